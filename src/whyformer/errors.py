@@ -1,0 +1,31 @@
+"""Errors that whyformer raises on purpose: each names the cause and the way out."""
+
+from __future__ import annotations
+
+
+class WhyformerError(Exception):
+    """Something the user can mend; the command line prints it without a traceback and exits with status 2."""
+
+
+class InputError(WhyformerError, ValueError):
+    """The input, the target or a setting is missing, malformed or out of range."""
+
+
+class ModelError(WhyformerError, ValueError):
+    """The model cannot be explained as it is (training mode, checkpointing, TorchScript, NaN weights ...)."""
+
+
+class MethodNotApplicable(WhyformerError, ValueError):  # noqa: N818 - reads better at the call site
+    """The method has no meaning on this model; the message names methods that do apply."""
+
+
+class UnknownOperation(WhyformerError, NotImplementedError):  # noqa: N818
+    """An operation carries relevance and the composite has no rule for it."""
+
+
+class LoadError(WhyformerError, OSError):
+    """A model, a processor or a file could not be loaded."""
+
+
+class MissingExtra(WhyformerError, ImportError):  # noqa: N818
+    """An optional dependency is not installed; the message names the extra."""

@@ -1,0 +1,270 @@
+"""Turn pictures, sentences or tensors into :class:`Inputs`, refusing bad ones before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+
+MAX_PIXELS = 64_000_000
+_ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
+_EXAMPLE = "Give processor= (AutoImageProcessor/AutoTokenizer.from_pretrained(...)), or tensors as the model's forward takes them"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is fed to the model, and what is known about its features.
+
+    Attributes:
+        args, kwargs: the arguments of the model's forward.
+        modality: "image", "text" or "tensor" (a sequence of vectors).
+        scored: position or name of the argument whose features get scores.
+        mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
+        special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    modality: str
+    scored: str | int
+    mask: Tensor | None = None
+    special: Tensor | None = None
+    tokens: list[list[str]] | None = None
+    offsets: list[list[tuple[int, int]]] | None = None
+    texts: list[str] | None = None
+    pictures: Tensor | None = None
+    fill_ids: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def tensor(self) -> Tensor:
+        """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids or ``[B, N, D]`` vectors."""
+        value = self.args[self.scored] if isinstance(self.scored, int) else self.kwargs[self.scored]
+        assert isinstance(value, Tensor)
+        return value
+
+    @property
+    def batch(self) -> int:
+        return int(self.tensor.shape[0])
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
+
+    @property
+    def feed(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, self.kwargs
+
+    def with_tensor(self, value: Tensor) -> Inputs:
+        """The same with another scored tensor; a batch k times as large repeats each other argument k times per sample."""
+        times = value.shape[0] // self.batch
+
+        def fit(other: Any) -> Any:
+            return other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
+
+        args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
+        kwargs = {k: value if k == self.scored else fit(v) for k, v in self.kwargs.items()}
+        return replace(
+            self, args=args, kwargs=kwargs,
+            mask=fit(self.mask), special=fit(self.special),
+        )  # fmt: skip
+
+    def select(self, rows: slice) -> Inputs:
+        """Some of the samples (what is only for display is left out)."""
+
+        def cut(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == self.batch else value
+
+        return Inputs(
+            tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()}, self.modality, self.scored,
+            cut(self.mask), cut(self.special), fill_ids=self.fill_ids,
+        )  # fmt: skip
+
+
+def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
+    """Make :class:`Inputs` out of tensors, pictures or sentences; moved to the model's device and dtype.
+
+    Raises:
+        InputError: empty, unreadable, too long (``truncate`` allows it), not finite, or of the wrong kind.
+    """
+    if isinstance(inputs, Inputs):
+        return inputs
+    if isinstance(inputs, str | Image.Image):
+        inputs = [inputs]
+    if isinstance(inputs, Sequence) and not isinstance(inputs, tuple) and len(inputs) == 0:
+        raise InputError("the list of inputs is empty")
+    if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
+        made = _from_texts(model, list(inputs), processor, truncate)
+    elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
+        made = _from_pictures(list(inputs), processor)
+    elif isinstance(inputs, Tensor):
+        made = _from_tensors((inputs,), {}, model, processor)
+    elif isinstance(inputs, Mapping):
+        made = _from_tensors((), dict(inputs), model, processor)
+    elif isinstance(inputs, tuple | list) and any(isinstance(i, Tensor) for i in inputs):
+        made = _from_tensors(tuple(inputs), {}, model, processor)
+    else:
+        raise InputError(
+            f"inputs must be a PIL image, a string, a list of one kind of these, a tensor or a mapping of tensors; got "
+            f"{type(inputs).__name__}"
+        )
+    return _move(made, model)
+
+
+def _move(made: Inputs, model: nn.Module) -> Inputs:
+    """To the model's device; pixels and vectors to its dtype; checked to be finite."""
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+    def move(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise InputError("the input holds NaN or infinity, so no explanation would mean anything; check the preprocessing")
+        # inference-mode tensors cannot enter a graph
+        value = value.clone() if value.is_inference() else value
+        return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
+
+    moved = replace(made, args=tuple(move(a) for a in made.args), kwargs={k: move(v) for k, v in made.kwargs.items()})
+    if moved.batch == 0:
+        raise InputError("the batch is empty")
+    extra = {n: getattr(moved, n).to(device) for n in ("mask", "special") if getattr(moved, n) is not None}
+    return replace(moved, **extra)
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------
+def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+    kwargs = {k: v for k, v in kwargs.items() if v is not None}
+    named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = [(n, t) for n, t in named if isinstance(t, Tensor)]
+    if not tensors:
+        raise InputError("no tensor among the inputs")
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.dim() in (4, 5):
+            return Inputs(args, kwargs, "image", name, pictures=_undo_normalisation(tensor, processor))
+    ids = next(((n, t) for n, t in tensors if n in _ID_NAMES and not t.is_floating_point() and t.dim() == 2), None)
+    ids = ids or next(((n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2), None)
+    if ids is not None:
+        name, tensor = ids
+        _check_vocabulary(tensor, model)
+        mask = kwargs.get("attention_mask")
+        mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
+        rows = None if tokenizer is None else [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor]
+        special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
+        return Inputs(args, kwargs, "text", name, mask, special, rows, fill_ids=_fill_ids(tokenizer))
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and tensor.dim() == 3:
+            return Inputs(args, kwargs, "tensor", name)
+    shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
+    raise InputError(
+        f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token ids [B, N] or vectors [B, N, D]; "
+        "an unbatched sample needs a leading axis of 1"
+    )
+
+
+def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if isinstance(size, int) and ids.numel() and (int(ids.max()) >= size or int(ids.min()) < 0):
+        raise InputError(f"token id {int(ids.max())} is outside the model's vocabulary of {size}: is this the model's own tokenizer?")
+
+
+# -- text --------------------------------------------------------------------------------------------------------
+def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool) -> Inputs:
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
+    for i, text in enumerate(texts):
+        if not text.strip():
+            raise InputError("the text is empty" if len(texts) == 1 else f"text number {i} is empty")
+    if len(texts) > 1 and tokenizer.pad_token is None:
+        raise InputError("this tokenizer has no padding token, so sentences of different length make no batch: set tokenizer.pad_token")
+    limit = _longest(model, tokenizer)
+    encoded = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, truncation=truncate, max_length=limit if truncate else None,
+                        return_offsets_mapping=bool(tokenizer.is_fast))  # fmt: skip
+    offsets = encoded.pop("offset_mapping", None)
+    ids = encoded["input_ids"]
+    if limit is not None and ids.shape[1] > limit:
+        raise InputError(f"the text has {ids.shape[1]} tokens and the model takes at most {limit}: shorten it, or allow truncation (truncate=True, --truncate)")
+    special = _special_tokens(ids, tokenizer)
+    if bool(special.all(1).any()):
+        raise InputError("the text holds no tokens the tokenizer knows")
+    mask = encoded.get("attention_mask")
+    return Inputs(
+        (), dict(encoded), "text", "input_ids",
+        None if mask is None else mask.bool(), special,
+        [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids],
+        None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets],
+        texts, fill_ids=_fill_ids(tokenizer),
+    )  # fmt: skip
+
+
+def _longest(model: nn.Module, tokenizer: Any) -> int | None:
+    """The most tokens the model takes: the smaller of what tokenizer and position embeddings say."""
+    config = getattr(model, "config", None)
+    limits = [n for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)) if n and 0 < n < 10**9]
+    offset = 0
+    if limits and getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
+        offset = (getattr(config, "pad_token_id", 1) or 0) + 1  # these count positions from padding_idx + 1
+        limits = [n - offset if n == getattr(config, "max_position_embeddings", None) else n for n in limits]
+    return min(limits) if limits else None
+
+
+def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
+    """[CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] stand for content."""
+    names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
+    found = [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
+    return torch.isin(ids, torch.tensor(found, dtype=ids.dtype)) if found else torch.zeros_like(ids, dtype=torch.bool)
+
+
+def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
+    """Ids that may stand for "nothing here" in perturbations."""
+    names = {"pad": "pad_token_id", "mask": "mask_token_id", "unk": "unk_token_id"}
+    return tuple((k, int(i)) for k, n in names.items() if isinstance(i := getattr(tokenizer, n, None), int))
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------
+def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
+    if processor is None:
+        raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
+    for picture in pictures:
+        if picture.width * picture.height > MAX_PIXELS:
+            raise InputError(f"the picture has {picture.width}×{picture.height} pixels; at most {MAX_PIXELS // 10**6} megapixels are taken: scale it down")
+        if 0 in picture.size:
+            raise InputError("the picture is empty")
+    rgb = [p.convert("RGB") for p in pictures]
+    if hasattr(processor, "image_processor"):
+        processor = processor.image_processor
+    if hasattr(processor, "preprocess"):
+        encoded = dict(processor(images=rgb, return_tensors="pt"))
+        pixels = encoded["pixel_values"]
+        return Inputs((), {"pixel_values": pixels}, "image", "pixel_values", pictures=_undo_normalisation(pixels, processor))
+    if not callable(processor):
+        raise InputError(f"processor must be a Hugging Face image processor or a function picture -> tensor, not {type(processor).__name__}")
+    made = [processor(p) for p in rgb]
+    if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
+        raise InputError("the processor must return a tensor [C, H, W] for a picture")
+    pixels = torch.stack(made)
+    return Inputs((pixels,), {}, "image", 0, pictures=_undo_normalisation(pixels, processor))
+
+
+def _undo_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
+    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture."""
+    if pixels.dim() != 4 or pixels.shape[1] not in (1, 3):
+        return None
+    shown = pixels.detach().float().cpu()
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    if mean is not None and std is not None and getattr(processor, "do_normalize", True):
+        column = (1, -1, 1, 1)
+        shown = shown * torch.tensor(std).reshape(column) + torch.tensor(mean).reshape(column)
+    elif float(shown.min()) < 0 or float(shown.max()) > 1:
+        low = shown.amin((1, 2, 3), keepdim=True)
+        shown = (shown - low) / (shown.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    rgb = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return (rgb * 255).round().clamp(0, 255).to(torch.uint8)

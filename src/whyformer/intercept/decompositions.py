@@ -1,0 +1,130 @@
+"""Composite operations, written out in the operations that have rules. Run with the interception on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whyformer.errors import UnknownOperation
+
+
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``torch.nn.functional.multi_head_attention_forward`` as linear, scaled_dot_product_attention, linear.
+
+    Inputs are ``[N, B, E]`` (or ``[N, E]``) as ``nn.MultiheadAttention`` hands them over.
+    """
+    if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
+        raise UnknownOperation(
+            "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys has extra keys that are no tokens; "
+            "whyformer cannot lay out its attention map"
+        )
+    batched = query.dim() == 3
+    q, k, v = (x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value))
+    if use_separate_proj_weight:
+        weights = [q_proj_weight, k_proj_weight, v_proj_weight]
+    else:
+        assert in_proj_weight is not None
+        weights = list(in_proj_weight.chunk(3))
+    biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
+    q, k, v = (functional.linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True))  # type: ignore[arg-type]
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+    mask = _merge_masks(attn_mask, key_padding_mask, q, num_heads)
+    if need_weights:
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+        maps = functional.softmax(scores if mask is None else scores + mask, dim=-1)
+        mixed = maps @ v
+    else:
+        maps = None
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    joined = functional.linear(mixed.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias)
+    joined = joined.transpose(0, 1) if batched else joined.squeeze(0)
+    if maps is None:
+        return joined, None
+    maps = maps.mean(1) if average_attn_weights else maps
+    return joined, maps if batched else maps.squeeze(0)
+
+
+def _merge_masks(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int) -> Tensor | None:
+    """Both masks as one additive ``[B, H, Q, K]`` mask."""
+
+    def additive(m: Tensor) -> Tensor:
+        if m.dtype != torch.bool:
+            return m.to(query.dtype)
+        return torch.zeros_like(m, dtype=query.dtype).masked_fill(m, float("-inf"))
+
+    merged = None
+    if mask is not None:
+        merged = additive(mask)
+        if merged.dim() == 3:
+            merged = merged.reshape(-1, heads, *merged.shape[1:]) if merged.shape[0] != 1 else merged[None]
+    if padding is not None:
+        columns = additive(padding)[..., None, None, :] if padding.dim() == 2 else additive(padding)
+        merged = columns if merged is None else merged + columns
+    return merged
+
+
+def affine_addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Tensor:
+    """``addmm`` of a layer (GPT-2's Conv1D) as the linear operation it is."""
+    if scales:
+        return scales.get("beta", 1) * bias + scales.get("alpha", 1) * (x @ weight)
+    if bias.dim() == 1 and not weight.requires_grad:
+        return functional.linear(x, weight.T, bias)
+    return x @ weight + bias
+
+
+def batched_addition(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``baddbmm`` as a product and a sum."""
+    return (left @ right) * alpha + bias * beta
+
+
+def bilinear(x: Tensor, y: Tensor, **_: Any) -> Tensor:
+    """``bmm`` and ``mm`` are ``matmul``."""
+    return torch.matmul(x, y)
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "multi_head_attention_forward": multi_head_attention,
+}
+# Needed only where relevance itself is carried; autograd handles these in the multiplier carrier.
+RELEVANCE_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "addmm": affine_addmm,
+    "baddbmm": batched_addition,
+    "bmm": bilinear,
+    "mm": bilinear,
+    "mv": bilinear,
+    "rmatmul": lambda x, y: torch.matmul(y, x),
+    "rdiv": lambda x, y: torch.mul(torch.reciprocal(x), y),
+    "addcmul": lambda x, a, b, *, value=1: x + value * a * b,
+    "lerp": lambda x, y, w: x + w * (y - x),
+}

@@ -1,0 +1,119 @@
+"""The registry of methods: at once the docs index, the command line's choices and the tests' parametrisation."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from whyformer.errors import InputError
+from whyformer.methods.task import Scores, Task
+
+Check = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method.
+
+    Attributes:
+        name: what ``explain(method=...)`` takes.
+        summary: one line.
+        family: "attention", "propagation", "gradient" or "perturbation".
+        level: level of its scores on pictures and on text, e.g. "patch or token", "pixel or token".
+        modality: "both", "image" or "text".
+        citation: where it was published.
+        settings: setting -> default.
+        class_specific: False if the scores do not depend on the target.
+        anywhere: True if it needs no attention over all tokens (so it also explains Swin).
+    """
+
+    name: str
+    summary: str
+    family: str
+    level: str
+    modality: str
+    citation: str
+    settings: dict[str, Any]
+    class_specific: bool
+    anywhere: bool
+    function: Callable[..., Scores] = field(repr=False)
+    checks: dict[str, tuple[str, Check]] = field(repr=False, default_factory=dict)
+
+    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Settings with defaults filled in; refuses unknown names and values out of range."""
+        for name in given:
+            if name not in self.settings:
+                close = difflib.get_close_matches(name, self.settings, 1)
+                hint = f" Did you mean '{close[0]}'?" if close else ""
+                valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
+                raise InputError(f"{self.name} has no setting '{name}'.{hint} Its settings and defaults: {valid}")
+        full = {**self.settings, **given}
+        for name, (wanted, check) in self.checks.items():
+            try:
+                good = check(full[name])
+            except (TypeError, ValueError):
+                good = False
+            if not good:
+                raise InputError(f"{self.name}: {name} must be {wanted}, not {full[name]!r} (default {self.settings[name]!r})")
+        return full
+
+
+METHODS: dict[str, Method] = {}
+
+
+def method(
+    summary: str,
+    *,
+    family: str,
+    citation: str,
+    level: str = "patch or token",
+    modality: str = "both",
+    class_specific: bool = True,
+    anywhere: bool = False,
+    name: str | None = None,
+    checks: dict[str, tuple[str, Check]] | None = None,
+) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
+    """Register a function ``(task, *, setting=default, ...) -> Scores`` under its own name."""
+
+    def register(function: Callable[..., Scores]) -> Callable[..., Scores]:
+        parameters = inspect.signature(function).parameters.values()
+        settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        title = name or function.__name__
+        METHODS[title] = Method(
+            title, summary, family, level, modality, citation, settings, class_specific, anywhere, function, checks or {}
+        )
+        return function
+
+    return register
+
+
+def find(name: str) -> Method:
+    """The method of that name, or an error that lists the names."""
+    if name in METHODS:
+        return METHODS[name]
+    close = difflib.get_close_matches(name, METHODS, 1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise InputError(f"there is no method '{name}'.{hint} Methods: {', '.join(sorted(METHODS))}")
+
+
+def methods() -> list[Method]:
+    """All methods, by name: summary, level, modality, citation, and settings with their defaults."""
+    return [METHODS[name] for name in sorted(METHODS)]
+
+
+def at_least(low: float) -> tuple[str, Check]:
+    """A check: a number from ``low`` up."""
+    return f"a number of at least {low}", lambda v: not isinstance(v, bool) and v >= low
+
+
+def one_of(*values: Any) -> tuple[str, Check]:
+    """A check: one of some values."""
+    return "one of " + ", ".join(map(repr, values)), lambda v: any(v == x and type(v) is type(x) for x in values)
+
+
+BLOCK = ("a block number (an integer; negative ones count from the last block)", lambda v: isinstance(v, int) and not isinstance(v, bool))
+OPTIONAL_BLOCK = ("None or a block number (an integer; negative ones count from the last block)", lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool)))
+FLAG = ("True or False", lambda v: isinstance(v, bool))

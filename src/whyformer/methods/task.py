@@ -1,0 +1,127 @@
+"""What a method is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer import views
+from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.inputs import Inputs
+from whyformer.intercept.mode import Plan
+from whyformer.intercept.record import Recording, record
+from whyformer.models.structure import find_blocks
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A method's result.
+
+    Attributes:
+        values: ``[B, N]`` one score for each token of the model (kind "sequence"), ``[B, N]`` one for each input token
+            ("token"), ``[B, H, W]`` ("pixel").
+        logits: ``[B, C]`` of the plain forward pass.
+    """
+
+    values: Tensor
+    logits: Tensor
+    kind: str = "sequence"
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to explain: a model, its inputs and the target, with what most methods need.
+
+    Attributes:
+        resolve: logits ``[B, C]`` -> target callable for these samples.
+        progress: wraps an iterable of long work; shows a bar where one is wanted.
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    resolve: Callable[[Tensor], Callable[[Tensor], Tensor]]
+    progress: Callable[..., Any]
+    method: str
+
+    def seed(self, logits: Tensor) -> Tensor:
+        """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
+        leaf = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.resolve(leaf.detach())(leaf)
+            if value.shape != leaf.shape[:1]:
+                raise InputError(f"the target must return one number a sample, shape [{leaf.shape[0]}], not {list(value.shape)}")
+            (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+        if seed is None:
+            raise InputError("the target does not depend on the logits")
+        return seed
+
+    def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
+        """The target's value of each sample, ``[B]``; ``like`` are the logits that decide which class is meant."""
+        target = self.resolve(logits if like is None else like)
+        return target(logits)
+
+    def record(self, plan: Plan, **options: Any) -> Recording:
+        """Record one forward pass of the inputs."""
+        return record(self.model, self.inputs.feed, plan, **options)
+
+    def forward(self, inputs: Inputs | None = None) -> Tensor:
+        """Logits of a plain forward pass, without gradients."""
+        from whyformer.models.structure import read_logits
+
+        args, kwargs = (inputs or self.inputs).feed
+        with torch.no_grad():
+            return read_logits(self.model(*args, **kwargs))
+
+    def block(self, number: int, name: str = "start_layer") -> int:
+        """A block number from 0, checked against the model before work starts."""
+        count = self.blocks()
+        if count and not -count <= number < count:
+            raise InputError(f"{self.method}: {name}={number} is outside the model, which has {count} blocks (0 to {count - 1})")
+        return number % count if count else number
+
+    def blocks(self) -> int:
+        """Number of blocks that the model lists (0 if it lists none)."""
+        return len(find_blocks(self.model))
+
+    # -- checks on what was seen -----------------------------------------------------------------------------
+    def refuse(self, reason: str) -> MethodNotApplicable:
+        """The error for a model on which this method has no meaning; names methods that do apply."""
+        from whyformer.methods.registry import METHODS
+
+        others = ", ".join(sorted(n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", self.inputs.modality)))
+        return MethodNotApplicable(f"{self.method} has no meaning on this model: {reason}. Methods that apply: {others}")
+
+    def global_maps(self, maps: dict[int, Tensor], tokens: int | None = None) -> list[Tensor]:
+        """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens."""
+        if not maps:
+            raise self.refuse("no attention was seen in its forward pass")
+        listed = [maps[i] for i in sorted(maps)]
+        batch = self.inputs.batch
+        n = tokens or listed[-1].shape[-1]
+        square = [m for m in listed if m.shape[-2:] == (n, n) and m.shape[0] == batch]
+        if len(square) == len(listed):
+            return square
+        if any(m.shape[0] != batch for m in listed) or len({m.shape[-1] for m in listed}) > 1:
+            raise self.refuse("its attention works in windows or at several resolutions, so there is no map over all tokens")
+        raise self.refuse(f"its attention maps ({list(listed[-1].shape[-2:])}) are not square over the {n} tokens (cross-attention)")
+
+
+def readout_row(gradient: Tensor) -> Tensor:
+    """``[B, N]`` which rows of the last block's output feed the logits, from the gradient ``[B, N, D]`` there.
+
+    The norm of each row's gradient, scaled to sum 1: one-hot for a CLS or last-token readout, even for a mean.
+    """
+    norms = gradient.double().norm(dim=-1) if gradient.dim() == 3 else gradient.double().abs()
+    total = norms.sum(-1, keepdim=True)
+    return torch.where(total > 0, norms / torch.where(total > 0, total, 1), 0).to(gradient.dtype)
+
+
+def rollout(row: Tensor, maps: list[Tensor], *, normalize_rows: bool = False, identity: bool = True) -> Tensor:
+    """See :func:`whyformer.views.carry`."""
+    return views.carry(row, maps, identity=identity, normalize_rows=normalize_rows)

@@ -1,0 +1,111 @@
+"""Load a model and its processor by name: bundled, a local folder, or a hub id. Never runs remote code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from whyformer.errors import InputError, LoadError
+
+BUNDLED = ("digits", "sst2")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode with its processor; ``modality`` is "image" or "text"."""
+
+    model: nn.Module
+    processor: Any
+    modality: str
+    name: str
+
+
+def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Loaded:
+    """Load a classifier.
+
+    Args:
+        name: ``"bundled:digits"``, ``"bundled:sst2"``, a folder that ``save_pretrained`` wrote, or a hub id
+            (``"owner/model"``; from the local cache if there is no network).
+        device: "cpu" (default) or "cuda".
+        dtype: float32 (default), float64, bfloat16 ...
+
+    Raises:
+        LoadError: missing folder or files, no network and nothing cached, not a classifier, only pickled weights.
+    """
+    import transformers
+
+    precision = _dtype(dtype)
+    place = _place(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        architectures = " ".join(getattr(config, "architectures", None) or [])
+        image = hasattr(config, "patch_size") or hasattr(config, "image_size") or "Image" in architectures
+        kind = transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
+        if "Image" not in architectures and "Sequence" not in architectures and "DeiT" not in architectures:
+            raise LoadError(
+                f"'{name}' is no classifier ({architectures or 'no architecture in its config'}); load it yourself and pass the module to explain()"
+            )
+        model = kind.from_pretrained(place, dtype=precision, use_safetensors=True, trust_remote_code=False)
+        if image:
+            processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", trust_remote_code=False)
+        else:
+            processor = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except LoadError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = "" if Path(place).is_dir() else " If there is no network, download it first or pass a local folder."
+        raise LoadError(f"cannot load '{name}': {first}{hint}") from error
+    if device is not None:
+        model = model.to(_device(device))
+    return Loaded(model.eval(), processor, "image" if image else "text", name)
+
+
+def _place(name: str) -> str:
+    if name.startswith("bundled:"):
+        short = name.removeprefix("bundled:")
+        if short not in BUNDLED:
+            raise LoadError(f"there is no bundled model '{short}'; bundled are {', '.join(f'bundled:{b}' for b in BUNDLED)}")
+        return str(resources.files("whyformer") / "bundled" / short)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise LoadError(f"the folder {name} has no config.json: it was not written by save_pretrained")
+        if not any(path.glob("*.safetensors")):
+            raise LoadError(f"the folder {name} has no .safetensors weights; pickled weights are not loaded (convert them with save_pretrained)")
+        return str(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name or any(c.isspace() for c in name):
+        raise LoadError(f"no such folder: {name}")
+    return name
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype is None:
+        return torch.float32
+    if dtype not in known:
+        raise InputError(f"dtype must be one of {', '.join(known)}, not {dtype!r}")
+    return known[dtype]
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"no device is called {device!r}; use 'cpu' or 'cuda'") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' was asked for, and this machine (or this build of torch) has none; use 'cpu'")
+    return chosen
+
+
+def model_card(name: str) -> dict[str, Any]:
+    """The config of a bundled model as a dict, for display."""
+    return json.loads((Path(_place(name)) / "config.json").read_text())

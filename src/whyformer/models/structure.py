@@ -1,0 +1,82 @@
+"""What is read off a model: its blocks, whether it may be explained, and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import ModelError
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of the model in order: the largest container whose children are all of one class.
+
+    Containers with several children come before those with one, so that a depth-1 model works too.
+    An empty list means that the model has no such container.
+    """
+    best: list[nn.Module] = []
+    best_rank = (False, 0)
+    for module in model.modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        children = list(module)
+        if not children or len({type(c) for c in children}) != 1 or not any(True for _ in children[0].children()):
+            continue
+        size = sum(p.numel() for c in children for p in c.parameters())
+        rank = (len(children) > 1, size)
+        if rank > best_rank:
+            best, best_rank = children, rank
+    return best
+
+
+def refuse_unfit(model: Any) -> None:
+    """Raise where an explanation would be wrong or impossible, before any work."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule) or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module instead")
+    if any(type(m).__name__ == "OptimizedModule" for m in model.modules()):
+        raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
+    if any(m.training for m in model.modules()):
+        raise ModelError("the model is in training mode, so dropout would make the explanation random: call model.eval() first")
+    for name, module in model.named_modules():
+        for flag in ("gradient_checkpointing", "grad_checkpointing"):
+            if getattr(module, flag, False) is True:
+                raise ModelError(
+                    f"activation checkpointing is on (module '{name or type(module).__name__}'), which hides operations: "
+                    "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
+                )
+
+
+def first_bad_parameter(model: nn.Module) -> str | None:
+    """Name of the first parameter that holds NaN or infinity."""
+    return next((n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
+
+
+def read_logits(output: Any) -> Tensor:
+    """``[B, C]`` logits out of whatever the model returns."""
+    logits = output
+    if isinstance(output, Mapping) or hasattr(output, "logits"):
+        logits = getattr(output, "logits", None)
+        if logits is None and isinstance(output, Mapping):
+            logits = output.get("logits", next((v for v in output.values() if isinstance(v, Tensor)), None))
+    elif isinstance(output, list | tuple):
+        logits = next((v for v in output if isinstance(v, Tensor)), None)
+    if not isinstance(logits, Tensor):
+        raise ModelError(f"the model returned {type(output).__name__} without logits; wrap it so that forward returns a tensor [batch, classes]")
+    if logits.dim() == 1:
+        logits = logits[:, None]
+    if logits.dim() != 2:
+        raise ModelError(
+            f"the model returned logits of shape {list(logits.shape)}; a classifier's [batch, classes] is needed. "
+            "For a model with per-token outputs, wrap it so that forward returns the position to explain"
+        )
+    return logits
+
+
+def sequence_first(model: nn.Module) -> bool:
+    """True where an ``nn.MultiheadAttention`` lays out tokens as ``[N, B, D]``."""
+    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules())

@@ -1,0 +1,142 @@
+"""What a relevance rule is, and how it is run: one recorded graph, two backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Grads = Sequence[Tensor | None]
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the denominator is 0 or so small that the quotient overflows.
+
+    Nothing is added to the denominator: a constant there shifts float64 results by up to 2e-3 in deep models.
+    """
+    tiny = torch.finfo(denominator.dtype).tiny
+    usable = denominator.abs() > tiny
+    return torch.where(usable, numerator / torch.where(usable, denominator, 1), 0)
+
+
+def unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
+    """Sum over the axes along which an operand of ``shape`` was broadcast."""
+    extra = value.dim() - len(shape)
+    if extra:
+        value = value.sum(tuple(range(extra)))
+    stretched = tuple(i for i, n in enumerate(shape) if n == 1 and value.shape[i] != 1)
+    return value.sum(stretched, keepdim=True) if stretched else value
+
+
+@dataclass
+class Pass:
+    """What a backward pass over one recorded graph carries, and its books.
+
+    Attributes:
+        relevance: False: ordinary gradients; True: relevance.
+        batch: number of samples B; sums that a rule takes over "the tensor" are taken per sample.
+        sequence_first: True where the model lays out tokens as ``[N, B, D]``.
+        ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
+    """
+
+    relevance: bool = False
+    batch: int = 1
+    sequence_first: bool = False
+    ledger: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def per_sample(self, value: Tensor) -> Tensor:
+        """Sum of each sample, ``[B]``."""
+        axis = self._batch_axis(value)
+        if axis:
+            value = value.transpose(0, axis)
+        return value.reshape(self.batch, -1).sum(-1)
+
+    def spread(self, factor: Tensor, like: Tensor) -> Tensor:
+        """A ``[B]`` factor, shaped to multiply ``like``."""
+        axis = self._batch_axis(like)
+        if like.shape[axis] != self.batch:  # windows of one sample lie next to each other
+            factor = factor.repeat_interleave(like.shape[axis] // self.batch)
+        return factor.reshape([-1 if i == axis else 1 for i in range(like.dim())])
+
+    def _batch_axis(self, value: Tensor) -> int:
+        if value.dim() < 2 or value.shape[1] != self.batch:
+            return 0
+        return 1 if (self.sequence_first and value.dim() == 3) or value.shape[0] % self.batch else 0
+
+    def record(self, name: str, arrived: Tensor, left: Sequence[Tensor | None]) -> None:
+        """Book one operation's relevance; differences are what it lost, made or gave to constants."""
+        books = self.ledger.setdefault(name, [torch.zeros(self.batch), torch.zeros(self.batch)])
+        books[0] = books[0] + self.per_sample(arrived.detach()).double().cpu()
+        for part in left:
+            if part is not None and part.dim():
+                books[1] = books[1] + self.per_sample(part).double().cpu()
+
+
+@dataclass
+class Call:
+    """One recorded operation: its tensor operands, its output, and which operands carry relevance."""
+
+    operands: tuple[Tensor, ...]
+    output: Tensor | None
+    needs: tuple[bool, ...]
+    compute: Callable[..., Tensor]
+    run: Pass
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one operation passes relevance back.
+
+    Attributes:
+        relevance: (call, R of the output) -> R of each operand (None for those that carry none).
+        gradient: the same for the ordinary gradient; None recomputes the operation under autograd.
+        keep_output: whether ``relevance`` reads the output.
+        books: enter the relevance in the ledger (off for operations that only pass it on).
+    """
+
+    name: str
+    relevance: Callable[[Call, Tensor], Grads]
+    gradient: Callable[[Call, Tensor], Grads] | None = None
+    keep_output: bool = False
+    books: bool = True
+
+
+class Ruled(torch.autograd.Function):
+    """Run an operation unchanged and send back its gradient or its relevance, as the :class:`Pass` says."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor) -> Tensor:
+        output = compute(*operands)
+        ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
+        ctx.save_for_backward(*operands, *([output] if rule.keep_output else []))
+        if any(output is operand for operand in operands):
+            output = output.view_as(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Any:
+        (flow,) = flows
+        rule: Rule = ctx.rule
+        saved = ctx.saved_tensors
+        operands, output = (saved[:-1], saved[-1]) if rule.keep_output else (saved, None)
+        call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
+        if ctx.run.relevance:
+            parts = rule.relevance(call, flow)
+            if rule.books:
+                ctx.run.record(rule.name, flow, parts)
+        else:
+            parts = (rule.gradient or recomputed_gradient)(call, flow)
+        return (None, None, None, None, *(p if need else None for p, need in zip(parts, call.needs, strict=True)))
+
+
+def recomputed_gradient(call: Call, flow: Tensor) -> Grads:
+    """The ordinary gradient, by running the operation once more under autograd."""
+    with torch.enable_grad():
+        leaves = [o.detach().requires_grad_(n) for o, n in zip(call.operands, call.needs, strict=True)]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(torch.autograd.grad(call.compute(*leaves), wanted, flow))
+    return [next(found) if need else None for need in call.needs]

@@ -1,0 +1,172 @@
+"""Relevance rules for linear layers and convolutions. I input width, O output width, M rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from whyformer.rules.core import Call, Grads, safe_divide
+
+
+def live_rows(flow: Tensor) -> Tensor | None:
+    """Indices of the rows of ``[M, O]`` that are not all zero, or None where most are alive.
+
+    Behind the last attention only the readout rows carry anything, so most of that block's products can be left out.
+    """
+    alive = flow.ne(0).any(-1)
+    count = int(alive.sum())
+    return alive.nonzero()[:, 0] if count * 2 <= flow.shape[0] else None
+
+
+def _by_rows(flow: Tensor, inputs: Sequence[Tensor], product: Callable[..., Tensor], width: int) -> Tensor:
+    """Apply ``product(flow, *inputs)`` on the live rows only; the others stay 0."""
+    lead = flow.shape[:-1]
+    flow = flow.reshape(-1, flow.shape[-1])
+    inputs = [i.reshape(-1, i.shape[-1]) for i in inputs]
+    rows = live_rows(flow)
+    if rows is None:
+        return product(flow, *inputs).reshape(*lead, width)
+    result = flow.new_zeros(flow.shape[0], width)
+    result[rows] = product(flow[rows], *(i[rows] for i in inputs))
+    return result.reshape(*lead, width)
+
+
+def linear_gradient(call: Call, flow: Tensor) -> Grads:
+    """flow · W."""
+    weight = call.operands[1]
+    back = _by_rows(flow, (), lambda f: f @ weight, weight.shape[1])
+    return [back, *(None for _ in call.operands[1:])]
+
+
+def _positive_share(total: Tensor, magnitude: Tensor) -> Tensor:
+    """(Σ z + Σ |z|) / 2 = the sum of the positive z; cancellation noise counts as 0."""
+    noise = 8 * torch.finfo(total.dtype).eps
+    share = total.add(magnitude).div_(2)
+    return share.masked_fill_(share <= magnitude * noise, 0)
+
+
+def linear_alpha_beta(alpha: float = 1.0) -> Callable[[Call, Tensor], Grads]:
+    """αβ rule with one shared denominator (TA Eq. 5 for α = 1; β = α − 1; the bias takes no relevance).
+
+    R_j = α Σ_o (x_j W_oj)⁺ / Σ_j' (x_j' W_oj')⁺ R_o − β Σ_o (x_j W_oj)⁻ / Σ_j' (x_j' W_oj')⁻ R_o, with
+    Σ(xW)⁺ = (Σ xW + Σ |x||W|) / 2: one matrix product forward and two backward instead of eight.
+    """
+
+    def rule(call: Call, relevance: Tensor) -> Grads:
+        x, weight, *bias = call.operands
+        if call.output is None:
+            raise ValueError("the αβ rule reads the output")
+        size = weight.abs()
+        shift = bias[0] if bias else None
+
+        def product(r: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            total = y if shift is None else y - shift
+            width = x.abs()
+            magnitude = width @ size.T
+            s = safe_divide(r, _positive_share(total, magnitude))
+            back = (x * (s @ weight) + width * (s @ size)) * (alpha / 2)
+            if alpha != 1:
+                s = safe_divide(r, _positive_share(-total, magnitude))
+                back -= (width * (s @ size) - x * (s @ weight)) * ((alpha - 1) / 2)
+            return back
+
+        parts = _by_rows(relevance, (x, call.output), product, weight.shape[1])
+        return [parts, *(None for _ in call.operands[1:])]
+
+    return rule
+
+
+def linear_separate(call: Call, relevance: Tensor) -> Grads:
+    """The published "full LRP" linear rule: the (+,+) and the (−,−) products each have their own denominator.
+
+    R = x⁺ ⊙ (R/Z₁) W⁺ + x⁻ ⊙ (R/Z₂) W⁻ with Z₁ = x⁺W⁺, Z₂ = x⁻W⁻, so that ΣR can double (methods.md §1.2, §8 #8).
+    """
+    x, weight = call.operands[:2]
+    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+
+    def product(r: Tensor, x: Tensor) -> Tensor:
+        up, down = x.clamp(min=0), x.clamp(max=0)
+        return up * (safe_divide(r, up @ plus.T) @ plus) + down * (safe_divide(r, down @ minus.T) @ minus)
+
+    parts = _by_rows(relevance, (x,), product, weight.shape[1])
+    return [parts, *(None for _ in call.operands[1:])]
+
+
+def linear_epsilon(epsilon: float = 1e-6) -> Callable[[Call, Tensor], Grads]:
+    """ε rule: R_j = x_j Σ_o W_oj R_o / (y_o + ε · sign(y_o)); the bias takes its share (Bach et al. 2015)."""
+
+    def rule(call: Call, relevance: Tensor) -> Grads:
+        x, weight = call.operands[:2]
+        if call.output is None:
+            raise ValueError("the ε rule reads the output")
+
+        def product(r: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            return x * (safe_divide(r, y + epsilon * torch.where(y < 0, -1.0, 1.0).to(y.dtype)) @ weight)
+
+        parts = _by_rows(relevance, (x, call.output), product, weight.shape[1])
+        return [parts, *(None for _ in call.operands[1:])]
+
+    return rule
+
+
+def linear_gamma(gamma: float = 0.25) -> Callable[[Call, Tensor], Grads]:
+    """Generalised γ rule: R_j = Σ_o (z_oj + γ z_oj^s) / Σ (…) R_o, s the sign of y_o (no bias), for inputs of any sign."""
+
+    def rule(call: Call, relevance: Tensor) -> Grads:
+        x, weight, *bias = call.operands
+        size = weight.abs()
+
+        def product(r: Tensor, x: Tensor) -> Tensor:
+            total, magnitude = x @ weight.T, x.abs() @ size.T
+            sign = torch.where(total < 0, -1.0, 1.0).to(x.dtype)
+            # z + γ z^s = (1 + γ/2) z + s γ/2 |z|, so that the denominator never crosses 0
+            s = safe_divide(r, (1 + gamma / 2) * total + sign * (gamma / 2) * magnitude)
+            return x * ((1 + gamma / 2) * s @ weight) + x.abs() * ((gamma / 2) * (s * sign) @ size)
+
+        parts = _by_rows(relevance, (x,), product, weight.shape[1])
+        return [parts, *(None for _ in call.operands[1:])]
+
+    return rule
+
+
+def _convolve_back(flow: Tensor, weight: Tensor, call: Call) -> Tensor:
+    shape = call.operands[0].shape
+    options = {name: call.info[name] for name in ("stride", "padding", "dilation", "groups")}
+    gradient = {3: torch.nn.grad.conv1d_input, 4: torch.nn.grad.conv2d_input, 5: torch.nn.grad.conv3d_input}
+    return gradient[flow.dim()](shape, weight, flow, **options)
+
+
+def _convolve(x: Tensor, weight: Tensor, call: Call) -> Tensor:
+    options = {name: call.info[name] for name in ("stride", "padding", "dilation", "groups")}
+    convolution = {3: torch.nn.functional.conv1d, 4: torch.nn.functional.conv2d, 5: torch.nn.functional.conv3d}
+    return convolution[x.dim()](x, weight, None, **options)
+
+
+def convolution_z_box(call: Call, relevance: Tensor) -> Grads:
+    """z^B rule of the input layer (Montavon et al. 2017): the box [l, h] is each sample's own range of pixel values.
+
+    R = x ⊙ Cᵀ(S, W) − l · Cᵀ(S, W⁺) − h · Cᵀ(S, W⁻), S = R / (C(x, W) − C(l, W⁺) − C(h, W⁻)); no bias.
+    """
+    x, weight = call.operands[:2]
+    flat = x.flatten(1)
+    lead = [-1] + [1] * (x.dim() - 1)
+    low = flat.amin(1).reshape(lead).expand_as(x)
+    high = flat.amax(1).reshape(lead).expand_as(x)
+    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+    z = _convolve(x, weight, call) - _convolve(low, plus, call) - _convolve(high, minus, call)
+    s = safe_divide(relevance, z)
+    back = x * _convolve_back(s, weight, call)
+    back = back - low * _convolve_back(s, plus, call) - high * _convolve_back(s, minus, call)
+    return [back, *(None for _ in call.operands[1:])]
+
+
+def convolution_alpha_beta(call: Call, relevance: Tensor) -> Grads:
+    """αβ rule with α = 1 and one shared denominator, as :func:`linear_alpha_beta`."""
+    x, weight = call.operands[:2]
+    size = weight.abs()
+    share = _positive_share(_convolve(x, weight, call), _convolve(x.abs(), size, call))
+    s = safe_divide(relevance, share)
+    back = (x * _convolve_back(s, weight, call) + x.abs() * _convolve_back(s, size, call)) / 2
+    return [back, *(None for _ in call.operands[1:])]

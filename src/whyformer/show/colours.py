@@ -1,0 +1,127 @@
+"""Scores to colours. The scaling here is for the eye alone: it never changes a score that is kept or measured.
+
+A map is divided by its own largest |score|. Scores that are all non-negative get a sequential map, 0 to max; scores
+with a sign get a diverging one, -max to max, with 0 in the middle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whyformer.errors import InputError
+
+Array = NDArray[Any]
+
+POSITIVE = (222, 94, 12)
+NEGATIVE = (34, 108, 190)
+PAPER = (255, 255, 255)
+ALL_ZERO = "all scores are 0"
+# A float32 sum that should be 0 may come out slightly below it; that alone must not turn the map into a signed one.
+_NOISE = 1e-6
+
+SEQUENTIAL = "inferno"
+DIVERGING = "blue-orange"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How one map's scores become colours.
+
+    Attributes:
+        limit: the score drawn in full colour, max |score|; 0 where every score is 0.
+        signed: whether some scores are negative, so that the scale runs from -limit to limit.
+    """
+
+    limit: float
+    signed: bool
+
+    @property
+    def note(self) -> str | None:
+        """What to tell the reader where there is nothing to draw."""
+        return ALL_ZERO if self.limit == 0 else None
+
+    def unit(self, scores: Array) -> Array:
+        """Scores divided by ``limit``: 0 to 1, or -1 to 1 where signed; all 0 where the limit is 0."""
+        scores = np.asarray(scores, dtype=np.float64)
+        if self.limit == 0:
+            return np.zeros_like(scores)
+        return np.clip(scores / self.limit, -1.0 if self.signed else 0.0, 1.0)
+
+
+def scale(scores: Array) -> Scale:
+    """The scale of one map of scores (any shape)."""
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.size == 0:
+        return Scale(0.0, False)
+    limit = float(np.abs(scores).max())
+    return Scale(limit, bool(scores.min() < -_NOISE * limit))
+
+
+def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
+    """Colours, ``[..., 3]`` in 0..1, of scores that :meth:`Scale.unit` brought to 0..1 or (signed) -1..1.
+
+    Args:
+        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default "inferno", or blue-white-orange
+            for signed scores. Both are perceptually uniform and safe for the colour-blind.
+    """
+    position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
+    table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
+    return table[np.rint(position * (len(table) - 1)).astype(int)]
+
+
+@cache
+def lookup(cmap: str) -> Array:
+    """The 256 colours ``[256, 3]`` of a colour map, in 0..1."""
+    if cmap == DIVERGING:
+        below, above = mix(NEGATIVE, np.linspace(1, 0, 128)), mix(POSITIVE, np.linspace(0, 1, 128))
+        return np.concatenate([below, above])
+    import matplotlib
+
+    if cmap not in matplotlib.colormaps:
+        raise InputError(f"unknown colour map {cmap!r}: use {SEQUENTIAL!r}, {DIVERGING!r}, 'viridis', 'cividis', 'jet' ...")
+    return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
+
+
+def tint(unit: float, strength: float = 1.0) -> tuple[int, int, int]:
+    """Paper white for 0, towards orange for 1 and towards blue for -1, as bytes: the background of a word."""
+    ink = POSITIVE if unit >= 0 else NEGATIVE
+    rgb = np.rint(mix(ink, np.array([min(1.0, abs(unit)) * strength]))[0] * 255).astype(int).tolist()
+    return (rgb[0], rgb[1], rgb[2])
+
+
+def mix(ink: tuple[int, int, int], amount: Array) -> Array:
+    """Colours in 0..1 between paper white (0) and an ink (1), in equal perceptual steps (straight lines in OKLab)."""
+    ends = _to_oklab(np.array([PAPER, ink]) / 255)
+    return _from_oklab(ends[0] + np.asarray(amount)[..., None] * (ends[1] - ends[0]))
+
+
+# OKLab (B. Ottosson, 2020): linear sRGB -> cone response -> cube root -> lightness and two colour axes.
+_CONES = np.array(
+    [
+        [0.4122214708, 0.5363325363, 0.0514459929],
+        [0.2119034982, 0.6806995451, 0.1073969566],
+        [0.0883024619, 0.2817188376, 0.6299787005],
+    ]
+)
+_LAB = np.array(
+    [
+        [0.2104542553, 0.7936177850, -0.0040720468],
+        [1.9779984951, -2.4285922050, 0.4505937099],
+        [0.0259040371, 0.7827717662, -0.8086757660],
+    ]
+)
+
+
+def _to_oklab(srgb: Array) -> Array:
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    return np.cbrt(linear @ _CONES.T) @ _LAB.T
+
+
+def _from_oklab(lab: Array) -> Array:
+    linear = np.clip((lab @ np.linalg.inv(_LAB).T) ** 3 @ np.linalg.inv(_CONES).T, 0, 1)
+    return np.clip(np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055), 0, 1)
