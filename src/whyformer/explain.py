@@ -76,7 +76,7 @@ def explain(
         scores = chosen.function(task, **full)
     explanation = _finish(scores, prepared, resolver, method, full, labels, multi_label)
     if not chosen.class_specific:
-        explanation.diagnostics["class_specific"] = False
+        explanation.diagnostics.setdefault("class_specific", False)
     return explanation
 
 

@@ -63,6 +63,23 @@ class AttentionCall:
 
 
 @dataclass
+class Projection:
+    """The output projection W_O of an attention and, in post-norm models, the normalisation after its residual sum.
+
+    Attributes:
+        weight: ``[D, H·d]``; bias ``[D]`` or None.
+        norm_weight, norm_input, norm_eps: γ, the summed vectors ``[B, N, D]`` and ε; None in pre-norm models.
+    """
+
+    index: int
+    weight: Tensor
+    bias: Tensor | None
+    norm_weight: Tensor | None = None
+    norm_input: Tensor | None = None
+    norm_eps: float = 0.0
+
+
+@dataclass
 class Plan:
     """What one recorded forward pass is for.
 
@@ -72,6 +89,8 @@ class Plan:
         watch: called with each :class:`AttentionCall` in the forward pass.
         observe: called in each backward pass with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
         edit_value: called with (attention index, value) and returns the value to use instead.
+        project: called with the :class:`Projection` of each attention's output.
+        features: blocks whose first normalisation (if it comes before the attention; else whose input) is a root.
     """
 
     composite: Composite
@@ -79,7 +98,8 @@ class Plan:
     watch: Callable[[AttentionCall], None] | None = None
     observe: Callable[[int, Tensor, Tensor], None] | None = None
     edit_value: Callable[[int, Tensor], Tensor] | None = None
-    on_linear: Callable[[Tensor, Tensor, Tensor | None], None] | None = None
+    project: Callable[[Projection], None] | None = None
+    features: tuple[int, ...] = ()
 
 
 @dataclass
@@ -95,6 +115,10 @@ class Interception(TorchFunctionMode):
     attentions: int = 0
     block: int | None = None
     convolution_grid: tuple[int, ...] | None = None
+    attention_blocks: list[int | None] = field(default_factory=list)
+    norm_before: int | None = None
+    block_input: Tensor | None = None
+    projections: dict[int, Projection] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -121,10 +145,15 @@ class Interception(TorchFunctionMode):
         if name in DECOMPOSITIONS:
             with self:
                 return DECOMPOSITIONS[name](*args, **kwargs)
+        attention = None
         if name == "scaled_dot_product_attention":
-            return self._fused_attention(func, *self._own_only(args, kwargs))
-        if name == "matmul" and _is_map(args[0]):
-            return self._written_attention(func, *self._own_only(args, kwargs))
+            attention = self._fused_attention
+        elif name in ("matmul", "bmm") and _is_map(args[0]):
+            attention = self._written_attention
+        if attention is not None:
+            mixed = attention(func, *self._own_only(args, kwargs))
+            mixed._whyformer_mixed = ("mixed", self.attentions - 1)
+            return mixed
         if not self._carries(args, kwargs):
             with torch.no_grad():
                 result = func(*args, **kwargs)
@@ -136,8 +165,6 @@ class Interception(TorchFunctionMode):
     def _carried(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         composite = self.plan.composite
         self._refuse_hidden_graphs(args)
-        if name == "linear" and self.plan.on_linear is not None:
-            self.plan.on_linear(args[0], args[1], None)
         if composite.carrier == "multiplier":
             if name in composite.rules:
                 return composite.rules[name](func, args, kwargs)
@@ -319,7 +346,7 @@ class Interception(TorchFunctionMode):
             attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
         )  # fmt: skip
         q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
-        index, self.attentions = self.attentions, self.attentions + 1
+        index = self._count_attention()
         if self.plan.edit_value is not None:
             v = self.plan.edit_value(index, v)
         scale = q.shape[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
@@ -354,7 +381,7 @@ class Interception(TorchFunctionMode):
     def _written_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A·V of an attention whose map the model computed itself; A is observed on its way."""
         weights, v = args[:2]
-        index, self.attentions = self.attentions, self.attentions + 1
+        index = self._count_attention()
         begin = self.plan.first == index
         if self.plan.edit_value is not None:
             v = self.plan.edit_value(index, v)
@@ -375,6 +402,14 @@ class Interception(TorchFunctionMode):
             self.plan.watch(call)
         return output
 
+    def _count_attention(self) -> int:
+        index, self.attentions = self.attentions, self.attentions + 1
+        self.attention_blocks.append(self.block)
+        if self.block in self.plan.features and self.norm_before != self.block and self.block_input is not None:
+            self.add_root(self.block_input)  # post-norm block: nothing is normalised before its attention
+            self.block_input = None
+        return index
+
     # -- notes taken on the way ------------------------------------------------------------------------------
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Mark attention maps, and remember the grid of the first convolution."""
@@ -387,7 +422,31 @@ class Interception(TorchFunctionMode):
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif name == "conv2d" and self.convolution_grid is None:
             self.convolution_grid = tuple(result.shape[-2:])
+        elif name in ops.NORMS and self.block is not None and self.block not in self.attention_blocks and self.norm_before != self.block:
+            self.norm_before = self.block
+            if self.block in self.plan.features:
+                self.add_root(result)
+        if self.plan.project is not None:
+            self._follow_mixture(name, args, kwargs, result)
         return result
+
+    def _follow_mixture(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow an attention's output to the layer that projects it, and on to a post-norm after the residual sum."""
+        source = next((a for a in _tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
+        if source is None or not isinstance(result, Tensor):
+            return
+        stage, index = source._whyformer_mixed  # type: ignore[attr-defined]
+        if stage == "mixed" and name in ("linear", "addmm"):
+            weight, bias = (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
+            self.projections[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
+            result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
+        elif name in ops.VIEWS or (stage == "projected" and name == "add"):
+            result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
+        elif stage == "summed" and name == "layer_norm" and self.norm_before != self.attention_blocks[index]:
+            a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
+            projection = self.projections[index]
+            weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
+            projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
 
 
 def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:

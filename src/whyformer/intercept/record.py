@@ -67,6 +67,11 @@ class Recording:
     def attentions(self) -> int:
         return self.mode.attentions
 
+    def in_blocks(self, maps: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Without the maps of attentions outside all blocks (pooling heads)."""
+        places = self.mode.attention_blocks
+        return {i: m for i, m in maps.items() if places[i] is not None} if any(p is not None for p in places) else maps
+
     def backward(self, seed: Tensor, *, relevance: bool = False, keep: bool = False) -> list[Tensor]:
         """Send ``seed`` ``[B, C]`` back from the logits to the roots.
 
@@ -99,6 +104,7 @@ def record(
     *,
     root: str | None = None,
     root_input: str | int | None = None,
+    root_value: Tensor | None = None,
     keep_inputs: bool = False,
     keep_calls: bool = False,
 ) -> Recording:
@@ -108,6 +114,7 @@ def record(
         feed: (args, kwargs) of the model's forward.
         root: where the graph begins: "input" (the tensor named by ``root_input``), "embedding" (what enters the first
             block), "output" (what leaves the last block), or None (at the plan's first attention, or nowhere).
+        root_value: feed this to the root instead of its own value (a point on a path, a noisy copy).
         keep_inputs: keep each block's input (detached from nothing: part of the graph).
         keep_calls: keep each block's module, arguments and output.
 
@@ -120,18 +127,22 @@ def record(
     recording = Recording(model, mode, run, plan)
     if root == "input":
         place: Any = args if isinstance(root_input, int) else kwargs
-        place[root_input] = mode.add_root(place[root_input].detach().clone().requires_grad_())
+        place[root_input] = mode.add_root((place[root_input] if root_value is None else root_value).detach().clone().requires_grad_())
     blocks = find_blocks(model)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
             "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so the "
             "input of the first block is unknown; put the blocks into an nn.ModuleList"
         )
-    gradient = torch.enable_grad() if plan.first is not None or root is not None else torch.no_grad()
+    graph = plan.first is not None or root is not None or bool(plan.features)
+    gradient = torch.enable_grad() if graph else torch.no_grad()
     first = next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None)
     run.batch = int(first.shape[0]) if first is not None and first.dim() else 1
-    with torch.inference_mode(False), _hooks(model, blocks, recording, root, keep_inputs, keep_calls), gradient, mode:
+    with torch.inference_mode(False), _hooks(model, blocks, recording, root, root_value, keep_inputs, keep_calls), gradient, mode:
         output = model(*args, **kwargs)
+    if plan.project is not None:
+        for projection in mode.projections.values():
+            plan.project(projection)
     recording.logits = read_logits(output)
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
@@ -143,7 +154,13 @@ def record(
 
 @contextlib.contextmanager
 def _hooks(
-    model: nn.Module, blocks: list[nn.Module], recording: Recording, root: str | None, keep_inputs: bool, keep_calls: bool
+    model: nn.Module,
+    blocks: list[nn.Module],
+    recording: Recording,
+    root: str | None,
+    root_value: Tensor | None,
+    keep_inputs: bool,
+    keep_calls: bool,
 ) -> Iterator[None]:
     """Hooks for the length of one run, deaf to other threads: canonical modules, block boundaries, taps."""
     mode, thread = recording.mode, threading.get_ident()
@@ -159,8 +176,14 @@ def _hooks(
         if hidden is None:
             return None
         if root == "embedding" and mode.block == 0:
-            hidden = mode.add_root(hidden.detach().requires_grad_())
+            hidden = mode.add_root((hidden if root_value is None else root_value).detach().clone().requires_grad_())
             args, kwargs = _replace(args, kwargs, name, hidden)
+        elif mode.block in recording.plan.features:
+            if not hidden.requires_grad:
+                hidden = hidden.detach().requires_grad_()
+                mode.own.add(id(hidden))
+                args, kwargs = _replace(args, kwargs, name, hidden)
+            mode.block_input = hidden
         elif recording.plan.composite.carrier == "relevance" and hidden.requires_grad:
             hidden = Tap.apply(hidden, _account(recording, mode.block))
             args, kwargs = _replace(args, kwargs, name, hidden)

@@ -1,0 +1,149 @@
+"""Layer-wise relevance propagation: full, partial, and the conservative variants of Ali et al."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whyformer.composites import LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
+from whyformer.intercept.mode import Plan
+from whyformer.methods.gradients import explain_root, multiply
+from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
+from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.transformer_attribution import conservation
+
+_RULE_CHECKS = {
+    "rule": one_of("shared", *LINEAR_RULES),
+    "alpha": at_least(1),
+    "epsilon": at_least(0),
+    "gamma": at_least(0),
+}
+
+
+def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
+    """"shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
+    return deep_taylor(alpha) if rule == "shared" else layerwise(rule, alpha=alpha, epsilon=epsilon, gamma=gamma)
+
+
+@method(
+    "relevance of the logit, propagated to every pixel or token embedding",
+    family="propagation",
+    level="pixel or token",
+    citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
+    anywhere=True,
+    checks=_RULE_CHECKS,
+)
+def lrp(task: Task, *, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25) -> Scores:
+    """R of the model's input: pixels (summed over channels, z^B rule at the patch embedding) or what enters the first
+    block (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
+
+    Args:
+        rule: rule of linear layers. "separate": the published baseline, whose (+,+) and (−,−) products have their own
+            denominators (relevance can double in a layer, see ``diagnostics["conservation"]``); "shared": the rules of
+            Transformer Attribution (one denominator, normalised add); "alpha_beta", "epsilon", "gamma": that rule in
+            linear layers with the plain add rule.
+        alpha: α of "shared" and "alpha_beta" (β = α − 1).
+        epsilon: ε of "epsilon", with the sign of the denominator.
+        gamma: γ of "gamma".
+
+    Under the plain add rule single values may explode where a residual sum cancels (paper, Eq. 8–9).
+    """
+    recording, (flow,) = explain_root(task, _composite(rule, alpha, epsilon, gamma), relevance=True)
+    seed = task.seed(recording.logits)
+    values, kind = (flow.sum(1), "pixel") if task.inputs.modality == "image" else (flow.sum(-1), "token")
+    return Scores(values, recording.logits, kind, conservation(recording, seed))
+
+
+@method(
+    "relevance of the last block's attention (the propagation stops there)",
+    family="propagation",
+    citation="Voita et al. 2019 in the form of the CVPR 2021 baseline",
+    checks={"block": BLOCK, **_RULE_CHECKS},
+)
+def partial_lrp(
+    task: Task, *, block: int = -1, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25
+) -> Scores:
+    """mean_h (R of A_b)⁺, the readout row; nothing below that block is computed twice.
+
+    Args:
+        block: the block; negative numbers count from the last.
+        rule, alpha, epsilon, gamma: as for ``lrp``.
+    """
+    first = task.block(block, "block")
+    maps: dict[int, Tensor] = {}
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if recording.run.relevance and index == first:
+            maps[index] = flow.clamp(min=0).mean(1)
+
+    recording = task.record(Plan(_composite(rule, alpha, epsilon, gamma), first=first, observe=observe))
+    if not recording.attentions:
+        raise task.refuse("no attention was seen in its forward pass")
+    seed = task.seed(recording.logits)
+    recording.backward(seed, keep=True)
+    if recording.readout is None:
+        raise task.refuse("the output of its last block is unknown or does not reach the logits")
+    row = readout_row(recording.readout)
+    recording.backward(seed, relevance=True)
+    (fused,) = task.global_maps(maps, row.shape[-1])
+    values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
+    return Scores(values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid)
+
+
+_ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"
+
+
+def _conservative(task: Task, heads: bool, norms: bool, secant: bool) -> Scores:
+    recording, (flow,) = explain_root(task, conservative(heads, norms, secant))
+    return multiply(task, recording, flow)
+
+
+@method(
+    "gradient × input with attention probabilities held constant",
+    family="propagation",
+    level="pixel or token",
+    citation=_ALI,
+    anywhere=True,
+    checks={"secant": FLAG},
+)
+def lrp_ah(task: Task, *, secant: bool = False) -> Scores:
+    """LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.
+
+    Args:
+        secant: also replace the slope g'(x) of activations by g(x)/x.
+    """
+    return _conservative(task, True, False, secant)
+
+
+@method(
+    "gradient × input with LayerNorm's standard deviation held constant",
+    family="propagation",
+    level="pixel or token",
+    citation=_ALI,
+    anywhere=True,
+    checks={"secant": FLAG},
+)
+def lrp_ln(task: Task, *, secant: bool = False) -> Scores:
+    """LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.
+
+    Args:
+        secant: also replace the slope g'(x) of activations by g(x)/x.
+    """
+    return _conservative(task, False, True, secant)
+
+
+@method(
+    "gradient × input with attention and LayerNorm's deviation held constant",
+    family="propagation",
+    level="pixel or token",
+    citation=_ALI,
+    anywhere=True,
+    checks={"secant": FLAG},
+)
+def lrp_ah_ln(task: Task, *, secant: bool = False) -> Scores:
+    """LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases (methods.md §8 #21).
+
+    Args:
+        secant: also replace the slope g'(x) of activations by g(x)/x.
+    """
+    return _conservative(task, True, True, secant)
