@@ -98,6 +98,7 @@ def _common(linear_rule: Rule, add_rule: Rule, product: Rule) -> dict[str, Any]:
     return {
         **{name: same for name in ops.ACTIVATIONS | ops.NORMS | {"softmax", "neg", "div", "batch_norm"}},
         **{name: weighted for name in ("mean", "sum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "cumsum", "einsum")},
+        "gelu": Rule("identity", elementary.identity, elementary.gelu_gradient, books=False),
         "linear": linear_rule,
         "add": add_rule,
         "sub": add_rule,

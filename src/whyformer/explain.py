@@ -74,7 +74,7 @@ def explain(
     # a user's surrounding no_grad or inference_mode must not change the result
     with torch.inference_mode(False):
         scores = chosen.function(task, **full)
-    explanation = _finish(scores, prepared, resolver, method, full, labels, multi_label)
+    explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
     if not chosen.class_specific:
         explanation.diagnostics.setdefault("class_specific", False)
     return explanation

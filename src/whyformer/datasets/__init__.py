@@ -1,7 +1,40 @@
-"""Data with known answers, to check explanations against."""
+"""Data with known answers, to check explanations against: digit scenes, and readers of the field's own formats."""
 
 from __future__ import annotations
 
+from whyformer.datasets.imagenet import class_folders, imagenet_samples, imagenet_validation
+from whyformer.datasets.masks import imagenet_segmentation, indexed_masks, oxford_pets, scene_objects
+from whyformer.datasets.mnist import mnist
+from whyformer.datasets.opening import open_pictures, open_texts
+from whyformer.datasets.samples import LayoutError, Picture, Text, Texts
+from whyformer.datasets.saved import saved_pictures, saved_texts
 from whyformer.datasets.scenes import Scene, digit_scenes, split_indices
+from whyformer.datasets.texts import bace, eraser, imdb, meld, sst2, tweeteval
 
-__all__ = ["Scene", "digit_scenes", "split_indices"]
+__all__ = [
+    "LayoutError",
+    "Picture",
+    "Scene",
+    "Text",
+    "Texts",
+    "bace",
+    "class_folders",
+    "digit_scenes",
+    "eraser",
+    "imagenet_samples",
+    "imagenet_segmentation",
+    "imagenet_validation",
+    "imdb",
+    "indexed_masks",
+    "meld",
+    "mnist",
+    "open_pictures",
+    "open_texts",
+    "oxford_pets",
+    "saved_pictures",
+    "saved_texts",
+    "scene_objects",
+    "split_indices",
+    "sst2",
+    "tweeteval",
+]

@@ -20,7 +20,7 @@ __all__ = ["Scene", "digit_scenes", "split_indices"]
 SIDE = 112
 """Width and height of a scene in pixels."""
 
-SMALLEST, LARGEST = 26, 40
+SMALLEST, LARGEST = 28, 40
 """Bounds of the height of a digit in pixels."""
 
 Split = Literal["train", "test"]

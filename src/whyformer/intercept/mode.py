@@ -20,7 +20,7 @@ from whyformer.errors import ModelError, UnknownOperation
 from whyformer.intercept import operations as ops
 from whyformer.intercept.decompositions import DECOMPOSITIONS, RELEVANCE_DECOMPOSITIONS
 from whyformer.rules import elementary
-from whyformer.rules.attention import attention_gradient
+from whyformer.rules.attention import attention_gradient, masked_softmax
 from whyformer.rules.core import Call, Pass, Rule, Ruled
 
 _PLAIN_ATTENTION = Rule("attention", lambda call, r: (_ for _ in ()).throw(RuntimeError("gradient only")), attention_gradient)
@@ -37,7 +37,6 @@ class AttentionCall:
         block: index of the block it lies in, or None outside all blocks (a pooling head).
         query, key: ``[B, H, N, d]``, None where the model computes its map itself (eager attention).
         value: ``[B, H, K, d]``.
-        output: ``[B, H, Q, d]``.
     """
 
     index: int
@@ -45,21 +44,16 @@ class AttentionCall:
     query: Tensor | None
     key: Tensor | None
     value: Tensor
-    output: Tensor
     mask: Tensor | None = None
     scale: float = 1.0
     weights: Tensor | None = None
 
     def map(self, rows: Tensor | None = None) -> Tensor:
         """The attention map A ``[B, H, Q, K]``; ``rows`` ``[B, Q]`` picks and sums query rows -> ``[B, H, K]``."""
-        from whyformer.rules.attention import masked_softmax
-
-        if self.weights is not None:
-            weights = self.weights
-            return weights if rows is None else torch.einsum("bq,bhqk->bhk", rows.to(weights.dtype), weights)
-        assert self.query is not None and self.key is not None
-        weights = masked_softmax((self.query @ self.key.transpose(-2, -1)) * self.scale, self.mask)
-        return weights if rows is None else torch.einsum("bq,bhqk->bhk", rows.to(weights.dtype), weights)
+        if self.weights is None:
+            assert self.query is not None and self.key is not None
+            self.weights = masked_softmax((self.query @ self.key.transpose(-2, -1)) * self.scale, self.mask)
+        return self.weights if rows is None else torch.einsum("bq,bhqk->bhk", rows.to(self.weights.dtype), self.weights)
 
 
 @dataclass
@@ -85,7 +79,8 @@ class Plan:
 
     Attributes:
         composite: the table of rules.
-        first: the graph begins at the map of this attention (0-based); None if it begins at another root.
+        first: the graph begins at the map of this attention (0-based, among the attentions of the blocks); None if it
+            begins at another root.
         watch: called with each :class:`AttentionCall` in the forward pass.
         observe: called in each backward pass with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
         edit_value: called with (attention index, value) and returns the value to use instead.
@@ -114,6 +109,7 @@ class Interception(TorchFunctionMode):
     muted: int = 0
     attentions: int = 0
     block: int | None = None
+    grouped: bool = False
     convolution_grid: tuple[int, ...] | None = None
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
@@ -277,6 +273,9 @@ class Interception(TorchFunctionMode):
             info = {k: a[k] for k in ("stride", "padding", "dilation", "groups")}
             operands = [a["input"], a["weight"]] + ([] if a["bias"] is None else [a["bias"]])
             return Ruled.apply(rule, self.run, lambda x, w, b=None: func(x, w, b, **info), info, *operands)
+        if name == "gelu":
+            approximate = kwargs.get("approximate", "none")
+            return Ruled.apply(rule, self.run, lambda x: func(x, approximate=approximate), {"approximate": approximate}, args[0])
         if name in ("add", "sub"):
             return self._sum(rule, name, func, args, kwargs)
         if name in ("mul", "div") and not isinstance(args[0], Tensor):
@@ -328,7 +327,7 @@ class Interception(TorchFunctionMode):
 
     def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
         def observe(weights: Tensor, flow: Tensor) -> None:
-            if self.plan.observe is not None:
+            if self.plan.observe is not None and index >= 0:
                 self.plan.observe(index, self._four(weights), self._four(flow))
 
         return observe
@@ -351,19 +350,23 @@ class Interception(TorchFunctionMode):
             v = self.plan.edit_value(index, v)
         scale = q.shape[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
         options = {"is_causal": a["is_causal"], "scale": a["scale"], "enable_gqa": a["enable_gqa"]}
-        begin = self.plan.first == index
-        carries = torch.is_grad_enabled() and (begin or any(t.requires_grad for t in (q, k, v)))
+        carries = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        begin = self._begins(index, carries)
+        carries = carries or begin
         rule = self._rule_of_attention() if carries else None
         if rule is None:
             rules = self.plan.composite.rules
             if carries and "scaled_dot_product_attention" in rules:
                 output = rules["scaled_dot_product_attention"](func, (q, k, v), {"attn_mask": mask, **options})
-            else:
+            elif self.plan.watch is None:
                 output = func(q, k, v, attn_mask=mask, **options)
-            if self.plan.watch is not None:
+            else:
                 full = causal_mask(q, k) if a["is_causal"] else mask
                 key, value = _match_heads(q, k, v)
-                self.plan.watch(AttentionCall(index, self.block, q, key, value, output, full, scale))
+                call = AttentionCall(index, self.block, q, key, value, full, scale)
+                self.plan.watch(call)
+                # where the watcher asked for the map, the product with the values is all that is left to do
+                output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
             return output
         info = {"mask": causal_mask(q, k) if a["is_causal"] else mask, "scale": scale, "observe": self._observer(index)}
         key, value = _match_heads(q, k, v)
@@ -373,19 +376,17 @@ class Interception(TorchFunctionMode):
             return func(q, k, v, attn_mask=mask, **options)
 
         operands = (q, key, value, self.anchor) if begin else (q, key, value)
-        output = Ruled.apply(rule, self.run, compute, info, *operands)
-        if self.plan.watch is not None:
-            self.plan.watch(AttentionCall(index, self.block, q, key, value, output, info["mask"], scale))
-        return output
+        return Ruled.apply(rule, self.run, compute, info, *operands)
 
     def _written_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A·V of an attention whose map the model computed itself; A is observed on its way."""
         weights, v = args[:2]
         index = self._count_attention()
-        begin = self.plan.first == index
         if self.plan.edit_value is not None:
             v = self.plan.edit_value(index, v)
-        carries = torch.is_grad_enabled() and (begin or weights.requires_grad or v.requires_grad)
+        carries = torch.is_grad_enabled() and (weights.requires_grad or v.requires_grad)
+        begin = self._begins(index, carries)
+        carries = carries or begin
         if carries and self._rule_of_attention() is not None:
             operands = (weights, self.anchor) if begin else (weights,)
             info = {"observe": self._observer(index)}
@@ -398,11 +399,19 @@ class Interception(TorchFunctionMode):
         else:
             output = func(weights, v, *args[2:], **kwargs)
         if self.plan.watch is not None:
-            call = AttentionCall(index, self.block, None, None, self._four(v), self._four(output), weights=self._four(weights))
+            call = AttentionCall(index, self.block, None, None, self._four(v), weights=self._four(weights))
             self.plan.watch(call)
         return output
 
+    def _begins(self, index: int, carries: bool) -> bool:
+        """Whether the graph begins at this attention's map: the first asked for, and any later one that nothing reaches
+        yet (a decoder's own attention)."""
+        return torch.is_grad_enabled() and self.plan.first is not None and index >= self.plan.first and not carries
+
     def _count_attention(self) -> int:
+        """Position among the attentions of the blocks; −1 for one outside them (a pooling head, another tower)."""
+        if self.grouped and self.block is None:
+            return -1
         index, self.attentions = self.attentions, self.attentions + 1
         self.attention_blocks.append(self.block)
         if self.block in self.plan.features and self.norm_before != self.block and self.block_input is not None:

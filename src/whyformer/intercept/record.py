@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,10 +67,6 @@ class Recording:
     def attentions(self) -> int:
         return self.mode.attentions
 
-    def in_blocks(self, maps: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Without the maps of attentions outside all blocks (pooling heads)."""
-        places = self.mode.attention_blocks
-        return {i: m for i, m in maps.items() if places[i] is not None} if any(p is not None for p in places) else maps
 
     def backward(self, seed: Tensor, *, relevance: bool = False, keep: bool = False) -> list[Tensor]:
         """Send ``seed`` ``[B, C]`` back from the logits to the roots.
@@ -107,6 +103,7 @@ def record(
     root_value: Tensor | None = None,
     keep_inputs: bool = False,
     keep_calls: bool = False,
+    blocks: list[nn.Module] | None = None,
 ) -> Recording:
     """Run the model once under the plan's composite; the model is left exactly as it was, also after an error.
 
@@ -117,6 +114,7 @@ def record(
         root_value: feed this to the root instead of its own value (a point on a path, a noisy copy).
         keep_inputs: keep each block's input (detached from nothing: part of the graph).
         keep_calls: keep each block's module, arguments and output.
+        blocks: the blocks meant, where not the model's largest group (a tower of CLIP, a decoder).
 
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
@@ -128,7 +126,8 @@ def record(
     if root == "input":
         place: Any = args if isinstance(root_input, int) else kwargs
         place[root_input] = mode.add_root((place[root_input] if root_value is None else root_value).detach().clone().requires_grad_())
-    blocks = find_blocks(model)
+    blocks = find_blocks(model) if blocks is None else blocks
+    mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
             "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so the "
@@ -143,7 +142,8 @@ def record(
     if plan.project is not None:
         for projection in mode.projections.values():
             plan.project(projection)
-    recording.logits = read_logits(output)
+    mask = kwargs.get("decoder_attention_mask" if "decoder_input_ids" in kwargs else "attention_mask")
+    recording.logits = read_logits(output, mask)
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
         bad = first_bad_parameter(model)
@@ -225,7 +225,7 @@ def _hooks(
 def _listen(recording: Recording) -> Callable[[Tensor], None]:
     def listener(flow: Tensor) -> None:
         if not recording.run.relevance and recording.readout is None:
-            recording.readout = flow
+            recording.readout = recording.run.batch_first(flow)
 
     return listener
 
@@ -276,7 +276,8 @@ def _canonize(module: nn.Module, row: Canonical, recording: Recording, mine: Cal
         x = args[0]
         rule = plan.composite.rules[row.operation]
         if plan.composite.carrier == "relevance":
-            return Ruled.apply(rule, recording.run, _once(output, lambda x: row.compute(module, x)), {}, x)
+            # the canonical gradient is recomputed: the rule's closed form may be that of another variant
+            return Ruled.apply(replace(rule, gradient=None), recording.run, _once(output, lambda x: row.compute(module, x)), {}, x)
         if row.operation == "rms_norm":
             info = row.info(module)
             return multiplier.detached_norm(x, output, info["weight"], info["eps"], 1, centred=False)

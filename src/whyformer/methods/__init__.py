@@ -3,11 +3,14 @@
 from whyformer.methods import (  # noqa: F401 - each fills the registry
     attention,
     features,
+    gae,
+    gradcam_attention,
     gradients,
     norms,
+    perturbation,
     propagation,
     transformer_attribution,
-    weighted_attention,
+    value_zeroing,
 )
 from whyformer.methods.registry import METHODS, Method, find, methods
 

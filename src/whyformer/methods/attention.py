@@ -98,7 +98,7 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
     last: list[AttentionCall] = []
 
     def watch(call: AttentionCall) -> None:
-        if call.block is None and task.blocks():
+        if call.index < 0:
             return
         if how.only is not None and how.rows == "readout":
             if how.only < 0 or call.index == how.only:
@@ -162,7 +162,7 @@ def observe_gradients(task: Task, start: int, fuse: Any, **options: Any) -> tupl
     if task.inputs.batch != gradient.shape[0] and gradient.dim() == 3 and task.inputs.batch == gradient.shape[1]:
         gradient = gradient.transpose(0, 1)
     row = readout_row(gradient)
-    return recording, task.global_maps(recording.in_blocks(maps), row.shape[-1]), row
+    return recording, task.global_maps(maps, row.shape[-1]), row
 
 
 @method(
@@ -199,7 +199,7 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
                 f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}; raise limit to "
                 "accept the time (it grows with tokens³ × blocks), or use rollout"
             )
-        if call.block is not None:
+        if call.index >= 0:
             kept[call.index] = how.fuse(call.map())
 
     recording, row = with_readout(task, Plan(GRADIENT, watch=watch))

@@ -120,7 +120,7 @@ def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
     projections: dict[int, Projection] = {}
 
     def watch(call: AttentionCall) -> None:
-        if call.block is not None:
+        if call.index >= 0:
             calls[call.index] = call
 
     plan = Plan(GRADIENT, watch=watch, project=lambda p: projections.update({p.index: p}))

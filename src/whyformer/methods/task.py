@@ -25,6 +25,7 @@ class Scores:
         values: ``[B, N]`` one score for each token of the model (kind "sequence"), ``[B, N]`` one for each input token
             ("token"), ``[B, H, W]`` ("pixel").
         logits: ``[B, C]`` of the plain forward pass.
+        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
     """
 
     values: Tensor
@@ -32,6 +33,7 @@ class Scores:
     kind: str = "sequence"
     diagnostics: dict[str, Any] = field(default_factory=dict)
     grid: tuple[int, ...] | None = None
+    inputs: Inputs | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ class Task:
         target = self.resolve(logits if like is None else like)
         return target(logits)
 
+    def value_index(self, logits: Tensor) -> Tensor:
+        """``[B]`` the class each sample's target is about: where its gradient with respect to the logits is largest."""
+        return self.seed(logits).argmax(-1)
+
     def record(self, plan: Plan, **options: Any) -> Recording:
         """Record one forward pass of the inputs."""
         return record(self.model, self.inputs.feed, plan, **options)
@@ -76,7 +82,7 @@ class Task:
 
         args, kwargs = (inputs or self.inputs).feed
         with torch.no_grad():
-            return read_logits(self.model(*args, **kwargs))
+            return read_logits(self.model(*args, **kwargs), kwargs.get("attention_mask"))
 
     def block(self, number: int, name: str = "start_layer") -> int:
         """A block number from 0, checked against the model before work starts."""

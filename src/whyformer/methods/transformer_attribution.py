@@ -73,7 +73,7 @@ def transformer_attribution(
         raise ModelError("the output of the last block does not reach the logits, so there is no row to read the scores from")
     row = readout_row(recording.readout)
     recording.backward(seed, relevance=True)
-    listed = task.global_maps(recording.in_blocks(maps), row.shape[-1])
+    listed = task.global_maps(maps, row.shape[-1])
     if block is not None:
         values = torch.einsum("bn,bnm->bm", row.to(listed[0].dtype), listed[0])
     else:

@@ -47,11 +47,15 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         architectures = " ".join(getattr(config, "architectures", None) or [])
         image = hasattr(config, "patch_size") or hasattr(config, "image_size") or "Image" in architectures
         kind = transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
-        if "Image" not in architectures and "Sequence" not in architectures and "DeiT" not in architectures:
+        model, report = kind.from_pretrained(
+            place, dtype=precision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+        missing = sorted(report.get("missing_keys", ()))
+        if missing:
             raise LoadError(
-                f"'{name}' is no classifier ({architectures or 'no architecture in its config'}); load it yourself and pass the module to explain()"
+                f"'{name}' is no trained classifier ({architectures or config.model_type}): its weights lack {', '.join(missing[:3])}"
+                f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it first, or load it yourself and pass the module"
             )
-        model = kind.from_pretrained(place, dtype=precision, use_safetensors=True, trust_remote_code=False)
         if image:
             processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", trust_remote_code=False)
         else:
@@ -60,6 +64,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         raise
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
+            first = "the installed torchvision does not fit the installed torch (pip uninstall torchvision; it is not needed)"
         hint = "" if Path(place).is_dir() else " If there is no network, download it first or pass a local folder."
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:

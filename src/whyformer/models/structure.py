@@ -11,25 +11,28 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 
 
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of the model in order: the largest container whose children are all of one class.
+def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Name -> blocks of every container of repeated blocks, largest first: towers of CLIP, encoder and decoder of T5.
 
-    Containers with several children come before those with one, so that a depth-1 model works too.
-    An empty list means that the model has no such container.
+    A container counts if its children are all of one class and have children of their own. Of nested containers only
+    the outer one is listed; containers with several children come before those with one (a depth-1 model).
     """
-    best: list[nn.Module] = []
-    best_rank = (False, 0)
-    for module in model.modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
+    found: dict[str, list[nn.Module]] = {}
+    sizes: dict[str, tuple[bool, int]] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or any(name.startswith(f"{outer}.") for outer in found):
             continue
         children = list(module)
         if not children or len({type(c) for c in children}) != 1 or not any(True for _ in children[0].children()):
             continue
-        size = sum(p.numel() for c in children for p in c.parameters())
-        rank = (len(children) > 1, size)
-        if rank > best_rank:
-            best, best_rank = children, rank
-    return best
+        found[name] = children
+        sizes[name] = (len(children) > 1, sum(p.numel() for c in children for p in c.parameters()))
+    return {name: found[name] for name in sorted(found, key=lambda n: sizes[n], reverse=True)}
+
+
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """The largest group of blocks, in order; empty if the model has no such container."""
+    return next(iter(block_groups(model).values()), [])
 
 
 def refuse_unfit(model: Any) -> None:
@@ -56,11 +59,15 @@ def first_bad_parameter(model: nn.Module) -> str | None:
     return next((n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
 
 
-def read_logits(output: Any) -> Tensor:
-    """``[B, C]`` logits out of whatever the model returns."""
+def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
+    """``[B, C]`` logits out of whatever the model returns.
+
+    A language model's ``[B, N, V]`` is read at the last position, or the last real one by the ``[B, N]`` padding mask;
+    the image-to-text logits of a two-tower model count as logits.
+    """
     logits = output
     if isinstance(output, Mapping) or hasattr(output, "logits"):
-        logits = getattr(output, "logits", None)
+        logits = getattr(output, "logits", getattr(output, "logits_per_image", None))
         if logits is None and isinstance(output, Mapping):
             logits = output.get("logits", next((v for v in output.values() if isinstance(v, Tensor)), None))
     elif isinstance(output, list | tuple):
@@ -69,11 +76,14 @@ def read_logits(output: Any) -> Tensor:
         raise ModelError(f"the model returned {type(output).__name__} without logits; wrap it so that forward returns a tensor [batch, classes]")
     if logits.dim() == 1:
         logits = logits[:, None]
+    if logits.dim() == 3:  # a language model: the next token after the last real one
+        last = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
+        if mask is not None and mask.shape == logits.shape[:2]:
+            places = torch.arange(logits.shape[1], device=logits.device)
+            last = (mask * (places + 1)).argmax(-1)
+        logits = logits[torch.arange(len(logits), device=logits.device), last]
     if logits.dim() != 2:
-        raise ModelError(
-            f"the model returned logits of shape {list(logits.shape)}; a classifier's [batch, classes] is needed. "
-            "For a model with per-token outputs, wrap it so that forward returns the position to explain"
-        )
+        raise ModelError(f"the model returned logits of shape {list(logits.shape)}; [batch, classes] (or [batch, tokens, vocabulary]) is needed")
     return logits
 
 

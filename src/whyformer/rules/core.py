@@ -17,9 +17,8 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
     Nothing is added to the denominator: a constant there shifts float64 results by up to 2e-3 in deep models.
     """
-    tiny = torch.finfo(denominator.dtype).tiny
-    usable = denominator.abs() > tiny
-    return torch.where(usable, numerator / torch.where(usable, denominator, 1), 0)
+    dead = denominator.abs() <= torch.finfo(denominator.dtype).tiny
+    return numerator / denominator.masked_fill(dead, float("inf"))
 
 
 def unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
@@ -60,6 +59,10 @@ class Pass:
         if like.shape[axis] != self.batch:  # windows of one sample lie next to each other
             factor = factor.repeat_interleave(like.shape[axis] // self.batch)
         return factor.reshape([-1 if i == axis else 1 for i in range(like.dim())])
+
+    def batch_first(self, value: Tensor) -> Tensor:
+        """``[B, N, D]`` of a model's hidden states, also where it lays them out as ``[N, B, D]``."""
+        return value.transpose(0, 1) if value.dim() == 3 and self._batch_axis(value) else value
 
     def _batch_axis(self, value: Tensor) -> int:
         if value.dim() < 2 or value.shape[1] != self.batch:

@@ -68,3 +68,8 @@ def add_gradient(call: Call, flow: Tensor) -> Grads:
         unbroadcast(flow if sign == 1 else -flow, o.shape) if need else None
         for o, sign, need in zip(call.operands, signs, call.needs, strict=True)
     ]
+
+
+def gelu_gradient(call: Call, flow: Tensor) -> Grads:
+    """g'(x) · flow of GELU, in closed form."""
+    return [torch.ops.aten.gelu_backward(flow, call.operands[0], approximate=call.info["approximate"])]

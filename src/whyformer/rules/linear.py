@@ -15,6 +15,9 @@ def live_rows(flow: Tensor) -> Tensor | None:
 
     Behind the last attention only the readout rows carry anything, so most of that block's products can be left out.
     """
+    probes = flow[:: max(1, flow.shape[0] // 4)]
+    if int(probes.ne(0).any(-1).sum()) * 2 > probes.shape[0]:
+        return None
     alive = flow.ne(0).any(-1)
     count = int(alive.sum())
     return alive.nonzero()[:, 0] if count * 2 <= flow.shape[0] else None
@@ -40,11 +43,11 @@ def linear_gradient(call: Call, flow: Tensor) -> Grads:
     return [back, *(None for _ in call.operands[1:])]
 
 
-def _positive_share(total: Tensor, magnitude: Tensor) -> Tensor:
-    """(Σ z + Σ |z|) / 2 = the sum of the positive z; cancellation noise counts as 0."""
+def _share(relevance: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
+    """R / Σ(positive z), with Σ(positive z) = (Σ z + Σ |z|) / 2; where that is 0 or cancellation noise, 0."""
     noise = 8 * torch.finfo(total.dtype).eps
-    share = total.add(magnitude).div_(2)
-    return share.masked_fill_(share <= magnitude * noise, 0)
+    positive = total.add(magnitude).div_(2)
+    return relevance / positive.masked_fill_(positive <= magnitude * noise, float("inf"))
 
 
 def linear_alpha_beta(alpha: float = 1.0) -> Callable[[Call, Tensor], Grads]:
@@ -65,11 +68,11 @@ def linear_alpha_beta(alpha: float = 1.0) -> Callable[[Call, Tensor], Grads]:
             total = y if shift is None else y - shift
             width = x.abs()
             magnitude = width @ size.T
-            s = safe_divide(r, _positive_share(total, magnitude))
-            back = (x * (s @ weight) + width * (s @ size)) * (alpha / 2)
+            s = _share(r, total, magnitude).mul_(alpha / 2)
+            back = (x * (s @ weight)).addcmul_(width, s @ size)
             if alpha != 1:
-                s = safe_divide(r, _positive_share(-total, magnitude))
-                back -= (width * (s @ size) - x * (s @ weight)) * ((alpha - 1) / 2)
+                s = _share(r, -total, magnitude).mul_((alpha - 1) / 2)
+                back.addcmul_(x, s @ weight).addcmul_(width, s @ size, value=-1)
             return back
 
         parts = _by_rows(relevance, (x, call.output), product, weight.shape[1])
@@ -84,10 +87,12 @@ def linear_separate(call: Call, relevance: Tensor) -> Grads:
     R = x⁺ ⊙ (R/Z₁) W⁺ + x⁻ ⊙ (R/Z₂) W⁻ with Z₁ = x⁺W⁺, Z₂ = x⁻W⁻, so that ΣR can double (methods.md §1.2, §8 #8).
     """
     x, weight = call.operands[:2]
-    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+    plus = weight.relu()
+    minus = weight - plus
 
     def product(r: Tensor, x: Tensor) -> Tensor:
-        up, down = x.clamp(min=0), x.clamp(max=0)
+        up = x.relu()
+        down = x - up
         return up * (safe_divide(r, up @ plus.T) @ plus) + down * (safe_divide(r, down @ minus.T) @ minus)
 
     parts = _by_rows(relevance, (x,), product, weight.shape[1])
@@ -134,6 +139,10 @@ def linear_gamma(gamma: float = 0.25) -> Callable[[Call, Tensor], Grads]:
 def _convolve_back(flow: Tensor, weight: Tensor, call: Call) -> Tensor:
     shape = call.operands[0].shape
     options = {name: call.info[name] for name in ("stride", "padding", "dilation", "groups")}
+    if isinstance(options["padding"], str):  # "same", "valid": torch.nn.grad takes numbers only
+        with torch.enable_grad():
+            x = call.operands[0].detach().requires_grad_()
+            return torch.autograd.grad(_convolve(x, weight, call), x, flow)[0]
     gradient = {3: torch.nn.grad.conv1d_input, 4: torch.nn.grad.conv2d_input, 5: torch.nn.grad.conv3d_input}
     return gradient[flow.dim()](shape, weight, flow, **options)
 
@@ -166,7 +175,6 @@ def convolution_alpha_beta(call: Call, relevance: Tensor) -> Grads:
     """αβ rule with α = 1 and one shared denominator, as :func:`linear_alpha_beta`."""
     x, weight = call.operands[:2]
     size = weight.abs()
-    share = _positive_share(_convolve(x, weight, call), _convolve(x.abs(), size, call))
-    s = safe_divide(relevance, share)
+    s = _share(relevance, _convolve(x, weight, call), _convolve(x.abs(), size, call))
     back = (x * _convolve_back(s, weight, call) + x.abs() * _convolve_back(s, size, call)) / 2
     return [back, *(None for _ in call.operands[1:])]

@@ -1,19 +1,23 @@
 """Scores to colours. The scaling here is for the eye alone: it never changes a score that is kept or measured.
 
 A map is divided by its own largest |score|. Scores that are all non-negative get a sequential map, 0 to max; scores
-with a sign get a diverging one, -max to max, with 0 in the middle.
+with a sign get a diverging one, -max to max, with 0 in the middle. Only maps of single pixels, where a few of fifty
+thousand would leave the rest black, stop at the 99th percentile of |score|, and their colour bars say so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
+
+if TYPE_CHECKING:
+    from whyformer.explanation import Explanation
 
 Array = NDArray[Any]
 
@@ -21,6 +25,7 @@ POSITIVE = (222, 94, 12)
 NEGATIVE = (34, 108, 190)
 PAPER = (255, 255, 255)
 ALL_ZERO = "all scores are 0"
+PIXEL_QUANTILE = 0.99
 # A float32 sum that should be 0 may come out slightly below it; that alone must not turn the map into a signed one.
 _NOISE = 1e-6
 
@@ -35,15 +40,24 @@ class Scale:
     Attributes:
         limit: the score drawn in full colour, max |score|; 0 where every score is 0.
         signed: whether some scores are negative, so that the scale runs from -limit to limit.
+        clipped: whether some scores lie beyond the limit; they are drawn like the limit.
     """
 
     limit: float
     signed: bool
+    clipped: bool = False
 
     @property
     def note(self) -> str | None:
         """What to tell the reader where there is nothing to draw."""
         return ALL_ZERO if self.limit == 0 else None
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What to write at the two ends of a colour bar."""
+        high = f"{self.limit:.3g}"
+        low, high = (f"-{high}" if self.signed else "0"), high
+        return (f"≤{low}" if self.signed else low, f"≥{high}") if self.clipped else (low, high)
 
     def unit(self, scores: Array) -> Array:
         """Scores divided by ``limit``: 0 to 1, or -1 to 1 where signed; all 0 where the limit is 0."""
@@ -53,13 +67,22 @@ class Scale:
         return np.clip(scores / self.limit, -1.0 if self.signed else 0.0, 1.0)
 
 
-def scale(scores: Array) -> Scale:
-    """The scale of one map of scores (any shape)."""
+def scale(scores: Array, quantile: float = 1.0) -> Scale:
+    """The scale of one map of scores (any shape), up to a quantile of |score|; the largest one by default."""
     scores = np.asarray(scores, dtype=np.float64)
     if scores.size == 0:
         return Scale(0.0, False)
-    limit = float(np.abs(scores).max())
-    return Scale(limit, bool(scores.min() < -_NOISE * limit))
+    size = np.abs(scores)
+    largest = float(size.max())
+    limit = float(np.quantile(size, quantile)) if quantile < 1 else largest
+    # a map of which less than that share is not 0 is drawn in full
+    limit = limit or largest
+    return Scale(limit, bool(scores.min() < -_NOISE * largest), clipped=limit < largest)
+
+
+def scale_of(e: Explanation, sample: int = 0) -> Scale:
+    """The scale of the map of one sample."""
+    return scale(e.scores[sample].detach().double().cpu().numpy(), PIXEL_QUANTILE if e.level == "pixel" else 1.0)
 
 
 def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
@@ -71,7 +94,7 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     """
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
     table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
-    return table[np.rint(position * (len(table) - 1)).astype(int)]
+    return np.asarray(table[np.rint(position * (len(table) - 1)).astype(int)])
 
 
 @cache
@@ -83,7 +106,7 @@ def lookup(cmap: str) -> Array:
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
-        raise InputError(f"unknown colour map {cmap!r}: use {SEQUENTIAL!r}, {DIVERGING!r}, 'viridis', 'cividis', 'jet' ...")
+        raise InputError(f"unknown colour map {cmap!r}: use {SEQUENTIAL!r}, {DIVERGING!r}, 'viridis', 'jet' ...")
     return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
 
 
@@ -119,9 +142,9 @@ _LAB = np.array(
 
 def _to_oklab(srgb: Array) -> Array:
     linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
-    return np.cbrt(linear @ _CONES.T) @ _LAB.T
+    return np.asarray(np.cbrt(linear @ _CONES.T) @ _LAB.T)
 
 
 def _from_oklab(lab: Array) -> Array:
     linear = np.clip((lab @ np.linalg.inv(_LAB).T) ** 3 @ np.linalg.inv(_CONES).T, 0, 1)
-    return np.clip(np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055), 0, 1)
+    return np.asarray(np.clip(np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055), 0, 1))

@@ -14,7 +14,7 @@ from PIL import Image
 from whyformer.errors import InputError
 from whyformer.show import colours, sentence
 from whyformer.show.layout import Section, sections
-from whyformer.show.words import array, figure_of, heading, short
+from whyformer.show.words import array, heading, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,9 +34,9 @@ def overlay(
 ) -> NDArray[np.uint8]:
     """The map of one sample over its picture, ``[H, W, 3]``.
 
-    The picture is drawn in grey, so every colour comes from the map: colour = (1 − a) · grey + a · map, with
-    a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed maps
-    fade with a = opacity · |score| / max |score| between the two end colours, so that 0 is the picture itself.
+    The picture is drawn in grey, so every colour comes from the map: colour = (1 - a) · grey + a · map, with
+    a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed
+    maps fade with a = opacity · |score| / max |score| between the two end colours, so that 0 is the picture itself.
 
     Args:
         opacity: 0 (picture alone) to 1.
@@ -46,7 +46,7 @@ def overlay(
     if not 0 <= opacity <= 1:
         raise InputError(f"opacity must be between 0 and 1, not {opacity!r}")
     height, width = _size(e)
-    scale = colours.scale(array(e.scores[sample]))
+    scale = colours.scale_of(e, sample)
     unit = scale.unit(array(e[sample].heatmap((height, width))[0]))
     if e.pictures is None:
         return _bytes(colours.paint(unit, scale.signed, cmap))
@@ -102,7 +102,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def _bytes(colour: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.rint(np.clip(colour, 0, 1) * 255).astype(np.uint8)
+    return np.asarray(np.rint(np.clip(colour, 0, 1) * 255), dtype=np.uint8)
 
 
 def _size(e: Explanation) -> tuple[int, int]:
@@ -166,11 +166,10 @@ def _broken(name: str, room: int) -> list[str]:
 def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float, float], style: dict[str, Any]) -> None:
     """One overlay with title and colour bar; ``span`` is (x, cell width, figure width) in inches."""
     x, wide, width = span
-    scale = colours.scale(array(e.scores))
+    scale = colours.scale_of(e)
     axes.imshow(overlay(e, **style), interpolation="none")
-    box = axes.get_position()
-    title = short(heading(e), int(wide * 12))
-    write(drawing, title, (x + wide / 2) / width, box.y1 + 0.012, size=9, ha="center", va="bottom")
+    top = axes.get_position().y1 + 0.06 / drawing.get_figheight()
+    write(drawing, short(heading(e), int(wide * 12)), (x + wide / 2) / width, top, size=9, ha="center", va="bottom")
     if scale.note is not None:
         axes.text(0.5, 0.04, scale.note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
@@ -185,8 +184,9 @@ def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float,
         colours.paint(ramp, scale.signed, style["cmap"]), origin="lower", aspect="auto", extent=(0, 1, bottom, 1)
     )
     bar.set_xticks([])
-    ticks = [-1.0, 0.0, 1.0] if scale.signed else [0.0, 1.0]
-    bar.set_yticks(ticks, [figure_of(float(f"{t * scale.limit:.2g}")) for t in ticks], fontsize=6.5)
+    low, high = scale.ends
+    ticks = {-1.0: low, 0.0: "0", 1.0: high} if scale.signed else {0.0: low, 1.0: high}
+    bar.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
     bar.yaxis.tick_right()
     bar.tick_params(length=2, pad=1.5, width=0.5)
     for edge in bar.spines.values():

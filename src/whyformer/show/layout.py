@@ -71,8 +71,8 @@ def _section(group: list[Explanation]) -> Section:
         targets = list(dict.fromkeys(t for row in rows.values() for t in row))
     cells: list[list[Explanation | None]] = []
     for row in rows.values():
-        agnostic = [e for t, e in row.items() if t.startswith("any class")]
-        cells.append([row.get(t) or (agnostic[min(i, len(agnostic) - 1)] if agnostic else None) for i, t in enumerate(targets)])
+        same = next((e for t, e in row.items() if t.startswith("any class")), None)
+        cells.append([row.get(t, same) for t in targets])
     return Section(_names(list(rows)), targets, cells)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.words import array, heading, right_to_left, short, visible, words
+from whyformer.show.words import heading, right_to_left, short, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +76,7 @@ def figure(parts: list[Section]) -> Figure:
 def _flow(e: Explanation) -> tuple[list[_Box], float]:
     """Words laid out in lines, from the right where the sentence runs that way; and the height of it all."""
     pieces, rest = words(e)
-    scale = colours.scale(array(e.scores))
+    scale = colours.scale_of(e)
     room = _WIDTH - _LEFT - _MARGIN
     mirrored = right_to_left("".join(p.text for p in pieces))
     boxes: list[_Box] = []

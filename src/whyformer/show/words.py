@@ -124,7 +124,7 @@ def _escape(character: str) -> str:
 
 
 def target_name(e: Explanation, sample: int = 0) -> str:
-    """What is explained, in words: the class's name, "class 7" where it has none, "any class" for class-agnostic maps."""
+    """What is explained, in words: the class's name, "class 7" where it has none, "any class" for maps of no class."""
     if e.diagnostics.get("class_specific") is False:
         return "any class"
     index = int(e.target[sample])

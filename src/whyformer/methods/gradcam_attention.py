@@ -1,9 +1,6 @@
-"""Attention weighted by the class's gradient: GAE and Grad-CAM on the last attention."""
+"""Grad-CAM on the last attention."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,31 +8,8 @@ from torch import Tensor
 from whyformer import views
 from whyformer.composites import GRADIENT
 from whyformer.intercept.mode import Plan
-from whyformer.methods.aggregation import AGGREGATION, Aggregation
-from whyformer.methods.attention import observe_gradients
 from whyformer.methods.registry import BLOCK, FLAG, method
 from whyformer.methods.task import Scores, Task, readout_row
-
-
-@method(
-    "attention × its gradient in every block, rolled out (Generic Attention Explainability)",
-    family="attention",
-    citation="Chefer, Gur, Wolf: Generic Attention-model Explainability, ICCV 2021; survey 1.3",
-    checks={"start_layer": BLOCK, "aggregation": AGGREGATION},
-)
-def gae(task: Task, *, start_layer: int = 0, aggregation: Mapping[str, Any] | None = None) -> Scores:
-    """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R.
-
-    One forward and one backward pass; row vectors instead of matrices, and no attention map is kept.
-
-    Args:
-        start_layer: first block used, from 0.
-        aggregation: see :mod:`whyformer.methods.aggregation`; over (∇A ⊙ A)⁺ of each head.
-    """
-    how = Aggregation(layers="sum_product").with_choices(aggregation)
-    how.check(task.blocks())
-    recording, maps, row = observe_gradients(task, task.block(start_layer), lambda a, g: how.fuse((a * g).clamp_(min=0)))
-    return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits, grid=recording.mode.convolution_grid)
 
 
 @method(

@@ -1,0 +1,117 @@
+"""What the readers give: pictures and texts with their truth, and the error for a folder in the wrong layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from whyformer.errors import InputError
+
+PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+
+class LayoutError(InputError):
+    """The data are not laid out as the reader expects; the message says what was expected and what was found."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, read when asked for.
+
+    Attributes:
+        id: the same for the same picture in every run.
+        load: reads the picture (RGB).
+        label: class index in the model's classes, None if the data say nothing about it.
+        mask: reads the object's mask ``[H, W]`` (true = object), None if there is none.
+    """
+
+    id: str
+    load: Callable[[], Image.Image] = field(repr=False)
+    label: int | None = None
+    mask: Callable[[], NDArray[np.bool_]] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text.
+
+    Attributes:
+        label: class index in the order of the data set's own label list.
+        words: its words, where the data set splits it; ``text`` is then the words joined by spaces.
+        rationale: one flag a word, true where people marked it; None if there is none.
+    """
+
+    id: str
+    text: str
+    label: int | None = None
+    words: tuple[str, ...] | None = None
+    rationale: tuple[bool, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Texts(Sequence[Text]):
+    """Texts with the names of their labels, in order."""
+
+    items: tuple[Text, ...]
+    labels: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int -> Text, slice -> tuple
+        return self.items[index]
+
+
+def open_picture(path: Path) -> Image.Image:
+    """An RGB picture, or an error that names the file."""
+    try:
+        with Image.open(path) as picture:
+            return picture.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise InputError(f"{path.name} is not a readable picture: {error}") from error
+
+
+def require_folder(path: str | Path, expected: str) -> Path:
+    """The folder, or an error that says what was expected there."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise LayoutError(f"no such folder: {path}. Expected {expected}")
+    return folder
+
+
+def require_file(path: str | Path, expected: str) -> Path:
+    """The file, or an error that says what was expected and what lies beside it."""
+    file = Path(path)
+    if not file.is_file():
+        raise wrong_layout(file.parent, expected, f"no file {file.name}")
+    return file
+
+
+def wrong_layout(place: str | Path, expected: str, found: str | None = None) -> LayoutError:
+    """The error for data laid out otherwise."""
+    return LayoutError(
+        f"{place}: expected {expected}; found {found + ', among ' if found else ''}{listing(Path(place))}"
+    )
+
+
+def listing(folder: Path, count: int = 5) -> str:
+    """A few names in a folder, for messages."""
+    if not folder.exists():
+        return "no such folder"
+    if folder.is_file():
+        return f"a file of {folder.stat().st_size} bytes"
+    names = sorted(p.name + ("/" if p.is_dir() else "") for p in folder.iterdir())
+    if not names:
+        return "an empty folder"
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(names[:count]) + more
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures directly in a folder, by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES)

@@ -1,0 +1,241 @@
+"""Benchmark ``perturbation``: Table 1 of Chefer et al. 2021, and AOPC, LOdds, insertion and deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whyformer.errors import InputError
+from whyformer.evaluate import published
+from whyformer.evaluate.benchmarks.pictures import Batch, Map, check_labels, geometry, limit, maps, read_batch
+from whyformer.evaluate.bootstrap import Interval, bootstrap
+from whyformer.evaluate.configurations import Configuration
+from whyformer.evaluate.explaining import Unusable
+from whyformer.evaluate.forwards import softmax
+from whyformer.evaluate.perturbation import (
+    FRACTIONS,
+    accuracy_auc,
+    aopc,
+    curve_fractions,
+    log_odds,
+    mean_curve_area,
+    removal_mask,
+    removal_order,
+    removed_count,
+)
+from whyformer.evaluate.records import Record
+from whyformer.evaluate.report import Cell, Curves, Report, Table
+from whyformer.evaluate.study import Benchmark, Measured, Study, Values, counts_of, values_of
+from whyformer.evaluate.substrates import SUBSTRATES, substrate
+
+MEASURES = ("positive", "negative", "deletion", "insertion")
+EXPLAINED = ("predicted", "target")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One removal order of one picture: what several maps may ask for and is run once."""
+
+    sample: int
+    order: NDArray[np.int64]
+    measure: str
+
+
+def steps_of(study: Study, measure: str) -> tuple[float, ...]:
+    if measure in ("positive", "negative"):
+        return FRACTIONS
+    return tuple(np.linspace(0, 1, study.options["steps"] + 1))
+
+
+def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    batch = read_batch(study, samples)
+    wanted: dict[tuple[int, int, str], Map] = {}
+    for c, configuration in enumerate(configurations):
+        for i, classes in enumerate(_maps_by_class(study, batch, configuration)):
+            for name, found in classes.items():
+                wanted[c, i, name] = found
+    curves = run_curves(study, batch, wanted)
+    for c, configuration in enumerate(configurations):
+        for i, sample in enumerate(samples):
+            mine = {name: curves[c, i, name] for name in study.options["explained"]}
+            error = next((m for m in mine.values() if isinstance(m, Unusable)), None)
+            if error is not None:
+                yield sample.id, configuration, error
+                continue
+            clean = {
+                "correct": int(batch.predicted[i] == sample.label),
+                "probability": float(batch.probabilities[i, batch.predicted[i]]),
+                "predicted": batch.predicted[i],
+            }
+            yield sample.id, configuration, {"clean": clean, **mine}
+
+
+def _maps_by_class(study: Study, batch: Batch, configuration: Configuration) -> Iterator[dict[str, Map]]:
+    """The map for the predicted and for the target class; run once where they are one."""
+    predicted, truth = batch.predicted, [-1 if s.label is None else s.label for s in batch.samples]
+    first = maps(study, batch, configuration, predicted)
+    other: dict[int, Map] = {}
+    if "target" in study.options["explained"] and configuration.class_specific and configuration.kind == "method":
+        differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
+        other = dict(zip(differ, maps(study, batch, configuration, truth, differ), strict=True)) if differ else {}
+    for i, one in enumerate(first):
+        yield {name: other.get(i, one) if name == "target" else one for name in study.options["explained"]}
+
+
+def run_curves(study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Map]) -> dict[tuple[int, int, str], Values | Unusable]:
+    """Perturb as every map asks, each distinct (picture, order) once, all in full batches."""
+    jobs: dict[tuple[int, str, bytes], Job] = {}
+    needs: dict[tuple[int, int, str], dict[str, tuple[int, str, bytes]]] = {}
+    result: dict[tuple[int, int, str], Values | Unusable] = {}
+    for key, found in wanted.items():
+        if isinstance(found, Unusable):
+            result[key] = found
+            continue
+        needs[key] = {}
+        for name in study.options["measures"]:
+            order = removal_order(found, highest_first=name != "negative")
+            place = (key[1], name if name not in ("positive", "negative") else "remove", order.astype(np.int32).tobytes())
+            jobs.setdefault(place, Job(key[1], order, name))
+            needs[key][name] = place
+    logits = _run_jobs(study, batch, list(jobs.values()))
+    found_logits = dict(zip(jobs, logits, strict=True))
+    for key, by_measure in needs.items():
+        label, top = batch.samples[key[1]].label, batch.predicted[key[1]]
+        result[key] = {name: _curve(found_logits[place], label, top) for name, place in by_measure.items()}
+    return result
+
+
+def _curve(logits: NDArray[np.float64], label: int | None, top: int) -> Values:
+    return {"correct": [int(i == label) for i in logits.argmax(-1)], "probability": [float(p) for p in softmax(logits)[:, top]]}
+
+
+def _run_jobs(study: Study, batch: Batch, jobs: list[Job]) -> list[NDArray[np.float64]]:
+    """Logits ``[F, C]`` of each job."""
+    mean, std = batch.spec.mean, batch.spec.std
+    empty = {name: substrate(name, batch.pixels, mean, std) for name in {study.options["substrate"], *_curve_substrates(study)}}
+
+    def stream() -> Iterator[Tensor]:
+        shape = batch.pixels.shape[-2:]
+        for job in jobs:
+            picture = batch.pixels[job.sample]
+            name = study.options["substrate"] if job.measure in ("positive", "negative") else study.options[f"{job.measure}_substrate"]
+            ground = empty[name][job.sample]
+            for fraction in steps_of(study, job.measure):
+                gone = removal_mask(job.order, removed_count(job.order.size, fraction), tuple(shape))
+                mask = torch.from_numpy(gone).to(picture.device)
+                yield torch.where(mask, picture, ground) if job.measure == "insertion" else torch.where(mask, ground, picture)
+
+    logits = study.forwards.pixels(stream())
+    ends = np.cumsum([len(steps_of(study, job.measure)) for job in jobs])
+    return np.split(logits, ends[:-1]) if jobs else []
+
+
+def _curve_substrates(study: Study) -> list[str]:
+    return [study.options[f"{m}_substrate"] for m in study.options["measures"] if m in ("deletion", "insertion")]
+
+
+def prepare(study: Study) -> None:
+    limit(study)
+    options = study.options
+    for name, valid in (("measures", MEASURES), ("explained", EXPLAINED)):
+        given = options[name]
+        options[name] = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+        unknown = [g for g in options[name] if g not in valid]
+        if unknown or not options[name]:
+            raise InputError(f"{name} must be some of {', '.join(valid)}, not {', '.join(unknown) or 'nothing'}")
+    for name in ("substrate", "deletion_substrate", "insertion_substrate"):
+        if options[name] not in SUBSTRATES:
+            raise InputError(f"{name} must be one of {', '.join(SUBSTRATES)}, not {options[name]!r}")
+    if not isinstance(options["steps"], int) or options["steps"] < 1:
+        raise InputError(f"steps must be a whole number from 1, not {options['steps']!r}")
+    check_labels(study)
+
+
+def forwards_per_sample(study: Study) -> float:
+    """An upper bound: maps that agree share their forwards."""
+    return sum(len(steps_of(study, m)) for m in study.options["measures"]) * len(study.options["explained"])
+
+
+# -- figures -----------------------------------------------------------------------------------------------------
+def auc_interval(values: Sequence[Values], explained: str, direction: str) -> Interval:
+    """AUC of the top-1 accuracy with its interval over samples."""
+    rows = [accuracy_auc(curve_fractions(), [v["clean"]["correct"], *v[explained][direction]["correct"]]) for v in values]
+    return bootstrap(np.array(rows))
+
+
+def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
+    tables, curves = [], []
+    labels = tuple(c.label for c in study.configurations)
+    values = {label: values_of(records, label) for label in labels}
+    plain = study.options["substrate"] == "black"
+    directions = [d for d in ("negative", "positive") if d in study.options["measures"]]
+    cells = {}
+    rows = [f"{d}/{e}" for d in directions for e in EXPLAINED if e in study.options["explained"]]
+    for row in rows:
+        direction, explained = row.split("/")
+        for c in study.configurations:
+            figure = published.TABLE_1[row].get(c.published or "") if plain else None
+            cells[published.TABLE_1_ROWS[row], c.label] = Cell(auc_interval(values[c.label], explained, direction), figure)
+        curves.append(_accuracy_curves(study, values, direction, explained))
+    if rows:
+        tables.append(Table("auc", "Top-1 accuracy under perturbation, AUC in % (CVPR 2021, Table 1)", "Perturbation, class explained",
+                            tuple(published.TABLE_1_ROWS[r] for r in rows), labels, cells))  # fmt: skip
+    more = _probability_table(study, values, labels)
+    tables += [more] if more.rows else []
+    accuracy = [v["clean"]["correct"] for v in values[labels[0]]]
+    conventions = {
+        "class explained": ", ".join(study.options["explained"]) + "; accuracy always against the label",
+        "removed": "per pixel, exactly ⌊f · pixels⌋ at f = 0.1 … 0.9; positive: highest scores first, negative: lowest first",
+        "substrate": {"black": "0 before normalisation (black)", "mean": "0 after normalisation (mean colour)", "blur": "Gaussian blur, kernel 11, σ 5"}[study.options["substrate"]],
+        "AUC": "100 · trapezoid of top-1 accuracy over f = 0 … 0.9 from the clean point, not divided by 0.9; at most 90",
+        "AOPC, LOdds": "softmax probability of the class first predicted, mean over f = 0.1 … 0.9, positive perturbation",
+        "clean accuracy": f"{100 * float(np.mean(accuracy)):.1f} % of {len(accuracy)}" if accuracy else "nothing scored",
+        **geometry(study),
+    }
+    return Report("perturbation", tuple(tables), tuple(curves), conventions, counts_of(study, records), tuple(study.remarks))
+
+
+def _accuracy_curves(study: Study, values: dict[str, list[Values]], direction: str, explained: str) -> Curves:
+    lines = {}
+    for label, found in values.items():
+        if found:
+            y = np.mean([[v["clean"]["correct"], *v[explained][direction]["correct"]] for v in found], 0)
+            lines[label] = (list(curve_fractions()), [float(a) for a in y])
+    return Curves(f"{direction}/{explained}", f"{direction} perturbation, {explained} class", "fraction of pixels removed", "top-1 accuracy", lines)
+
+
+def _probability_table(study: Study, values: dict[str, list[Values]], labels: tuple[str, ...]) -> Table:
+    explained = study.options["explained"][0]
+    rows: dict[str, Any] = {}
+    if "positive" in study.options["measures"]:
+        rows["AOPC ↑"] = lambda v: aopc(v["clean"]["probability"], v[explained]["positive"]["probability"])
+        rows["LOdds ↓"] = lambda v: log_odds(v["clean"]["probability"], v[explained]["positive"]["probability"])
+    for name, title in (("deletion", "Deletion ↓"), ("insertion", "Insertion ↑")):
+        if name in study.options["measures"]:
+            rows[title] = lambda v, name=name: mean_curve_area(v[explained][name]["probability"])
+    cells = {}
+    for row, figure in rows.items():
+        for label in labels:
+            cells[row, label] = Cell(bootstrap(np.array([float(figure(v)) for v in values[label]]))) if values[label] else Cell(None)
+    return Table("probability", f"Probability of the predicted class ({explained} class explained)", "Figure", tuple(rows), labels, cells, digits=3)
+
+
+def has_masks(study: Study) -> bool:
+    return all(s.mask is not None for s in study.samples)
+
+
+OPTIONS: dict[str, Any] = {
+    "explained": EXPLAINED, "measures": ("positive", "negative"), "substrate": "black", "steps": 28,
+    "deletion_substrate": "mean", "insertion_substrate": "blur", "resample": None, "count": None, "files": None,
+}  # fmt: skip
+
+BENCHMARK = Benchmark(
+    "perturbation", "positive and negative perturbation, top-1 AUC (CVPR 2021, Table 1)", "image", published.CVPR_METHODS,
+    published.CVPR_SETTINGS, OPTIONS, prepare, measure, summarize, forwards_per_sample, has_masks,
+)  # fmt: skip

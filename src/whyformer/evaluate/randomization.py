@@ -1,0 +1,108 @@
+"""Sanity checks (Adebayo et al. 2018): a map should change when the model's parameters become random."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+from whyformer.errors import InputError
+from whyformer.models.structure import find_blocks
+
+ORDERS = ("cascading", "independent")
+
+
+def ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """Ranks from 1, equal values share the mean of their ranks."""
+    flat = np.asarray(values, dtype=np.float64).reshape(-1)
+    order = np.argsort(flat, kind="stable")
+    _, group, sizes = np.unique(flat[order], return_inverse=True, return_counts=True)
+    ends = np.cumsum(sizes)
+    result = np.empty(flat.size)
+    result[order] = ((ends - sizes + 1 + ends) / 2)[group]
+    return result
+
+
+def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> float:
+    """Rank correlation in −1..1 of two maps (of |scores| with ``absolute``); NaN if either is constant."""
+    pair = [np.asarray(m, dtype=np.float64).reshape(-1) for m in (one, other)]
+    a, b = (ranks(np.abs(m) if absolute else m) for m in pair)
+    a, b = a - a.mean(), b - b.mean()
+    scale = np.sqrt((a**2).sum() * (b**2).sum())
+    return float((a * b).sum() / scale) if scale > 0 else float("nan")
+
+
+def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
+    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = (0.01, 0.03), range 1.
+
+    The mean over all windows that lie wholly inside; variances are unbiased. NaN if a map is constant.
+    """
+    a, b = (np.asarray(m, dtype=np.float64) for m in (one, other))
+    if a.shape != b.shape or a.ndim != 2:
+        raise ValueError(f"SSIM needs two maps [H, W] of one size, got {a.shape} and {b.shape}")
+    window = min(window, *(s - (s + 1) % 2 for s in a.shape))
+    if any(m.max() <= m.min() for m in (a, b)):
+        return float("nan")
+    a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
+    size = window * window
+
+    def windows(m: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.lib.stride_tricks.sliding_window_view(m, (window, window)).mean((-1, -2))
+
+    mean_a, mean_b = windows(a), windows(b)
+    unbiased = size / (size - 1)
+    var_a, var_b = unbiased * (windows(a * a) - mean_a**2), unbiased * (windows(b * b) - mean_b**2)
+    cov = unbiased * (windows(a * b) - mean_a * mean_b)
+    c1, c2 = 0.01**2, 0.03**2
+    top = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
+    return float((top / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean())
+
+
+def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
+    """What is randomised together, from the output to the input: (name, parameter names).
+
+    "head" is everything after the blocks, then each block from the last, then "embeddings": all that comes before.
+    Whether a parameter outside the blocks comes before or after them is read off the order in which modules are listed.
+    """
+    blocks = find_blocks(model)
+    if not blocks:
+        raise InputError("this model lists no blocks, so there is no order in which to randomise it")
+    owner = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
+    before, after, inside = [], [], [[] for _ in blocks]
+    started = False
+    for name, parameter in model.named_parameters():
+        block = owner.get(id(parameter))
+        if block is not None:
+            started = True
+            inside[block].append(name)
+        else:
+            (after if started else before).append(name)
+    listed = [("head", after)] + [(f"block {i}", inside[i]) for i in reversed(range(len(blocks)))] + [("embeddings", before)]
+    return [(name, names) for name, names in listed if names]
+
+
+def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
+    """Copies of the model with random parameters, one a stage: (stage, model). The model itself is left as it is.
+
+    "cascading": all stages up to this one, from the output; "independent": this stage alone. Each tensor is redrawn from
+    a normal distribution with the mean and the spread of its own values, so that activations keep their scale.
+    """
+    if order not in ORDERS:
+        raise InputError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    generator = torch.Generator().manual_seed(seed)
+    changed = copy.deepcopy(model)
+    for stage, names in stages(model):
+        if order == "independent":
+            changed = copy.deepcopy(model)
+        parameters = dict(changed.named_parameters())
+        with torch.no_grad():
+            for name in names:
+                old = parameters[name].detach().double().cpu()
+                noise = torch.randn(old.shape, generator=generator, dtype=torch.float64)
+                spread = old.std(correction=0) if old.numel() > 1 else torch.zeros((), dtype=torch.float64)
+                parameters[name].copy_(old.mean() + noise * torch.where(spread > 0, spread, 0.02))
+        yield stage, changed

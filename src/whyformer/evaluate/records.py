@@ -1,0 +1,96 @@
+"""The file in which a benchmark keeps what it has measured, one line a sample and configuration.
+
+A run that was killed goes on where it stopped: what is in the file is not measured again, and the figures are made from
+the file alone, one record a key, so nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from whyformer.errors import InputError, LoadError
+
+Record = dict[str, Any]
+Key = tuple[str, str]
+
+
+class RecordFile:
+    """Records by (sample, configuration key); open in one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[Key, Record] = {}
+        self.dropped = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise LoadError(f"cannot write {path}: {error}") from error
+        self._lock()
+        self._read()
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not on this system: two runs in one folder are then the user's to avoid
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            raise InputError(f"another run is writing to {self.path.parent}; wait for it, or give another --out") from error
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # the last line was cut off when the run was killed
+            os.truncate(self._file, whole)
+            self.dropped += 1
+        for line in data[:whole].splitlines():
+            try:
+                record = json.loads(line)
+                self.records[record["sample"], record["key"]] = record
+            except (ValueError, KeyError, TypeError):
+                self.dropped += 1
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether this was measured; what failed is tried again."""
+        record = self.records.get(key)
+        return record is not None and "error" not in record
+
+    def add(self, record: Record) -> None:
+        """Append a record: one write of one whole line."""
+        line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self.records[record["sample"], record["key"]] = json.loads(line)
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinity as null; floats at six significant digits, which is more than the figures show."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,95 @@
+"""What a command-line argument means: a picture file, a text file, standard input, or a sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from whyformer.errors import InputError, LoadError
+from whyformer.inputs.pictures import SUFFIXES, open_picture
+
+_MOST_TEXT = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What the user wants explained.
+
+    Attributes:
+        kind: "image" or "text".
+        content: the picture or the text.
+        name: what names of files may begin with.
+        title: what headings say.
+    """
+
+    kind: str
+    content: Image.Image | str
+    name: str
+    title: str
+
+
+def read_argument(source: str) -> Argument:
+    """Read a picture file, a ``.txt`` file, standard input (``-``), or take the argument as the text itself.
+
+    A name that ends like a picture or a text file is never taken for a sentence, so that a slip of the pen is an error.
+
+    Raises:
+        LoadError: missing or unreadable file.
+        InputError: empty text, a folder, or a file of another kind.
+    """
+    if source == "-":
+        return _sentence(_standard_input())
+    suffix = os.path.splitext(source)[1].lower() if "\n" not in source else ""
+    if suffix in SUFFIXES:
+        return Argument("image", open_picture(source), Path(source).stem, Path(source).name)
+    if suffix == ".txt":
+        return Argument("text", _filled(_read_text(Path(source))), Path(source).stem, Path(source).name)
+    try:
+        exists, folder = Path(source).exists(), Path(source).is_dir()
+    except (OSError, ValueError):  # longer than any file name, or a NUL in it: so it is a sentence
+        exists = folder = False
+    if exists and source.strip():
+        other = f"a file that is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file"
+        raise InputError(
+            f"{source} is {'a folder' if folder else other}; to explain these very words, pass them on standard input, "
+            "with - as the argument"
+        )
+    return _sentence(source)
+
+
+def _sentence(text: str) -> Argument:
+    text = _filled(text)
+    return Argument("text", text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
+
+
+def _standard_input() -> str:
+    try:
+        text = sys.stdin.read(_MOST_TEXT + 1)
+    except UnicodeDecodeError as error:
+        raise InputError("standard input is not UTF-8 text") from error
+    if len(text) > _MOST_TEXT:
+        raise InputError(f"standard input is longer than {_MOST_TEXT // 2**20} million characters")
+    return text
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_TEXT:
+            raise InputError(f"{path} is larger than {_MOST_TEXT // 2**20} MB")
+        return path.read_text(encoding="utf-8-sig").strip()
+    except FileNotFoundError as error:
+        raise LoadError(f"no such file: {path}") from error
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text") from error
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise InputError("the text is empty")
+    return text.strip()

@@ -1,0 +1,73 @@
+"""Read a picture from a file the user names, refusing what is missing, unreadable or far too large."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from whyformer.errors import InputError, LoadError
+
+MAX_PIXELS = 64_000_000
+MAX_BYTES = 256 * 2**20
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jfif")
+
+
+def open_picture(path: str | Path) -> Image.Image:
+    """The picture as RGB, turned upright as its EXIF orientation says; the first frame of an animation.
+
+    Transparent parts are laid on white.
+
+    Raises:
+        LoadError: the file is missing, no picture, damaged, or cannot be read.
+        InputError: more than 64 megapixels or 256 MB (checked before anything is decoded).
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise LoadError(f"{path} is a folder, not a picture")
+        size = path.stat().st_size
+    except FileNotFoundError as error:
+        raise LoadError(f"no such file: {path}") from error
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if size == 0:
+        raise LoadError(f"{path} is empty")
+    if size > MAX_BYTES:
+        raise InputError(f"{path} has {size / 2**20:.0f} MB; pictures of at most {MAX_BYTES // 2**20} MB are read")
+    try:
+        with warnings.catch_warnings():
+            # our own limit, below, is the stricter one and has the better message
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(path) as raw:
+                if raw.width * raw.height > MAX_PIXELS:
+                    raise InputError(_too_large(path, f"{raw.width} x {raw.height} pixels"))
+                return _opaque(ImageOps.exif_transpose(raw))
+    except Image.DecompressionBombError as error:
+        raise InputError(_too_large(path, "far too many pixels (a decompression bomb?)")) from error
+    except UnidentifiedImageError as error:
+        raise LoadError(f"{path} is not a picture that can be read") from error
+    except InputError:
+        raise
+    except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
+        raise LoadError(f"{path} is damaged or cannot be read: {error}") from error
+
+
+def _too_large(path: Path, what: str) -> str:
+    return f"{path} has {what}; at most {MAX_PIXELS // 10**6} megapixels are taken: scale it down first"
+
+
+def _opaque(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith(("I", "F")):
+        # 16-bit and float greyscale: convert() alone would clip everything above 255 to white
+        low, high = picture.getextrema()
+        span = max(float(high) - float(low), 1e-12)  # type: ignore[arg-type]
+        if float(low) < 0 or float(high) > 255:  # type: ignore[arg-type]
+            return picture.point(lambda v: v * (255 / span) - float(low) * 255 / span).convert("L").convert("RGB")  # type: ignore[arg-type]
+        return picture.convert("L").convert("RGB")
+    if picture.has_transparency_data:
+        layer = picture.convert("RGBA")
+        ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(ground, layer).convert("RGB")
+    return picture.convert("RGB")

@@ -1,0 +1,195 @@
+"""Value Zeroing (Mohebbi et al., EACL 2023): what changes in a block when it may not use one token's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.composites import GRADIENT
+from whyformer.errors import InputError
+from whyformer.intercept.mode import AttentionCall, Interception, Plan
+from whyformer.intercept.record import Recording
+from whyformer.methods.aggregation import AGGREGATION, Aggregation
+from whyformer.methods.attention import with_readout
+from whyformer.methods.registry import OPTIONAL_BLOCK, at_least, method, one_of
+from whyformer.methods.task import Scores, Task
+from whyformer.rules.core import Pass
+
+DISTANCES = ("cosine", "euclidean", "dot")
+# arguments that are tokens × tokens where they have two axes, whatever the batch
+_SQUARE = ("mask", "src_mask", "attn_mask")
+_OTHER_SEQUENCE = ("encoder_hidden_states", "memory")
+
+
+@method(
+    "change of each block's output when one token's values are zeroed",
+    family="perturbation",
+    citation="Mohebbi et al.: Quantifying Context Mixing in Transformers, EACL 2023; survey 2.3",
+    class_specific=False,
+    checks={
+        "distance": one_of(*DISTANCES),
+        "block": OPTIONAL_BLOCK,
+        "batch_size": at_least(1),
+        "aggregation": AGGREGATION,
+    },
+)
+def value_zeroing(
+    task: Task,
+    *,
+    distance: str = "cosine",
+    block: int | None = None,
+    batch_size: int = 16,
+    aggregation: Mapping[str, Any] | None = None,
+) -> Scores:
+    """S_b[i, t] = d(h_i^{¬t}, h_i), rows of S_b scaled to sum 1; the scores are the readout row of S_L ⋯ S_1.
+
+    h is the output of block b, h^{¬t} the same block computed again from its own recorded input with the value vector
+    of token t set to 0 in all heads (after the bias), the attention as it was. No identity is added: the residual
+    connection is inside the block. Costs one forward pass and one pass over each block for each token that is no
+    padding, ``batch_size`` of them at once; a loop of whole passes would take blocks times as much.
+
+    Args:
+        distance: d. "cosine" 1 − cos(u, v) (published), "euclidean" ‖u − v‖, "dot" |⟨v, v⟩ − ⟨u, v⟩|.
+        block: use the map of this one block instead of the product over all (negative ones count from the last).
+        batch_size: rows (tokens × samples) that go through a block at once.
+        aggregation: see :mod:`whyformer.methods.aggregation`; the default is ``{"layers": "product"}``. There are no
+            heads to choose: values are zeroed in all of them.
+
+    Raises:
+        MethodNotApplicable: attention in windows or to another sequence, or none at all.
+        InputError: ``block`` or ``aggregation`` outside the model.
+
+    The survey's formula exchanges i and t; this is the paper's and its code's order (methods.md §3.6). Differs from the
+    code: padding gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses no digits near 0.
+    """
+    how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
+    if how.heads != "mean":
+        raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
+    seen: list[AttentionCall] = []
+    plan = Plan(GRADIENT, watch=lambda call: seen.append(_shape_only(call)))
+    recording, row = with_readout(task, plan, keep_calls=True)
+    calls = recording.block_calls
+    how.check(len(calls))
+    _refuse(task, seen, row.shape[-1], calls)
+    chosen = list(range(len(calls)))
+    if not isinstance(how.layers, str):
+        numbers = [how.layers] if isinstance(how.layers, int) else how.layers
+        chosen = sorted({n % len(calls) for n in numbers})
+    real = torch.ones_like(row, dtype=torch.bool)
+    if task.inputs.mask is not None and task.inputs.mask.shape == row.shape:
+        real = task.inputs.mask
+    tokens = [t for t in range(row.shape[-1]) if bool(real[:, t].any())]
+    step = max(1, int(batch_size) // task.inputs.batch)
+    work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]
+    maps = {b: torch.zeros(*row.shape, row.shape[-1], dtype=_wide(calls[b][3]), device=row.device) for b in chosen}
+    for b, some in task.progress(work, "value zeroing", len(work)):
+        for t, changed in _zeroed(recording, b, some, task):
+            maps[b][:, :, t] = _distance(changed, _batch_first(calls[b][3], recording), distance)
+    listed = [torch.zeros(0)] * len(calls)
+    for b, found in maps.items():
+        found *= real[:, None] * real[..., None]
+        sums = found.sum(-1, keepdim=True)
+        listed[b] = torch.where(sums > 0, found / torch.where(sums > 0, sums, 1), 0)
+    if isinstance(how.layers, int):
+        listed, how = [listed[how.layers]], Aggregation(layers=0, rows=how.rows)
+    elif not isinstance(how.layers, str):
+        listed, how = [listed[n] for n in how.layers], Aggregation(layers="mean", rows=how.rows)
+    values = how.reduce(listed, row, real)
+    diagnostics = {"block_passes": len(tokens) * len(chosen)}
+    return Scores(values, recording.logits, diagnostics=diagnostics, grid=recording.mode.convolution_grid)
+
+
+def _shape_only(call: AttentionCall) -> AttentionCall:
+    """What :func:`_refuse` reads, without keeping the tensors alive."""
+    return AttentionCall(call.index, call.block, None, None, call.value.to("meta"), call.output.to("meta"))
+
+
+def _refuse(task: Task, seen: list[AttentionCall], tokens: int, calls: list[Any]) -> None:
+    """Every block must attend from its own tokens to its own tokens."""
+    within = [c for c in seen if c.block is not None]
+    if {c.block for c in within} != set(range(len(calls))):
+        raise task.refuse("no attention was seen in some of its blocks")
+    if any(isinstance(kwargs.get(name), Tensor) for _, _, kwargs, _ in calls for name in _OTHER_SEQUENCE):
+        raise task.refuse("its blocks also look at another sequence (cross-attention), whose tokens would be left out")
+    for call in within:
+        if call.value.shape[0] != task.inputs.batch or call.value.shape[-2] != call.output.shape[-2]:
+            raise task.refuse("its attention works in windows or at several resolutions, or looks at another sequence")
+        if call.value.shape[-2] != tokens:
+            raise task.refuse("its blocks do not all work on the same tokens")
+
+
+def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> Iterator[tuple[int, Tensor]]:
+    """(token t, output ``[B, N, D]`` of the block with t's values zeroed), all tokens in one call of the block."""
+    module, args, kwargs, plain = recording.block_calls[block]
+    batch, times = task.inputs.batch, len(tokens)
+    edited: list[int] = []
+    # rows: sample 0 with each token, sample 1 with each token, ...
+    keep = plain.new_ones(times, 1, _batch_first(plain, recording).shape[1], 1)
+    keep[range(times), 0, tokens] = 0
+    keep = keep.repeat(batch, 1, 1, 1)
+
+    def edit(index: int, value: Tensor) -> Tensor:
+        edited.append(index)
+        # [B·k, H, N, d], or [B·k·H, N, d] with the heads inside
+        return (value.reshape(batch * times, -1, *value.shape[-2:]) * keep.to(value.dtype)).reshape(value.shape)
+
+    repeat = _Repeat(batch, times, plain.shape, recording.run.sequence_first)
+    run = Pass(sequence_first=recording.run.sequence_first)
+    run.batch = batch * times
+    mode = Interception(recording.model, Plan(GRADIENT, edit_value=edit), run)
+    with torch.no_grad(), mode:
+        output = module(*(repeat(None, a) for a in args), **{k: repeat(k, v) for k, v in kwargs.items()})
+    if not edited:
+        raise task.refuse(f"no product of attention and values was seen in its block {block}")
+    changed = _batch_first(output if isinstance(output, Tensor) else output[0], recording)
+    for i, t in enumerate(tokens):
+        yield t, changed[i::times]
+
+
+class _Repeat:
+    """Repeats a block's arguments for every token; caches are left out, since a second pass would append to them."""
+
+    def __init__(self, batch: int, times: int, hidden: torch.Size, sequence_first: bool) -> None:
+        self.batch, self.times, self.hidden, self.sequence_first = batch, times, hidden, sequence_first
+
+    def __call__(self, name: str | None, value: Any) -> Any:
+        if hasattr(value, "get_seq_length"):
+            return None
+        if name == "use_cache":
+            return False
+        if type(value) in (list, tuple):
+            return type(value)(self(name, v) for v in value)
+        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.dim():
+            return value
+        if value.shape == self.hidden:
+            return value.repeat_interleave(self.times, 1 if self.sequence_first else 0)
+        if name in _SQUARE and value.dim() == 2:
+            return value
+        if name in _SQUARE and value.dim() == 3 and value.shape[0] > self.batch and value.shape[0] % self.batch == 0:
+            # [B·H, N, N], as nn.MultiheadAttention takes it
+            return value.unflatten(0, (self.batch, -1)).repeat_interleave(self.times, 0).flatten(0, 1)
+        if value.shape[0] != self.batch or value.dim() == 1:
+            return value
+        # one sample: a view is enough
+        return value.expand(self.times, *value.shape[1:]) if self.batch == 1 else value.repeat_interleave(self.times, 0)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _batch_first(hidden: Tensor, recording: Recording) -> Tensor:
+    return hidden.transpose(0, 1) if recording.run.sequence_first else hidden
+
+
+def _distance(changed: Tensor, plain: Tensor, distance: str) -> Tensor:
+    """``[B, N]`` between vectors ``[B, N, D]``."""
+    u, v = changed.to(_wide(changed)), plain.to(_wide(plain))
+    if distance == "euclidean":
+        return (u - v).norm(dim=-1)
+    if distance == "dot":
+        return ((v - u) * v).sum(-1).abs()
+    return (nn.functional.normalize(u, dim=-1) - nn.functional.normalize(v, dim=-1)).square().sum(-1) / 2

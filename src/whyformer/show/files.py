@@ -1,0 +1,67 @@
+"""Write a set of files so that all of them appear, whole, or none does."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whyformer.errors import LoadError
+from whyformer.show import html, image
+from whyformer.show.words import target_name
+
+if TYPE_CHECKING:
+    from whyformer.explanation import Explanation
+
+
+def slug(*parts: str, limit: int = 80) -> str:
+    """A file name without suffix made of words a user chose: letters, digits, ``_ . -`` only, never hidden or empty."""
+    cleaned = [re.sub(r"[^\w.-]+", "_", part).strip("._-") for part in parts]
+    return "-".join(c for c in cleaned if c)[:limit].rstrip("._-") or "explanation"
+
+
+def contents(
+    results: Sequence[Explanation], name: str, title: str, record: Mapping[str, Any], kinds: Sequence[str]
+) -> dict[str, bytes]:
+    """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
+
+    File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds.
+    """
+    methods = list(dict.fromkeys(e.method for e in results))
+    specific = [e for e in results if e.diagnostics.get("class_specific") is not False]
+    subjects = list(dict.fromkeys(target_name(e) for e in specific or results))
+    stem = slug(name[:40], methods[0] if len(methods) == 1 else f"{len(methods)}_methods", *subjects)
+
+    def made(kind: str) -> bytes:
+        if kind == "html":
+            return html.page(results, title).encode()
+        return (json.dumps(record) + "\n").encode() if kind == "json" else image.encode(image.figure(results), kind)
+
+    return {f"{stem}.{kind}": made(kind) for kind in kinds}
+
+
+def write_all(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write files into a folder, made if it is missing: first under passing names, then renamed.
+
+    Raises:
+        LoadError: the folder or a file cannot be written; then nothing is left behind.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    mark = f".{secrets.token_hex(4)}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / (name + mark)).write_bytes(content)
+        for name in contents:
+            (folder / (name + mark)).replace(folder / name)
+    except OSError as error:
+        for name in contents:
+            (folder / (name + mark)).unlink(missing_ok=True) if folder.is_dir() else None
+        for parent in made:
+            if parent.is_dir() and not any(parent.iterdir()):
+                parent.rmdir()
+        raise LoadError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return [folder / name for name in contents]

@@ -1,0 +1,168 @@
+"""Explanations as HTML that needs nothing else: no script, no style sheet, no request. All text is escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whyformer.show import colours, image
+from whyformer.show.layout import Section, sections
+from whyformer.show.words import figure_of, heading, visible, words
+
+if TYPE_CHECKING:
+    from whyformer.explanation import Explanation
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# Ink and paper are both set, so that a dark notebook or browser cannot make one of them unreadable.
+_CARD = (
+    "font-family:system-ui,sans-serif;font-size:14px;line-height:1.5;color:#111;background:#fff;"
+    "border:1px solid #d5d5d5;border-radius:6px;padding:10px 14px;margin:6px 0;max-width:60em"
+)
+_SMALL = "color:#555;font-size:12px"
+_TEXT = "line-height:2;margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere"
+_STYLE = """
+body{font-family:system-ui,sans-serif;font-size:15px;line-height:1.5;color:#111;background:#fff;max-width:72em;
+margin:0 auto;padding:1em}
+h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .3em}small,.s{color:#555;font-size:.82em}
+.wide{overflow-x:auto}table{border-collapse:collapse}th,td{padding:4px 8px;text-align:left;vertical-align:top}
+th{font-weight:600;overflow-wrap:anywhere}.grid td{min-width:150px}.grid img{width:100%;max-width:260px;display:block}
+.list th{width:14em;font-weight:400;color:#555;font-size:.85em;padding-top:.7em}.list p{margin:0}
+@media(max-width:600px){.list tr,.list th,.list td{display:block;width:auto;padding:0 4px}.list th{padding-top:10px}}
+@media print{body{max-width:none}span{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
+"""
+
+
+def fragment(e: Explanation) -> str:
+    """A card for each sample, for notebooks: the map, its scale, and the top classes; inline styles only."""
+    return "".join(_card(sample) for sample in e)
+
+
+def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer") -> str:
+    """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
+    parts = sections(explanations)
+    body = "".join(_pictures(p) if p.first.level != "token" else _sentences(p) for p in parts)
+    name = text(title)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{name}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1><bdi>{name}</bdi></h1>{body}</body></html>\n"
+    )
+
+
+def text(raw: str) -> str:
+    """Escaped for HTML text and attributes, with control characters written out."""
+    return html.escape(visible(raw, keep="\n\t"), quote=True)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------
+def _card(e: Explanation) -> str:
+    head = f"<div><b><bdi>{text(heading(e))}</bdi></b> <span style=\"{_SMALL}\">{text(e.method)}</span></div>"
+    drawable = e.level != "patch" or e.grid is not None
+    if e.level == "token":
+        body = _highlight(e)
+    elif drawable:
+        body = f'<img alt="{_description(e)}" style="max-width:100%;display:block;margin:6px 0" src="{_source(e)}">'
+    else:
+        body = f'<div style="{_SMALL}">patch scores without a grid: read them from .scores</div>'
+    foot = f'<div style="{_SMALL}">{_classes(e)}</div>'
+    return f'<div style="{_CARD}">{head}{body}{_scale(e)}{foot}</div>'
+
+
+def _pictures(part: Section) -> str:
+    """Rows are methods, columns the classes; the picture itself stands before them."""
+    head = "".join(f"<th scope=\"col\"><bdi>{text(heading(e))}</bdi></th>" for e in _columns(part))
+    original = ""
+    if part.first.pictures is not None:
+        pixels = base64.b64encode(image.png(part.first.pictures[0].numpy())).decode()
+        look = 'alt="the picture as the model saw it" style="max-width:260px;width:100%"'
+        original = f'<p><img {look} src="data:image/png;base64,{pixels}"></p>'
+    rows = []
+    for name, row in zip(part.methods, part.cells, strict=True):
+        cells = "".join(f"<td>{_map(e)}</td>" if e is not None else "<td></td>" for e in row)
+        rows.append(f"<tr><th scope=\"row\">{text(name)}{_agnostic(row)}</th>{cells}</tr>")
+    table = f'<table class="grid"><tr><td></td>{head}</tr>{"".join(rows)}</table>'
+    return f'<section>{original}<p class="s">{_classes(part.first)}</p><div class="wide">{table}</div></section>'
+
+
+def _map(e: Explanation) -> str:
+    if e.level == "patch" and e.grid is None:
+        return "<small>patch scores without a grid</small>"
+    return f'<img alt="{_description(e)}" src="{_source(e)}">{_scale(e)}'
+
+
+def _sentences(part: Section) -> str:
+    """Under each class one line a method, so that lines can be compared word by word."""
+    blocks = [f'<p class="s">{_classes(part.first)}</p>']
+    for column, named in enumerate(_columns(part)):
+        rows = [
+            f'<tr><th scope="row">{text(name)}{_agnostic(row)}</th><td>{_highlight(e)}{_scale(e)}</td></tr>'
+            for name, row in zip(part.methods, part.cells, strict=True)
+            if (e := row[column]) is not None
+        ]
+        blocks.append(f'<h2><bdi>{text(heading(named))}</bdi></h2><table class="list">{"".join(rows)}</table>')
+    return f"<section>{''.join(blocks)}</section>"
+
+
+def _columns(part: Section) -> list[Explanation]:
+    """For each column an explanation that names its class, which class-agnostic ones do not."""
+    found = []
+    for column in range(len(part.targets)):
+        cells = [e for row in part.cells if (e := row[column]) is not None]
+        found.append(next((e for e in cells if e.diagnostics.get("class_specific") is not False), cells[0]))
+    return found
+
+
+def _agnostic(row: list[Explanation | None]) -> str:
+    """A remark for methods whose map is the same whatever class is asked for."""
+    same = all(e.diagnostics.get("class_specific") is False for e in row if e is not None)
+    return '<br><span class="s">any class</span>' if same else ""
+
+
+def _highlight(e: Explanation) -> str:
+    pieces, rest = words(e)
+    scale = colours.scale_of(e)
+    marked = []
+    for piece in pieces:
+        tip = piece.text if len(piece.parts) == 1 else " + ".join(f"{t} ({figure_of(s)})" for t, s in piece.parts)
+        ground = "#{:02x}{:02x}{:02x}".format(*colours.tint(float(scale.unit(np.array(piece.score))), 0.85))
+        marked.append(
+            f"{text(piece.gap)}<span title=\"{figure_of(piece.score)} · {text(tip)}\" "
+            f'style="background:{ground};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
+        )
+    return f'<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'
+
+
+def _scale(e: Explanation) -> str:
+    """The colour bar with its ends, or a note where there is nothing to draw."""
+    scale = colours.scale_of(e)
+    if scale.note is not None:
+        return f'<div style="{_SMALL}">{scale.note}</div>'
+    steps = np.linspace(-1 if scale.signed else 0, 1, 9)
+    if e.level == "token":
+        stops = [colours.tint(float(u), 0.85) for u in steps]
+    else:
+        stops = [tuple(np.rint(c * 255).astype(int).tolist()) for c in colours.paint(steps, scale.signed)]
+    ramp = ",".join(f"#{r:02x}{g:02x}{b:02x}" for r, g, b in stops)
+    low, high = scale.ends
+    look = f"display:inline-block;width:8em;height:.7em;margin:0 .4em;background:linear-gradient(to right,{ramp})"
+    bar = f'<span style="{look}"></span>'
+    return f'<div style="{_SMALL}">{low}{bar}{high}</div>'
+
+
+def _classes(e: Explanation) -> str:
+    best = [f"<bdi>{text(name)}</bdi> {100 * share:.1f}%" for _, name, _, share in e.top(0, 5)]
+    return "The model says: " + " · ".join(best)
+
+
+def _description(e: Explanation) -> str:
+    return text(f"{e.method}: why {heading(e)}")
+
+
+def _source(e: Explanation) -> str:
+    return "data:image/png;base64," + base64.b64encode(image.png(image.overlay(e))).decode()

@@ -1,0 +1,221 @@
+"""Explanations in the terminal: plain text for ``print``, and colours through rich where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.style import Style
+from rich.text import Text
+
+from whyformer.show import colours
+from whyformer.show.layout import sections
+from whyformer.show.words import Word, array, figure_of, heading, visible, words
+
+if TYPE_CHECKING:
+    from whyformer.explanation import Explanation
+
+_ROWS = 24  # words or patches in a plain listing
+_BAR = 16
+_NAME = 44  # cells for a class name
+_INK = "rgb(17,17,17)"
+_PAPER = "rgb(255,255,255)"
+_SHADES, _ASCII = " ░▒▓█", " .:*#"
+
+
+# -- plain text --------------------------------------------------------------------------------------------------
+def plain(e: Explanation, top: int = 5) -> str:
+    """Each sample as text: its top classes, then its strongest features with their scores, in order."""
+    parts = []
+    for i, sample in enumerate(e):
+        head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
+        parts.append("\n".join([*head, top_classes(sample, top), "", f"{_subject(sample)}:", *_listing(sample)]))
+    return "\n\n".join(parts)
+
+
+def top_classes(e: Explanation, k: int = 5) -> str:
+    """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns."""
+    best = e.top(0, k)
+    names = [_fitted(visible(name), _NAME) for _, name, _, _ in best]
+    wide = max(map(cell_len, names), default=0)
+    values = [f"{value:.3f}" for _, _, value, _ in best]
+    digits, lengths = max(len(str(i)) for i, *_ in best), max(map(len, values))
+    lines = [f"Top {len(best)} classes:" if len(best) > 1 else "Class:"]
+    for (index, _, _, share), name, value in zip(best, names, values, strict=True):
+        padded = set_cell_size(name, wide)
+        lines.append(f"  {index:>{digits}} : {padded}  value = {value:>{lengths}}  prob = {100 * share:5.1f}%")
+    return "\n".join(lines)
+
+
+def _subject(e: Explanation) -> str:
+    return f"{visible(e.method)}, {heading(e)}"
+
+
+def _listing(e: Explanation) -> list[str]:
+    """The strongest features of one sample in order, one a line, with bars that need no colour."""
+    scale = colours.scale_of(e)
+    if scale.note is not None:
+        return [f"  ({scale.note})"]
+    if e.level == "token":
+        features = [(visible(w.text), w.score) for w in words(e)[0]]
+        kind = "words" if e.offsets is not None and e.texts is not None else "tokens"
+    else:
+        flat = array(e.scores[0])
+        shape = e.grid if e.level == "patch" else flat.shape
+        places = [_place(i, shape, e.level) for i in range(flat.size)]
+        features = list(zip(places, flat.reshape(-1).tolist(), strict=True))
+        kind = "patches" if e.level == "patch" else "pixels"
+    limit = _ROWS if e.level == "token" else 5
+    strongest = sorted(range(len(features)), key=lambda i: -abs(features[i][1]))[:limit]
+    order = sorted(strongest) if e.level == "token" else strongest
+    lines = []
+    for i in order:
+        text, score = features[i]
+        bar = ("-" if score < 0 else "█") * round(abs(float(scale.unit(np.array(score)))) * _BAR)
+        lines.append(f"  {figure_of(score):>10}  {bar:<{_BAR}}  {_fitted(text, 46)}")
+    if len(features) > limit:
+        lines.append(f"  ({limit} of {len(features)} {kind} shown)")
+    return lines
+
+
+def _place(index: int, shape: tuple[int, ...] | None, level: str) -> str:
+    if shape is None or len(shape) != 2:
+        return f"{level} {index}"
+    return f"{level} in row {index // shape[1]}, column {index % shape[1]}"
+
+
+def _fitted(text: str, cells: int) -> str:
+    return text if cell_len(text) <= cells else chop_cells(text, cells - 1)[0] + "…"
+
+
+# -- colours -----------------------------------------------------------------------------------------------------
+def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> RenderableType:
+    """Top classes once for each input, then the map of each method and target; fits the console it is printed on."""
+    shown: list[RenderableType] = []
+    for part in sections(explanations):
+        if top:
+            shown += [Text(top_classes(part.first, top)), Text()]
+        for name, row in zip(part.methods, part.cells, strict=True):
+            maps = [e for e in row if e is not None]
+            if all(e.diagnostics.get("class_specific") is False for e in maps):
+                maps = maps[:1]
+            if part.first.level == "token":
+                shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
+            else:
+                shown += [Text(name, style="bold"), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
+    return Group(*shown)
+
+
+def heat(e: Explanation, title: str | None = None) -> RenderableType:
+    """The map of one sample under a title: words on their colours, or a block of coloured cells for a picture."""
+    head = Text(title or _subject(e), style="bold")
+    scale = colours.scale_of(e)
+    if scale.note is not None:
+        return Group(head, Text(f"({scale.note})"), Text())
+    body: RenderableType = _Sentence(e, scale) if e.level == "token" else _Blocks(e)
+    return Group(head, body, Text())
+
+
+@dataclass(frozen=True)
+class _Sentence:
+    """Words on coloured paper; a listing with bars where the console has no colours."""
+
+    e: Explanation
+    scale: colours.Scale
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if _colourless(console):
+            yield Text(_ascii("\n".join(_listing(self.e)), options))
+            return
+        pieces, rest = words(self.e)
+        text = Text(overflow="fold")
+        for piece in pieces:
+            text.append(visible(piece.gap, keep="\n"))
+            text.append(visible(piece.text), style=self._style(piece))
+        text.append(visible(rest.rstrip(), keep="\n"))
+        # black on paper, whatever the terminal's own background: so white always means 0
+        yield Padding(text, (0, 1), style=f"{_INK} on {_PAPER}")
+        yield _legend(self.scale, lambda u: colours.tint(u, 0.85))
+
+    def _style(self, word: Word) -> Style:
+        red, green, blue = colours.tint(float(self.scale.unit(np.array(word.score))), 0.85)
+        return Style.parse(f"{_INK} on rgb({red},{green},{blue})")
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A grid of cells, two characters wide; shades where the console has no colours, "-" before negative ones."""
+
+    e: Explanation
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells, remark = self._cells(options.max_width // 2)
+        if cells is None:
+            yield Text(_ascii("\n".join(_listing(self.e)), options))
+            return
+        scale = colours.scale(cells)
+        bare = _colourless(console)
+
+        def colour(unit: float) -> tuple[int, int, int]:
+            red, green, blue = np.rint(colours.paint(np.array(unit), scale.signed) * 255).astype(int).tolist()
+            return red, green, blue
+
+        for row in scale.unit(cells):
+            line = Text(no_wrap=True)
+            for value in row:
+                if bare:
+                    shade = _SHADES[round(abs(float(value)) * 4)]
+                    line.append(_ascii(("-" if value < 0 and shade != " " else shade) + shade, options))
+                else:
+                    line.append("  ", style="on rgb({},{},{})".format(*colour(float(value))))
+            yield line
+        yield _legend(scale, None if bare else colour).append(remark, style="dim")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        cells, _ = self._cells(options.max_width // 2)
+        wide = options.max_width if cells is None else min(options.max_width, max(28, 2 * cells.shape[1]))
+        return Measurement(wide, wide)
+
+    def _cells(self, limit: int) -> tuple[np.ndarray[Any, Any] | None, str]:
+        """(the map with at most ``limit`` columns, a remark on what its cells are); None for patches without a grid."""
+        scores = array(self.e.scores[0])
+        if self.e.level == "patch":
+            if self.e.grid is None:
+                return None, ""
+            scores = scores.reshape(self.e.grid)
+        # pixels are so many that there is a choice: two such maps stand side by side in 80 columns
+        limit = max(4, min(limit, 18 if self.e.level == "pixel" else 37))
+        step = -(-scores.shape[1] // limit)
+        if step == 1:
+            return scores, ""
+        rows, columns = (-(-side // step) * step for side in scores.shape)
+        padded = np.full((rows, columns), np.nan)
+        padded[: scores.shape[0], : scores.shape[1]] = scores
+        blocks = padded.reshape(rows // step, step, columns // step, step)
+        return np.nanmean(blocks, axis=(1, 3)), f" (means of {step} x {step})"
+
+
+def _legend(scale: colours.Scale, colour: Any) -> Text:
+    """A small colour bar with its ends named."""
+    low, high = scale.ends
+    if colour is None:
+        return Text(f"{low} to {high}", style="dim")
+    bar = Text(f"{low} ", style="dim")
+    for u in np.linspace(-1 if scale.signed else 0, 1, 13):
+        bar.append(" ", style="not dim on rgb({},{},{})".format(*colour(float(u))))
+    return bar.append(f" {high}")
+
+
+def _colourless(console: Console) -> bool:
+    return console.color_system is None or console.no_color
+
+
+def _ascii(text: str, options: ConsoleOptions) -> str:
+    return text.translate(str.maketrans(_SHADES, _ASCII)).replace("…", "...") if options.ascii_only else text
