@@ -220,7 +220,7 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: 
     if callable(resolver.target):
         raise InputError(f"arbitrate: mode '{mode}' compares classes, so the target must be a class, not a callable")
     first = logits.cpu().scatter(1, index[:, None], float("inf"))
-    wanted = first.argsort(1, descending=True, stable=True)[:, :labels]
+    wanted = first.argsort(dim=1, descending=True, stable=True)[:, :labels]
     return wanted, [Probability(column.tolist(), several) for column in wanted.T]
 
 

@@ -118,7 +118,5 @@ def measure(
     clean = [goal(logits).double().tolist() for goal in goals]
     found = torch.zeros(2, len(scores), len(parts), len(goals), dtype=torch.float64)
     for p, m, b, k in everything():
-        found[p, m, b, k] = criterion.score(
-            scores[m][k][b][parts[b][p]], clean[k][b], outputs[k][places[p, m, b, k]]
-        )
+        found[p, m, b, k] = criterion.score(scores[m][k][b][parts[b][p]], clean[k][b], outputs[k][places[p, m, b, k]])
     return found, {"perturbed": len(table), "unshared": sum(map(len, alone))}

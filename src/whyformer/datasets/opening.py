@@ -80,7 +80,7 @@ def _reader(readers: dict[str, Any], kind: str) -> Any:
 
 
 def _picture_kind(place: Path) -> str:
-    if place.is_file() and place.suffix == ".mat" or (place / "gtsegs_ijcv.mat").is_file():
+    if (place.is_file() and place.suffix == ".mat") or (place / "gtsegs_ijcv.mat").is_file():
         return "gtsegs"
     if not place.is_dir():
         raise LayoutError(f"no such folder: {place}. Expected {_KINDS['pictures']}")

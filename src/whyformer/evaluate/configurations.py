@@ -45,7 +45,9 @@ FLOOR = Configuration(RANDOM, RANDOM, RANDOM, published=RANDOM, class_specific=F
 CEILING = Configuration(TRUTH, TRUTH, TRUTH, published=TRUTH)
 
 
-def parse_methods(given: str | Sequence[str | tuple[str, dict[str, Any]]], published: dict[str, dict[str, Any]]) -> list[Configuration]:
+def parse_methods(
+    given: str | Sequence[str | tuple[str, dict[str, Any]]], published: dict[str, dict[str, Any]]
+) -> list[Configuration]:
     """Configurations from ``"rollout:start_layer=1,lrp"`` or a list of such names or of (name, settings).
 
     ``name=`` in front gives a label: ``"no gradient=transformer_attribution:weighting='none'"``.

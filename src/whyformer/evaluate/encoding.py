@@ -60,7 +60,11 @@ def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
 
 def longest_text(model: nn.Module, tokenizer: Any, wanted: int | None = None) -> int:
     """The most tokens a text may have: what is wanted, within what model and tokenizer take."""
-    limits = [getattr(getattr(model, "config", None), "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None), wanted]
+    limits = [
+        getattr(getattr(model, "config", None), "max_position_embeddings", None),
+        getattr(tokenizer, "model_max_length", None),
+        wanted,
+    ]
     return min([int(n) for n in limits if n and 0 < n < 10**9] or [512])
 
 

@@ -16,7 +16,7 @@ from whyformer.evaluate.forwards import padded
 from whyformer.explanation import Explanation
 
 
-class Unusable(Exception):
+class Unusable(Exception):  # noqa: N818 - reads better at the call site
     """A map without information; ``kind`` is "constant", "nan" or "failed"."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -54,13 +54,22 @@ def usable(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     return scores
 
 
-def explain_pixels(model: nn.Module, processor: Any, configuration: Configuration, pixels: Tensor, targets: Sequence[int]) -> list[Found]:
+def explain_pixels(
+    model: nn.Module, processor: Any, configuration: Configuration, pixels: Tensor, targets: Sequence[int]
+) -> list[Found]:
     """Explanations of pictures ``[B, C, H, W]``, in one batch if that works, else one by one."""
-    return _explain(model, processor, configuration, [pixels[i] for i in range(len(pixels))], list(targets), torch.stack)
+    return _explain(
+        model, processor, configuration, [pixels[i] for i in range(len(pixels))], list(targets), torch.stack
+    )
 
 
 def explain_ids(
-    model: nn.Module, processor: Any, configuration: Configuration, rows: Sequence[Sequence[int]], targets: Sequence[int], pad: int
+    model: nn.Module,
+    processor: Any,
+    configuration: Configuration,
+    rows: Sequence[Sequence[int]],
+    targets: Sequence[int],
+    pad: int,
 ) -> list[Found]:
     """Explanations of token rows of any lengths; scores of padding are cut off by the caller (``[:len(row)]``)."""
 
@@ -71,7 +80,9 @@ def explain_ids(
     return _explain(model, processor, configuration, list(rows), list(targets), batch)
 
 
-def _explain(model: nn.Module, processor: Any, configuration: Configuration, items: list[Any], targets: list[int], batch: Any) -> list[Found]:
+def _explain(
+    model: nn.Module, processor: Any, configuration: Configuration, items: list[Any], targets: list[int], batch: Any
+) -> list[Found]:
     from whyformer.explain import explain
 
     if not items:
@@ -81,9 +92,11 @@ def _explain(model: nn.Module, processor: Any, configuration: Configuration, ite
         return [Found(one) for one in made]
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - any failure of a method is a finding of the benchmark
+    except Exception as error:
         if len(items) > 1:
-            singles = (_explain(model, processor, configuration, [i], [t], batch) for i, t in zip(items, targets, strict=True))
+            singles = (
+                _explain(model, processor, configuration, [i], [t], batch) for i, t in zip(items, targets, strict=True)
+            )
             return [found for single in singles for found in single]
         kind = "nan" if "NaN" in str(error) else "failed"
         return [Found(None, Unusable(kind, f"{type(error).__name__}: {error}"))]

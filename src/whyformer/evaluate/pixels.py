@@ -45,7 +45,9 @@ class PixelSpec:
         return np.asarray(picture.resize((width, height), Image.Resampling.NEAREST)) > 127
 
 
-def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None, size: tuple[int, int] | None = None) -> PixelSpec:
+def pixel_spec(
+    model: nn.Module, processor: Any, resample: str | None = None, size: tuple[int, int] | None = None
+) -> PixelSpec:
     """Size, filter and normalisation of a model's image processor.
 
     Args:
@@ -54,7 +56,9 @@ def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None, si
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
     if mean is None or std is None:
-        raise InputError("what black is in the model's space is unknown: pass an image processor with image_mean and image_std")
+        raise InputError(
+            "what black is in the model's space is unknown: pass an image processor with image_mean and image_std"
+        )
     if getattr(processor, "do_normalize", True) is False:
         mean, std = [0.0] * len(mean), [1.0] * len(mean)
     if resample is None:
@@ -62,7 +66,12 @@ def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None, si
         resample = next((n for n, v in RESAMPLING.items() if v == number), "bilinear")
     if resample not in RESAMPLING:
         raise InputError(f"resample must be one of {', '.join(RESAMPLING)}, not {resample!r}")
-    return PixelSpec(size or _size(model, processor), resample, torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32))
+    return PixelSpec(
+        size or _size(model, processor),
+        resample,
+        torch.tensor(mean, dtype=torch.float32),
+        torch.tensor(std, dtype=torch.float32),
+    )
 
 
 def _size(model: nn.Module, processor: Any) -> tuple[int, int]:

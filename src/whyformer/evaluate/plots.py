@@ -12,7 +12,18 @@ if TYPE_CHECKING:
     from whyformer.evaluate.report import Curves
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, then greys for what is left
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6914", "#F0E442", "#7F7F7F", "#000000")
+_COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#8B6914",
+    "#F0E442",
+    "#7F7F7F",
+    "#000000",
+)
 _STYLES = ("-", "--", "-.", ":")
 
 

@@ -70,16 +70,50 @@ TABLE_2: dict[str, dict[str, float]] = {
 }  # fmt: skip
 
 TABLE_3: dict[str, dict[str, float]] = {
-    "without gradient": {"pixel_accuracy": 77.66, "map": 85.66, "miou": 59.88, "positive/predicted": 18.23, "negative/predicted": 52.88},
-    "last block": {"pixel_accuracy": 78.32, "map": 85.25, "miou": 59.93, "positive/predicted": 18.01, "negative/predicted": 52.43},
-    "first block": {"pixel_accuracy": 60.30, "map": 73.63, "miou": 39.06, "positive/predicted": 27.33, "negative/predicted": 37.42},
-    "full method": {"pixel_accuracy": 79.70, "map": 86.03, "miou": 61.95, "positive/predicted": 17.03, "negative/predicted": 54.16},
+    "without gradient": {
+        "pixel_accuracy": 77.66,
+        "map": 85.66,
+        "miou": 59.88,
+        "positive/predicted": 18.23,
+        "negative/predicted": 52.88,
+    },
+    "last block": {
+        "pixel_accuracy": 78.32,
+        "map": 85.25,
+        "miou": 59.93,
+        "positive/predicted": 18.01,
+        "negative/predicted": 52.43,
+    },
+    "first block": {
+        "pixel_accuracy": 60.30,
+        "map": 73.63,
+        "miou": 39.06,
+        "positive/predicted": 27.33,
+        "negative/predicted": 37.42,
+    },
+    "full method": {
+        "pixel_accuracy": 79.70,
+        "map": 86.03,
+        "miou": 61.95,
+        "positive/predicted": 17.03,
+        "negative/predicted": 54.16,
+    },
 }
 
 ALI_DATA = ("imdb", "sst2", "bace", "mnist", "emotion", "hate", "sentiment", "meld", "semaine")
 ALI_METHODS = "raw_attention,rollout,gae,input_x_gradient,lrp_ah,lrp_ln,lrp_ah_ln"
 ALI_SETTINGS: dict[str, dict[str, Any]] = {
-    name: {} for name in ("raw_attention", "attention_flow", "rollout", "gae", "input_x_gradient", "lrp_ah", "lrp_ln", "lrp_ah_ln")
+    name: {}
+    for name in (
+        "raw_attention",
+        "attention_flow",
+        "rollout",
+        "gae",
+        "input_x_gradient",
+        "lrp_ah",
+        "lrp_ln",
+        "lrp_ah_ln",
+    )
 }
 _ALI_ROWS = {
     "random": (0.673, 0.664, 0.624, 0.324, 0.516, 0.640, 0.484, 0.460, 0.432),

@@ -81,7 +81,9 @@ def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
             inside[block].append(name)
         else:
             (after if started else before).append(name)
-    listed = [("head", after)] + [(f"block {i}", inside[i]) for i in reversed(range(len(blocks)))] + [("embeddings", before)]
+    listed = (
+        [("head", after)] + [(f"block {i}", inside[i]) for i in reversed(range(len(blocks)))] + [("embeddings", before)]
+    )
     return [(name, names) for name, names in listed if names]
 
 

@@ -48,7 +48,10 @@ def token_counts(predicted: ArrayLike, truth: ArrayLike) -> tuple[int, int, int]
 
 def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.float64]:
     """Harmonic mean of precision and recall, 2·both/(predicted + true); 0 where both are empty."""
-    b, total = np.asarray(both, dtype=np.float64), np.asarray(predicted, dtype=np.float64) + np.asarray(true, dtype=np.float64)
+    b, total = (
+        np.asarray(both, dtype=np.float64),
+        np.asarray(predicted, dtype=np.float64) + np.asarray(true, dtype=np.float64),
+    )
     return np.divide(2 * b, total, out=np.zeros_like(b), where=total > 0)
 
 

@@ -43,7 +43,9 @@ class RecordFile:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise InputError(f"another run is writing to {self.path.parent}; wait for it, or give another --out") from error
+            raise InputError(
+                f"another run is writing to {self.path.parent}; wait for it, or give another --out"
+            ) from error
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -81,7 +83,9 @@ class RecordFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

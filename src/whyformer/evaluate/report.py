@@ -143,7 +143,10 @@ class Report:
         made = [
             _replace(folder / "table.md", self.markdown().encode()),
             _replace(folder / "table.csv", text.getvalue().encode()),
-            _replace(folder / "report.json", (json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()),
+            _replace(
+                folder / "report.json",
+                (json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
+            ),
         ]
         if self.curves:
             from whyformer.evaluate.plots import curves_png

@@ -21,7 +21,7 @@ from whyformer.intercept import operations as ops
 from whyformer.intercept.decompositions import DECOMPOSITIONS, RELEVANCE_DECOMPOSITIONS
 from whyformer.rules import elementary
 from whyformer.rules.attention import attention_gradient, masked_softmax
-from whyformer.rules.core import Call, Pass, Rule, Ruled
+from whyformer.rules.core import Call, Pass, Rule, Ruled, keep_value
 
 _PLAIN_ATTENTION = Rule("attention", lambda call, r: (_ for _ in ()).throw(RuntimeError("gradient only")), attention_gradient)
 _PRODUCT_WITH_CONSTANT = Rule("product", elementary.z_rule)
@@ -161,7 +161,11 @@ class Interception(TorchFunctionMode):
     def _carried(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         composite = self.plan.composite
         self._refuse_hidden_graphs(args)
+        if kwargs.get("inplace") is True:
+            return self._in_place(name + "_", func, args, {**kwargs, "inplace": False}, func)
         if composite.carrier == "multiplier":
+            if ops.is_in_place(name) and name[:-1] in composite.rules:
+                return self._in_place(name, func, args, kwargs)
             if name in composite.rules:
                 return composite.rules[name](func, args, kwargs)
             if composite.audit and not self._known(name, composite.native):
@@ -257,6 +261,9 @@ class Interception(TorchFunctionMode):
             if not both and getattr(args[1], "_whyformer_parameter", False):
                 return rules["linear"]
             return rules["matmul"] if both else _PRODUCT_WITH_CONSTANT
+        if name == "einsum":
+            carrying = sum(t.requires_grad for t in _tensors(args))
+            return {1: _PRODUCT_WITH_CONSTANT, 2: rules["matmul"]}.get(carrying)
         if name in ("conv2d", "conv1d", "conv3d") and id(args[0]) in self.own:
             return rules.get("input_conv")
         return rules.get(name)
@@ -273,6 +280,8 @@ class Interception(TorchFunctionMode):
             info = {k: a[k] for k in ("stride", "padding", "dilation", "groups")}
             operands = [a["input"], a["weight"]] + ([] if a["bias"] is None else [a["bias"]])
             return Ruled.apply(rule, self.run, lambda x, w, b=None: func(x, w, b, **info), info, *operands)
+        if name == "einsum":
+            return Ruled.apply(rule, self.run, lambda *operands: func(args[0], *operands), {}, *_tensors(args))
         if name == "gelu":
             approximate = kwargs.get("approximate", "none")
             return Ruled.apply(rule, self.run, lambda x: func(x, approximate=approximate), {"approximate": approximate}, args[0])
@@ -298,7 +307,8 @@ class Interception(TorchFunctionMode):
         a = ops.bind("input other", args, kwargs, alpha=1)
         left, right, alpha = a["input"], a["other"], a["alpha"]
         if alpha != 1:
-            right = right * alpha
+            with self:
+                right = right * alpha
         sign = -1 if name == "sub" else 1
         if not isinstance(right, Tensor) or not isinstance(left, Tensor) or _is_bias(left, right) or _is_bias(right, left):
             # a number or a bias vector takes no relevance
@@ -307,15 +317,16 @@ class Interception(TorchFunctionMode):
             return Ruled.apply(_SHIFT, self.run, lambda x: func(left, x), {}, right)
         return Ruled.apply(rule, self.run, lambda u, v: func(u, v), {"signs": (1, sign)}, left, right)
 
-    def _in_place(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_place(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Any = None) -> Any:
         """The same out of place, copied into the target, so that aliases see it and relevance follows."""
+        keep_value(args[0])
         if name in ("copy_", "__setitem__", "masked_fill_", "zero_", "fill_", "squeeze_", "unsqueeze_", "t_", "transpose_"):
             return func(*args, **kwargs)
-        plain = ops.out_of_place(name)
+        plain = plain or ops.out_of_place(name)
         if plain is None:
             return self._unless_silent(name, func, args, kwargs)
         with self:
-            value = plain(*args, **kwargs)
+            value = plain(args[0].clone(), *args[1:], **kwargs)
         return args[0].copy_(value)
 
     # -- attention -------------------------------------------------------------------------------------------

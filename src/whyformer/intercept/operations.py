@@ -23,7 +23,7 @@ VIEWS = frozenset(
 LINEAR = frozenset(
     """linear addmm addmv addbmm baddbmm bmm mm mv matmul einsum tensordot conv1d conv2d conv3d conv_transpose2d add sub
     rsub neg mul div mean sum cumsum embedding index_add scatter_add avg_pool1d avg_pool2d adaptive_avg_pool1d
-    adaptive_avg_pool2d interpolate batch_norm _grouped_mm lerp nansum
+    adaptive_avg_pool2d interpolate batch_norm _grouped_mm lerp addcmul nansum
     """.split()
 )
 
@@ -56,7 +56,7 @@ _DUNDERS = {
 _SYNONYMS = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "negative": "neg",
     "special_softmax": "softmax", "special_expit": "sigmoid", "clip": "clamp", "swish": "silu",
-    "native_layer_norm": "layer_norm", "dropout_": "dropout", "alpha_dropout": "dropout",
+    "native_layer_norm": "layer_norm", "log_sigmoid": "logsigmoid", "dropout_": "dropout", "alpha_dropout": "dropout",
     "feature_alpha_dropout": "dropout", "_native_multi_head_attention": "multi_head_attention_forward",
 }  # fmt: skip
 

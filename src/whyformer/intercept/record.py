@@ -141,6 +141,8 @@ def record(
         output = model(*args, **kwargs)
     if plan.project is not None:
         for projection in mode.projections.values():
+            if projection.norm_input is not None:
+                projection.norm_input = batch_first(projection.norm_input, run)
             plan.project(projection)
     mask = kwargs.get("decoder_attention_mask" if "decoder_input_ids" in kwargs else "attention_mask")
     recording.logits = read_logits(output, mask)
@@ -176,7 +178,8 @@ def _hooks(
         if hidden is None:
             return None
         if root == "embedding" and mode.block == 0:
-            hidden = mode.add_root((hidden if root_value is None else root_value).detach().clone().requires_grad_())
+            value = batch_first(hidden, recording.run) if root_value is None else root_value
+            hidden = batch_first(mode.add_root(value.detach().clone().requires_grad_()), recording.run, back=True)
             args, kwargs = _replace(args, kwargs, name, hidden)
         elif mode.block in recording.plan.features:
             if not hidden.requires_grad:
@@ -188,7 +191,7 @@ def _hooks(
             hidden = Tap.apply(hidden, _account(recording, mode.block))
             args, kwargs = _replace(args, kwargs, name, hidden)
         if keep_inputs:
-            recording.block_inputs.append(hidden)
+            recording.block_inputs.append(batch_first(hidden, recording.run))
         return args, kwargs
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -199,9 +202,9 @@ def _hooks(
         if module is not blocks[-1]:
             return None
         if root == "output":
-            tapped = hidden.detach().requires_grad_()
             mode.roots[:] = []
-            mode.add_root(tapped)
+            root_leaf = mode.add_root(batch_first(hidden, recording.run).detach().clone().requires_grad_())
+            tapped = batch_first(root_leaf, recording.run, back=True)
         elif hidden.requires_grad:
             tapped = Tap.apply(hidden, _listen(recording))
         else:
@@ -228,6 +231,12 @@ def _listen(recording: Recording) -> Callable[[Tensor], None]:
             recording.readout = recording.run.batch_first(flow)
 
     return listener
+
+
+def batch_first(tokens: Tensor, run: Pass, *, back: bool = False) -> Tensor:
+    """``[N, B, D]`` of a model that lays out tokens so as ``[B, N, D]`` (or ``back``); anything else as it is."""
+    swap = run.sequence_first and tokens.dim() == 3 and tokens.shape[0 if back else 1] == run.batch
+    return tokens.transpose(0, 1) if swap else tokens
 
 
 def _account(recording: Recording, block: int) -> Callable[[Tensor], None]:

@@ -137,8 +137,6 @@ def with_readout(task: Task, plan: Plan, **options: Any) -> tuple[Recording, Ten
     (gradient,) = recording.backward(recording.logits.detach(), keep=False)
     if gradient.dim() != 3:
         raise task.refuse(f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix")
-    if task.inputs.batch != gradient.shape[0] and task.inputs.batch == gradient.shape[1]:
-        gradient = gradient.transpose(0, 1)
     return recording, readout_row(gradient)
 
 
@@ -158,10 +156,7 @@ def observe_gradients(task: Task, start: int, fuse: Any, **options: Any) -> tupl
     recording.backward(task.seed(recording.logits))
     if recording.readout is None:
         raise task.refuse("the output of its last block is unknown or does not reach the logits")
-    gradient = recording.readout
-    if task.inputs.batch != gradient.shape[0] and gradient.dim() == 3 and task.inputs.batch == gradient.shape[1]:
-        gradient = gradient.transpose(0, 1)
-    row = readout_row(gradient)
+    row = readout_row(recording.readout)
     return recording, task.global_maps(maps, row.shape[-1]), row
 
 

@@ -57,7 +57,7 @@ def _cam(task: Task, features: Tensor, gradient: Tensor) -> tuple[Tensor, tuple[
     if features.dim() == 4:
         grid = (int(features.shape[1]), int(features.shape[2]))
         features, gradient = features.flatten(1, 2), gradient.flatten(1, 2)
-    if features.shape[0] != task.inputs.batch and features.shape[1] == task.inputs.batch:
+    if features.shape[0] != task.inputs.batch:  # tokens first
         features, gradient = features.transpose(0, 1), gradient.transpose(0, 1)
     real = task.inputs.mask
     if real is not None and real.shape == features.shape[:2]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,8 +38,6 @@ def reduce(inputs: Inputs, values: Tensor, norm: str) -> tuple[Tensor, str]:
     if inputs.modality == "image" and values.dim() == 5:  # frames of a video count as channels
         values = values.flatten(1, 2)
     axis, kind = (1, "pixel") if inputs.modality == "image" else (-1, "token")
-    if inputs.modality != "image" and values.shape[0] != inputs.batch and values.shape[1] == inputs.batch:
-        values = values.transpose(0, 1)
     if norm == "sum":
         return values.sum(axis), kind
     if norm == "max":
@@ -108,12 +107,8 @@ def gradients_at(task: Task, points: Tensor, logits: Tensor) -> tuple[Tensor, Te
         points: ``[B·k, ...]``, the k points of a sample next to each other.
         logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
     """
-    times = points.shape[0] // task.inputs.batch
-    tensor = task.inputs.tensor
-    repeated = task.inputs.with_tensor(tensor.repeat_interleave(times, 0))
-    options = _root(task.inputs)
-    recording = record(task.model, repeated.feed, Plan(GRADIENT), root_value=points, **options)
-    copies = Task(task.model, repeated, lambda _: task.resolve(logits.repeat_interleave(times, 0)), task.progress, task.method)
+    copies = task.copies(points.shape[0] // task.inputs.batch, logits)
+    recording = copies.record(Plan(GRADIENT), root_value=points, **_root(copies.inputs))
     (flow,) = recording.backward(copies.seed(recording.logits))
     return flow, copies.value(recording.logits.detach())
 
@@ -161,19 +156,28 @@ def smoothgrad(
         batch_size: copies × samples in one pass; changes only speed and memory.
     """
     x, logits = own_input(task)
-    flat = x.flatten(1)
-    sigma = noise * (flat.amax(1) - flat.amin(1)).reshape([-1] + [1] * (x.dim() - 1))
-    generator = torch.Generator().manual_seed(seed)
+    sigma = noise * _range(task.inputs, x)
     total = torch.zeros_like(x)
     for start, stop in _chunks(task, samples, batch_size, "smoothgrad"):
-        drawn = torch.randn(stop - start, *x.shape[1:], generator=generator, dtype=torch.float32).to(x)
-        noisy = x[:, None] + sigma[:, None] * drawn[None]
+        # a generator for each copy, so that neither chunks nor padding change a token's noise
+        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(x.shape[1:]) for k in range(start, stop)])
+        noisy = x[:, None] + sigma[:, None] * torch.from_numpy(drawn).to(x)[None]
         flow, _ = gradients_at(task, noisy.flatten(0, 1), logits)
         flow = flow.unflatten(0, (x.shape[0], stop - start))
         total += (flow.square() if squared else flow).sum(1)
     mean = total / samples
     values, kind = reduce(task.inputs, x * mean if multiply_by_input else mean, norm)
     return Scores(values, logits, kind)
+
+
+def _range(inputs: Inputs, x: Tensor) -> Tensor:
+    """max − min of each sample, padding left out, shaped to multiply x."""
+    high, low = x, x
+    if inputs.mask is not None and inputs.mask.shape == x.shape[:2]:
+        padding = ~inputs.mask[..., None]
+        high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
+    spread = high.flatten(1).amax(1) - low.flatten(1).amin(1)
+    return spread.reshape([-1] + [1] * (x.dim() - 1))
 
 
 @method(

@@ -137,8 +137,6 @@ def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
         parts = torch.einsum("bhjd,ohd->bhjo", call.value, split)
         assert call.block is not None
         residual = recording.block_inputs[call.block]
-        if residual.shape[0] != weights.shape[0] and residual.shape[1] == weights.shape[0]:
-            residual = residual.transpose(0, 1)
         mixtures[index] = Mixture(weights, parts, residual, projection.bias, projection)
     if not mixtures:
         raise task.refuse("no attention was seen in its forward pass")

@@ -90,12 +90,12 @@ def removal(
     """
     inputs, x = task.inputs, task.inputs.tensor
     if inputs.modality == "text":
-        name, filler = _text_filler(task, baseline, fill_id, prefer)
+        name, token = _text_filler(task, baseline, fill_id, prefer)
         features = torch.ones_like(x, dtype=torch.bool)
         for known, wanted in ((inputs.mask, True), (inputs.special, False)):
             if known is not None and known.shape == x.shape:
                 features &= known if wanted else ~known
-        return Removal(inputs, features.cpu(), name, filler)
+        return Removal(inputs, features.cpu(), name, token)
     name = baseline or "zero"
     allowed = PICTURE_BASELINES if inputs.modality == "image" else PICTURE_BASELINES[:2]
     if name not in allowed or fill_id is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,6 +67,18 @@ class Task:
         """The target's value of each sample, ``[B]``; ``like`` are the logits that decide which class is meant."""
         target = self.resolve(logits if like is None else like)
         return target(logits)
+
+    def copies(self, times: int, logits: Tensor) -> Task:
+        """The same task for ``times`` copies of each sample, next to each other; ``logits`` ``[B, C]`` of the unchanged
+        samples decide which class is meant."""
+        target = self.resolve(logits)
+
+        def value(copied: Tensor) -> Tensor:
+            rounds = copied.unflatten(0, (len(logits), times)).unbind(1)
+            return torch.stack([target(part) for part in rounds], 1).flatten()
+
+        repeated = self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(times, 0))
+        return replace(self, inputs=repeated, resolve=lambda _: value)
 
     def value_index(self, logits: Tensor) -> Tensor:
         """``[B]`` the class each sample's target is about: where its gradient with respect to the logits is largest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,8 +69,8 @@ def value_zeroing(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     if how.heads != "mean":
         raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
-    seen: list[AttentionCall] = []
-    plan = Plan(GRADIENT, watch=lambda call: seen.append(_shape_only(call)))
+    seen: list[_Seen] = []
+    plan = Plan(GRADIENT, watch=lambda call: seen.append(_Seen.of(call)))
     recording, row = with_readout(task, plan, keep_calls=True)
     calls = recording.block_calls
     how.check(len(calls))
@@ -102,12 +103,23 @@ def value_zeroing(
     return Scores(values, recording.logits, diagnostics=diagnostics, grid=recording.mode.convolution_grid)
 
 
-def _shape_only(call: AttentionCall) -> AttentionCall:
-    """What :func:`_refuse` reads, without keeping the tensors alive."""
-    return AttentionCall(call.index, call.block, None, None, call.value.to("meta"), call.output.to("meta"))
+@dataclass(frozen=True)
+class _Seen:
+    """The shape of an attention, without keeping its tensors alive."""
+
+    block: int | None
+    batch: int
+    queries: int
+    keys: int
+
+    @classmethod
+    def of(cls, call: AttentionCall) -> _Seen:
+        asked = call.weights if call.query is None else call.query
+        assert asked is not None
+        return cls(call.block, call.value.shape[0], asked.shape[-2], call.value.shape[-2])
 
 
-def _refuse(task: Task, seen: list[AttentionCall], tokens: int, calls: list[Any]) -> None:
+def _refuse(task: Task, seen: list[_Seen], tokens: int, calls: list[Any]) -> None:
     """Every block must attend from its own tokens to its own tokens."""
     within = [c for c in seen if c.block is not None]
     if {c.block for c in within} != set(range(len(calls))):
@@ -115,10 +127,10 @@ def _refuse(task: Task, seen: list[AttentionCall], tokens: int, calls: list[Any]
     if any(isinstance(kwargs.get(name), Tensor) for _, _, kwargs, _ in calls for name in _OTHER_SEQUENCE):
         raise task.refuse("its blocks also look at another sequence (cross-attention), whose tokens would be left out")
     for call in within:
-        if call.value.shape[0] != task.inputs.batch or call.value.shape[-2] != call.output.shape[-2]:
+        if call.batch != task.inputs.batch or call.keys != call.queries:
             raise task.refuse("its attention works in windows or at several resolutions, or looks at another sequence")
-        if call.value.shape[-2] != tokens:
-            raise task.refuse("its blocks do not all work on the same tokens")
+        if call.keys != tokens or (task.inputs.modality == "text" and tokens != task.inputs.tensor.shape[1]):
+            raise task.refuse("its blocks do not all work on the tokens of the input")
 
 
 def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> Iterator[tuple[int, Tensor]]:

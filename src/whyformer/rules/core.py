@@ -114,8 +114,12 @@ class Ruled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor) -> Tensor:
         output = compute(*operands)
+        if output._is_view() and all(output.untyped_storage().data_ptr() != o.untyped_storage().data_ptr() for o in operands):
+            output = output.new_empty(0).set_(output)  # the same memory, no view: may be changed in place, as outside
         ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
-        ctx.save_for_backward(*operands, *([output] if rule.keep_output else []))
+        ctx.save_for_backward(*operands)
+        # beside the saved tensors, so that an operation in place on the output can have it copied first (keep_value)
+        ctx.output = output.detach() if rule.keep_output else None
         if any(output is operand for operand in operands):
             output = output.view_as(output)
         return output
@@ -124,9 +128,7 @@ class Ruled(torch.autograd.Function):
     def backward(ctx: Any, *flows: Tensor) -> Any:
         (flow,) = flows
         rule: Rule = ctx.rule
-        saved = ctx.saved_tensors
-        operands, output = (saved[:-1], saved[-1]) if rule.keep_output else (saved, None)
-        call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
+        call = Call(ctx.saved_tensors, ctx.output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
         if ctx.run.relevance:
             parts = rule.relevance(call, flow)
             if rule.books:
@@ -134,6 +136,14 @@ class Ruled(torch.autograd.Function):
         else:
             parts = (rule.gradient or recomputed_gradient)(call, flow)
         return (None, None, None, None, *(p if need else None for p, need in zip(parts, call.needs, strict=True)))
+
+
+def keep_value(changed: Tensor) -> None:
+    """Before ``changed`` is overwritten in place: let the operation that made it keep its own output."""
+    for tensor in (changed, changed._base):
+        node: Any = None if tensor is None else tensor.grad_fn
+        if type(node).__name__ == "RuledBackward" and node.output is not None:
+            node.output = node.output.clone()
 
 
 def recomputed_gradient(call: Call, flow: Tensor) -> Grads:

@@ -107,10 +107,10 @@ def _bytes(colour: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _size(e: Explanation) -> tuple[int, int]:
     """(height, width) to draw at: a whole multiple of the picture's own, at its aspect ratio."""
+    if e.grid is None and e.level == "patch":
+        raise InputError("these patch scores have no grid, so they cannot be drawn as a picture; read e.scores")
     shape = tuple(e.pictures.shape[1:3]) if e.pictures is not None else e.image_size
     if shape is None:
-        if e.grid is None and e.level == "patch":
-            raise InputError("these patch scores have no grid, so they cannot be drawn as a picture; read e.scores")
         shape = e.grid if e.level == "patch" and e.grid is not None else tuple(e.scores.shape[1:3])
     times = math.ceil(_SMALLEST / max(1, min(shape)))
     return int(shape[0]) * times, int(shape[1]) * times

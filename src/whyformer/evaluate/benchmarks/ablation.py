@@ -70,11 +70,15 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         curves = [v for v in values if "clean" in v]
         for column, title in COLUMNS.items():
             direction, _, explained = column.partition("/")
-            found = perturbation.auc_interval(curves, explained, direction) if explained and curves else pooled.get(column)
+            found = (
+                perturbation.auc_interval(curves, explained, direction) if explained and curves else pooled.get(column)
+            )
             cells[c.label, title] = Cell(found, published.TABLE_3.get(c.published or "", {}).get(column))
     table = Table("ablation", "Variants of Transformer Attribution (CVPR 2021, Table 3)", "Variant",
                   tuple(c.label for c in study.configurations), tuple(COLUMNS.values()), cells)  # fmt: skip
-    inner = perturbation.summarize(study, {k: {s: r for s, r in v.items() if "clean" in r.get("values", {})} for k, v in records.items()})
+    inner = perturbation.summarize(
+        study, {k: {s: r for s, r in v.items() if "clean" in r.get("values", {})} for k, v in records.items()}
+    )
     conventions = {
         **inner.conventions,
         "without gradient": "as the reference code has it, R alone; the paper's text says A ⊙ R (weighting='attention')",

@@ -88,7 +88,9 @@ def _maps_by_class(study: Study, batch: Batch, configuration: Configuration) -> 
         yield {name: other.get(i, one) if name == "target" else one for name in study.options["explained"]}
 
 
-def run_curves(study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Map]) -> dict[tuple[int, int, str], Values | Unusable]:
+def run_curves(
+    study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Map]
+) -> dict[tuple[int, int, str], Values | Unusable]:
     """Perturb as every map asks, each distinct (picture, order) once, all in full batches."""
     jobs: dict[tuple[int, str, bytes], Job] = {}
     needs: dict[tuple[int, int, str], dict[str, tuple[int, str, bytes]]] = {}
@@ -100,7 +102,11 @@ def run_curves(study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Ma
         needs[key] = {}
         for name in study.options["measures"]:
             order = removal_order(found, highest_first=name != "negative")
-            place = (key[1], name if name not in ("positive", "negative") else "remove", order.astype(np.int32).tobytes())
+            place = (
+                key[1],
+                name if name not in ("positive", "negative") else "remove",
+                order.astype(np.int32).tobytes(),
+            )
             jobs.setdefault(place, Job(key[1], order, name))
             needs[key][name] = place
     logits = _run_jobs(study, batch, list(jobs.values()))
@@ -112,24 +118,38 @@ def run_curves(study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Ma
 
 
 def _curve(logits: NDArray[np.float64], label: int | None, top: int) -> Values:
-    return {"correct": [int(i == label) for i in logits.argmax(-1)], "probability": [float(p) for p in softmax(logits)[:, top]]}
+    return {
+        "correct": [int(i == label) for i in logits.argmax(-1)],
+        "probability": [float(p) for p in softmax(logits)[:, top]],
+    }
 
 
 def _run_jobs(study: Study, batch: Batch, jobs: list[Job]) -> list[NDArray[np.float64]]:
     """Logits ``[F, C]`` of each job."""
     mean, std = batch.spec.mean, batch.spec.std
-    empty = {name: substrate(name, batch.pixels, mean, std) for name in {study.options["substrate"], *_curve_substrates(study)}}
+    empty = {
+        name: substrate(name, batch.pixels, mean, std)
+        for name in {study.options["substrate"], *_curve_substrates(study)}
+    }
 
     def stream() -> Iterator[Tensor]:
         shape = batch.pixels.shape[-2:]
         for job in jobs:
             picture = batch.pixels[job.sample]
-            name = study.options["substrate"] if job.measure in ("positive", "negative") else study.options[f"{job.measure}_substrate"]
+            name = (
+                study.options["substrate"]
+                if job.measure in ("positive", "negative")
+                else study.options[f"{job.measure}_substrate"]
+            )
             ground = empty[name][job.sample]
             for fraction in steps_of(study, job.measure):
                 gone = removal_mask(job.order, removed_count(job.order.size, fraction), tuple(shape))
                 mask = torch.from_numpy(gone).to(picture.device)
-                yield torch.where(mask, picture, ground) if job.measure == "insertion" else torch.where(mask, ground, picture)
+                yield (
+                    torch.where(mask, picture, ground)
+                    if job.measure == "insertion"
+                    else torch.where(mask, ground, picture)
+                )
 
     logits = study.forwards.pixels(stream())
     ends = np.cumsum([len(steps_of(study, job.measure)) for job in jobs])
@@ -165,7 +185,9 @@ def forwards_per_sample(study: Study) -> float:
 # -- figures -----------------------------------------------------------------------------------------------------
 def auc_interval(values: Sequence[Values], explained: str, direction: str) -> Interval:
     """AUC of the top-1 accuracy with its interval over samples."""
-    rows = [accuracy_auc(curve_fractions(), [v["clean"]["correct"], *v[explained][direction]["correct"]]) for v in values]
+    rows = [
+        accuracy_auc(curve_fractions(), [v["clean"]["correct"], *v[explained][direction]["correct"]]) for v in values
+    ]
     return bootstrap(np.array(rows))
 
 
@@ -181,7 +203,9 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         direction, explained = row.split("/")
         for c in study.configurations:
             figure = published.TABLE_1[row].get(c.published or "") if plain else None
-            cells[published.TABLE_1_ROWS[row], c.label] = Cell(auc_interval(values[c.label], explained, direction), figure)
+            cells[published.TABLE_1_ROWS[row], c.label] = Cell(
+                auc_interval(values[c.label], explained, direction), figure
+            )
         curves.append(_accuracy_curves(study, values, direction, explained))
     if rows:
         tables.append(Table("auc", "Top-1 accuracy under perturbation, AUC in % (CVPR 2021, Table 1)", "Perturbation, class explained",
@@ -192,13 +216,21 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     conventions = {
         "class explained": ", ".join(study.options["explained"]) + "; accuracy always against the label",
         "removed": "per pixel, exactly ⌊f · pixels⌋ at f = 0.1 … 0.9; positive: highest scores first, negative: lowest first",
-        "substrate": {"black": "0 before normalisation (black)", "mean": "0 after normalisation (mean colour)", "blur": "Gaussian blur, kernel 11, σ 5"}[study.options["substrate"]],
+        "substrate": {
+            "black": "0 before normalisation (black)",
+            "mean": "0 after normalisation (mean colour)",
+            "blur": "Gaussian blur, kernel 11, σ 5",
+        }[study.options["substrate"]],
         "AUC": "100 · trapezoid of top-1 accuracy over f = 0 … 0.9 from the clean point, not divided by 0.9; at most 90",
         "AOPC, LOdds": "softmax probability of the class first predicted, mean over f = 0.1 … 0.9, positive perturbation",
-        "clean accuracy": f"{100 * float(np.mean(accuracy)):.1f} % of {len(accuracy)}" if accuracy else "nothing scored",
+        "clean accuracy": f"{100 * float(np.mean(accuracy)):.1f} % of {len(accuracy)}"
+        if accuracy
+        else "nothing scored",
         **geometry(study),
     }
-    return Report("perturbation", tuple(tables), tuple(curves), conventions, counts_of(study, records), tuple(study.remarks))
+    return Report(
+        "perturbation", tuple(tables), tuple(curves), conventions, counts_of(study, records), tuple(study.remarks)
+    )
 
 
 def _accuracy_curves(study: Study, values: dict[str, list[Values]], direction: str, explained: str) -> Curves:
@@ -207,7 +239,13 @@ def _accuracy_curves(study: Study, values: dict[str, list[Values]], direction: s
         if found:
             y = np.mean([[v["clean"]["correct"], *v[explained][direction]["correct"]] for v in found], 0)
             lines[label] = (list(curve_fractions()), [float(a) for a in y])
-    return Curves(f"{direction}/{explained}", f"{direction} perturbation, {explained} class", "fraction of pixels removed", "top-1 accuracy", lines)
+    return Curves(
+        f"{direction}/{explained}",
+        f"{direction} perturbation, {explained} class",
+        "fraction of pixels removed",
+        "top-1 accuracy",
+        lines,
+    )
 
 
 def _probability_table(study: Study, values: dict[str, list[Values]], labels: tuple[str, ...]) -> Table:
@@ -222,8 +260,18 @@ def _probability_table(study: Study, values: dict[str, list[Values]], labels: tu
     cells = {}
     for row, figure in rows.items():
         for label in labels:
-            cells[row, label] = Cell(bootstrap(np.array([float(figure(v)) for v in values[label]]))) if values[label] else Cell(None)
-    return Table("probability", f"Probability of the predicted class ({explained} class explained)", "Figure", tuple(rows), labels, cells, digits=3)
+            cells[row, label] = (
+                Cell(bootstrap(np.array([float(figure(v)) for v in values[label]]))) if values[label] else Cell(None)
+            )
+    return Table(
+        "probability",
+        f"Probability of the predicted class ({explained} class explained)",
+        "Figure",
+        tuple(rows),
+        labels,
+        cells,
+        digits=3,
+    )
 
 
 def has_masks(study: Study) -> bool:

@@ -56,7 +56,9 @@ def read_batch(study: Study, samples: Sequence[Picture]) -> Batch:
     return Batch(samples, pixels.to(**study.forwards.place), study.forwards.pixels(pixels), spec)
 
 
-def maps(study: Study, batch: Batch, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None) -> list[Map]:
+def maps(
+    study: Study, batch: Batch, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
+) -> list[Map]:
     """``[H, W]`` maps of some samples of a batch (all by default), each for its target; or why there is none.
 
     The floor has one uniform score a patch (16 pixels where the model tells no patch size), resized like any map.
@@ -70,7 +72,9 @@ def maps(study: Study, batch: Batch, configuration: Configuration, targets: Sequ
         return [resize(torch.from_numpy(d)[None], size)[0].numpy() for d in drawn]
     if configuration.kind == "ground_truth":
         return [_truth(batch, i) for i in chosen]
-    found = explain_pixels(study.model, study.processor, configuration, batch.pixels[chosen], [targets[i] for i in chosen])
+    found = explain_pixels(
+        study.model, study.processor, configuration, batch.pixels[chosen], [targets[i] for i in chosen]
+    )
     made: list[Map] = []
     for one in found:
         try:
@@ -99,6 +103,12 @@ def patch_size(study: Study) -> tuple[int, int]:
     return 16, 16
 
 
+def pool(pixels: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
+    """``[H, W]`` -> one mean a patch."""
+    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+    return pixels[: rows * height, : columns * width].reshape(rows, height, columns, width).mean((1, 3))
+
+
 def check_labels(study: Study, *, required: bool = True) -> None:
     """Labels must be there and lie within the model's classes."""
     labels = [s.label for s in study.samples]
@@ -111,7 +121,9 @@ def check_labels(study: Study, *, required: bool = True) -> None:
     classes = class_count(study.model)
     worst = max((label for label in labels if label is not None), default=0)
     if classes is not None and worst >= classes:
-        raise InputError(f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1}): label sets do not match")
+        raise InputError(
+            f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1}): label sets do not match"
+        )
 
 
 def limit(study: Study) -> None:

@@ -47,7 +47,9 @@ def prepare(study: Study) -> None:
     limit(study)
     missing = [s.id for s in study.samples if s.mask is None]
     if missing:
-        raise InputError(f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: segmentation needs one each")
+        raise InputError(
+            f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: segmentation needs one each"
+        )
     if study.options["explained"] not in (None, "predicted", "target"):
         raise InputError(f"explained must be predicted or target, not {study.options['explained']!r}")
     if explained_class(study) == "target":
@@ -86,12 +88,21 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     for c in study.configurations:
         found = figures(values_of(records, c.label))
         for row, title in names.items():
-            figure = published.TABLE_2.get(row, {}).get(c.published or "") if explained_class(study) == "predicted" else None
+            figure = (
+                published.TABLE_2.get(row, {}).get(c.published or "") if explained_class(study) == "predicted" else None
+            )
             cells[title, c.label] = Cell(found.get(row), figure)
     any_values = values_of(records, labels[0])
     share = float(np.mean([v["foreground"] for v in any_values])) if any_values else float("nan")
     right = float(np.mean([v["correct_class"] for v in any_values])) if any_values else float("nan")
-    table = Table("segmentation", "Agreement with the object's mask, in % (CVPR 2021, Table 2)", "Figure", tuple(names.values()), labels, cells)
+    table = Table(
+        "segmentation",
+        "Agreement with the object's mask, in % (CVPR 2021, Table 2)",
+        "Figure",
+        tuple(names.values()),
+        labels,
+        cells,
+    )
     conventions = {
         "class explained": explained_class(study),
         "foreground": "scores above the map's mean, after min–max scaling over the picture",
@@ -99,12 +110,16 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         "mAP": "per picture, average precision of (1 − s, s) against (background, foreground), then the mean over pictures",
         "pointing game": "the highest score lies in the mask, no tolerance; energy: share of the positive scores in the mask",
         "masks": f"nearest neighbour; the object covers {100 * share:.1f} % of a picture on average",
-        "predicted class is the object's": f"{100 * right:.1f} %" if any(s.label is not None for s in study.samples) else "unknown: the data have no classes of the model",
+        "predicted class is the object's": f"{100 * right:.1f} %"
+        if any(s.label is not None for s in study.samples)
+        else "unknown: the data have no classes of the model",
         **geometry(study),
     }
     remarks = list(study.remarks)
     if len(any_values) < 100:
-        remarks.append(f"{len(any_values)} pictures: the intervals are wide, and small differences between methods mean nothing.")
+        remarks.append(
+            f"{len(any_values)} pictures: the intervals are wide, and small differences between methods mean nothing."
+        )
     return Report("segmentation", (table,), (), conventions, counts_of(study, records), tuple(remarks))
 
 

@@ -1,0 +1,43 @@
+"""Set up once for all tests: no network, one thread, a torchvision that imports, and where the shared data lies."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+import pytest
+import torch
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+# A torchvision without its compiled operators (no CPU build to match) fails at import on these two schemas.
+_TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
+for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshold", "qnms": "Tensor dets, Tensor scores, float iou_threshold"}.items():
+    try:
+        _TORCHVISION.define(f"{_name}({_arguments}) -> Tensor")
+    except RuntimeError:
+        # defined already: this torchvision came with its operators
+        pass
+
+# tiny tensors: a second thread only waits, very long on a machine that is busy
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data and weights beside the checkout; it is no part of the project, so tests that need it skip without it."""
+    folder = TESTS.parents[1] / "shared"
+    if not (folder / "weights" / "deit_tiny_in1k").is_dir():
+        pytest.skip(f"needs the real data and weights in {folder}, which are not here")
+    return folder

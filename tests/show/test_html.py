@@ -1,0 +1,130 @@
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from PIL import Image
+from show.made import ATTACK, picture, sentence
+from whyformer.show import html
+
+VOID = {"meta", "img", "br"}
+
+
+class Checked(HTMLParser):
+    """Collects tags, attributes and text; fails on tags that do not match."""
+
+    def __init__(self, source):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.attributes, self.words, self.open = [], [], [], []
+        self.feed(source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def attacked():
+    labels = {0: ATTACK, 1: "positive"}
+    method = f"m{ATTACK}"
+    yield sentence(ATTACK, target=0, labels=labels, method=method)
+    tokens = [["[CLS]", ATTACK, "</span><script>1</script>"]]
+    yield sentence("x", [0, 1.0, -1.0], target=0, labels=labels, tokens=tokens, offsets=None, texts=None)
+    yield sentence(ATTACK, [0, 1.0, 0.5], tokens=tokens, offsets=[[(0, 0), (0, 9), (9, 20)]], texts=[ATTACK])
+    yield picture(target=0, labels={**labels, 2: "'\" onerror=alert(1) x='"}, method=method)
+
+
+@pytest.mark.parametrize("e", list(attacked()))
+def test_nothing_of_the_input_becomes_markup(e):
+    for source in (html.fragment(e), html.page(e, f"{ATTACK}.png")):
+        found = Checked(source)
+        assert "script" not in found.tags
+        assert not [name for name, _ in found.attributes if name.startswith("on")]
+        assert "\x1b" not in source
+        assert "\u202e" not in source
+        assert "&amp;amp;" in source or e.texts == ["x"] or e.level == "patch"
+    assert any('alert("x")' in text for text in found.words)
+
+
+@pytest.mark.parametrize("e", [picture(), sentence(), picture(torch.zeros(4, 6)), sentence(method="rollout")])
+def test_nothing_is_fetched(e):
+    for source in (html.fragment(e), html.page(e)):
+        for name, value in Checked(source).attributes:
+            if name in ("src", "href"):
+                assert value.startswith("data:image/png;base64,")
+        assert "http" not in re.sub(r"http-equiv", "", source)
+        assert "@import" not in source
+        assert "url(" not in source
+
+
+def test_a_fragment_has_inline_styles_only():
+    assert "<style" not in html.fragment(sentence())
+
+
+def test_words_have_signed_colours_and_their_values_on_hover():
+    source = html.fragment(sentence("good bad", [0, 2.0, -1.0, 0]))
+    spans = re.findall(r'<span title="([^"]*)" style="background:#(\w{6})[^"]*">(\w+)</span>', source)
+    assert [(tip, word) for tip, _, word in spans] == [("2 · good", "good"), ("-1 · bad", "bad")]
+    warm, cold = (tuple(bytes.fromhex(colour)) for _, colour, _ in spans)
+    assert warm[0] > warm[2]
+    assert cold[2] > cold[0]
+
+
+def test_the_tooltip_of_a_merged_word_lists_its_tokens():
+    source = html.fragment(sentence("charming", [0, 0.5, 2.0, 0]))
+    assert 'title="2 · char (0.5) + ##ming (2)"' in source
+
+
+def test_text_runs_in_its_own_direction():
+    assert '<p dir="auto"' in html.fragment(sentence("فيلم رائع"))
+
+
+def test_all_zero_scores_are_said_to_be_zero():
+    assert "all scores are 0" in html.fragment(picture(torch.zeros(4, 6)))
+    assert "all scores are 0" in html.fragment(sentence("a b", [0, 0, 0, 0]))
+
+
+def test_the_overlay_is_a_png_with_the_aspect_ratio_of_the_picture():
+    data = re.search(r"data:image/png;base64,([^\"]+)", html.fragment(picture(size=(32, 48))))[1]
+    drawn = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert drawn.width / drawn.height == 1.5
+
+
+def test_a_page_is_a_table_of_methods_and_classes():
+    several = [picture(method=m, target=t) for m in ("gae", "lrp") for t in (0, 1)]
+    several.append(picture(method="rollout", diagnostics={"class_specific": False}))
+    found = Checked(html.page(several, "cats"))
+    assert found.tags.count("img") == 1 + 3 * 2
+    assert [x for x in ("gae", "lrp", "rollout", "any class") if x in found.words] == ["gae", "lrp", "rollout", "any class"]
+
+
+def test_a_page_of_a_sentence_has_one_line_a_method_under_each_class():
+    several = [sentence(method=m, target=t) for m in ("gae", "lrp", "saliency") for t in (0, 1)]
+    found = Checked(html.page(several, "film"))
+    assert found.tags.count("h2") == 2
+    assert found.tags.count("p") == 1 + 6
+
+
+def test_settings_tell_rows_of_one_method_apart():
+    several = [sentence(method="gae", settings={"start_layer": n, "other": 1}) for n in (0, 2)]
+    source = html.page(several)
+    assert "gae (start_layer=0)" in source
+    assert "gae (start_layer=2)" in source
+
+
+def test_a_batch_gets_a_card_for_each_sample():
+    e = picture()
+    two = type(e)(**{**vars(e), **{n: torch.cat([getattr(e, n)] * 2) for n in ("scores", "logits", "target", "pictures")}, "target_names": ["dog", "dog"]})
+    assert html.fragment(two).count("<img") == 2
+    assert two._repr_html_() == html.fragment(two)

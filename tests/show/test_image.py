@@ -1,0 +1,118 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from show.made import ATTACK, picture, sentence
+from whyformer.errors import InputError
+from whyformer.show import colours, image
+
+
+def test_the_brightest_place_of_the_overlay_is_the_brightest_patch():
+    e = picture(grid=(4, 6), size=(32, 48))
+    drawn = image.overlay(e).astype(float)
+    colourfulness = drawn.max(-1) - drawn.min(-1)
+    row, column = np.unravel_index(colourfulness.argmax(), colourfulness.shape)
+    height, width = colourfulness.shape
+    assert (int(row * 4 / height), int(column * 6 / width)) == (1, 4)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((32, 48), (4, 6)), ((48, 32), (6, 4)), ((16, 160), (2, 20)), ((224, 224), (14, 14))])
+def test_the_overlay_keeps_the_aspect_ratio(size, grid):
+    height, width, _ = image.overlay(picture(torch.rand(grid), grid=grid, size=size)).shape
+    assert height * size[1] == width * size[0]
+    assert min(height, width) >= 224
+
+
+def test_opacity_zero_is_the_grey_picture():
+    drawn = image.overlay(picture(), opacity=0)
+    assert (drawn == drawn[..., :1]).all()
+
+
+def test_all_zero_scores_draw_nothing():
+    drawn = image.overlay(picture(torch.zeros(4, 6)))
+    assert (drawn == drawn[..., :1]).all()
+
+
+def test_full_opacity_without_fading_is_the_colour_map():
+    e = picture(torch.ones(4, 6))
+    drawn = image.overlay(e, opacity=1, fade=False, cmap="jet")
+    assert np.abs(drawn[0, 0] / 255 - colours.lookup("jet")[-1]).max() < 0.01
+
+
+def test_signed_scores_are_warm_and_cold():
+    scores = torch.zeros(4, 6)
+    scores[:, :3], scores[:, 3:] = 1, -1
+    drawn = image.overlay(picture(scores)).astype(int)
+    assert (drawn[:, 5, 0] > drawn[:, 5, 2]).all()
+    assert (drawn[:, -5, 2] > drawn[:, -5, 0]).all()
+
+
+def test_scores_are_not_changed_by_drawing():
+    e = picture(torch.randn(4, 6))
+    before = e.scores.clone()
+    image.encode(image.figure(e))
+    assert torch.equal(e.scores, before)
+
+
+@pytest.mark.parametrize("opacity", [-0.1, 1.5])
+def test_opacity_out_of_range(opacity):
+    with pytest.raises(InputError, match="opacity must be between 0 and 1"):
+        image.overlay(picture(), opacity=opacity)
+
+
+@pytest.mark.parametrize("e", [picture(), picture(pictures=None), picture(pictures=None, image_size=None), sentence(), picture(torch.rand(8, 8), level="pixel", size=(8, 8))])
+@pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_formats(e, kind, magic):
+    first = image.encode(image.figure(e), kind)
+    assert first.startswith(magic)
+    assert image.encode(image.figure(e), kind) == first
+
+
+def test_unknown_format():
+    with pytest.raises(InputError, match="png, svg, pdf"):
+        image.encode(image.figure(picture()), "bmp")
+
+
+def test_patches_without_a_grid_are_refused():
+    with pytest.raises(InputError, match="no grid"):
+        image.figure(picture(grid=None))
+
+
+def test_a_grid_has_a_cell_for_each_method_and_class():
+    several = [picture(method=m, target=t) for m in ("gae", "lrp", "rollout") for t in (0, 1)]
+    drawing = image.figure(several)
+    bars = [axes for axes in drawing.axes if len(axes.get_yticks())and axes.axison]
+    assert len(bars) == 6
+    titles = [t.get_text() for t in drawing.texts]
+    assert titles.count("cat  7.5%") == 3
+    assert "gae" in titles
+
+
+def test_several_pictures_are_rows():
+    other = picture(pictures=torch.zeros(1, 32, 48, 3, dtype=torch.uint8))
+    drawing = image.figure([picture(), other])
+    assert sum(1 for axes in drawing.axes if axes.images and not axes.axison) == 4
+
+
+def test_pictures_of_different_shape_in_one_figure():
+    wide = picture(torch.rand(2, 8), grid=(2, 8), size=(16, 64))
+    tall = picture(torch.rand(8, 2), grid=(8, 2), size=(64, 16))
+    assert Image.open(io.BytesIO(image.encode(image.figure([wide, tall])))).width > 100
+
+
+def test_nothing_of_the_input_becomes_markup_in_an_svg():
+    labels = {0: ATTACK, 1: ATTACK + "--><script>", 2: "x"}
+    for e in (picture(labels=labels, method=ATTACK), sentence(ATTACK, labels=labels, method=ATTACK)):
+        source = image.encode(image.figure(e), "svg").decode()
+        assert "<script" not in source
+        from xml.etree import ElementTree
+
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(source).iter() if isinstance(element.tag, str)}
+        assert "script" not in tags
+
+
+@pytest.mark.parametrize("text", ["这部电影", "שלום עולם", "$x$ \\alpha", "😀 \u200b", "x" * 500, "\x1b[31m"])
+def test_any_text_can_be_drawn(text):
+    assert image.encode(image.figure(sentence(f"{text} end", labels={0: text, 1: text})))

@@ -1,0 +1,115 @@
+import io
+import re
+
+import pytest
+import torch
+from rich.cells import cell_len
+from rich.console import Console
+from show.made import ATTACK, picture, sentence
+from whyformer.show import terminal
+
+TRUECOLOUR = re.compile(r"\x1b\[[\d;]*48;2;(\d+);(\d+);(\d+)")
+
+
+def shown(e, colours=None, width=80, **options):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=colours, force_terminal=colours is not None, highlight=False, **options)
+    console.print(terminal.render(e))
+    return stream.getvalue()
+
+
+def test_top_classes_read_like_the_founding_article():
+    lines = terminal.plain(picture(labels={0: "cat", 1: "bull mastiff", 2: "emu"})).splitlines()
+    assert lines[0] == "Top 3 classes:"
+    assert lines[1] == "  1 : bull mastiff  value =  3.000  prob =  90.9%"
+    assert lines[3] == "  2 : emu           value = -1.000  prob =   1.7%"
+
+
+def test_top_patches_are_named_by_row_and_column():
+    assert "2  ████████████████  patch in row 1, column 4" in terminal.plain(picture())
+    assert "patch 10" in terminal.plain(picture(grid=None))
+
+
+def test_plain_text_lists_words_in_order():
+    text = terminal.plain(sentence("good bad", [0, 2.0, -1.0, 0]))
+    assert text.index("good") < text.index("bad")
+    assert re.search(r"-1 +-{8} +bad", text)
+
+
+def test_long_texts_are_cut_to_their_strongest_words():
+    text = terminal.plain(sentence(" ".join(f"w{i}" for i in range(100))))
+    assert "(24 of 100 words shown)" in text
+
+
+def test_printing_is_plain_text():
+    assert str(sentence()) == terminal.plain(sentence())
+
+
+def test_all_zero():
+    assert "all scores are 0" in terminal.plain(picture(torch.zeros(4, 6)))
+    assert "all scores are 0" in shown(picture(torch.zeros(4, 6)), "truecolor")
+
+
+@pytest.mark.parametrize("system", ["truecolor", "256", "standard", None])
+@pytest.mark.parametrize("width", [80, 40])
+@pytest.mark.parametrize(
+    "e",
+    [
+        picture(), picture(torch.randn(37, 37), grid=(37, 37)), picture(torch.randn(64, 64), level="pixel", size=(64, 64)),
+        sentence(), sentence("这部电影非常好看，" * 20), sentence("a\u200bb 👩‍👩‍👧 שלום " * 20), sentence("x" * 300 + " " + "y" * 5),
+        picture(labels={0: "c" * 300, 1: "字" * 200, 2: "e"}),
+    ],
+)  # fmt: skip
+def test_every_line_fits(e, system, width):
+    for line in re.sub(r"\x1b\[[\d;]*m", "", shown(e, system, width)).splitlines():
+        assert cell_len(line.rstrip()) <= width
+
+
+def test_colours_are_signed():
+    cells = [tuple(map(int, m)) for m in TRUECOLOUR.findall(shown(sentence("good bad", [0, 2.0, -2.0, 0]), "truecolor"))]
+    assert any(r > b + 50 for r, _, b in cells)
+    assert any(b > r + 50 for r, _, b in cells)
+
+
+def test_without_colour_there_are_bars_and_shades():
+    assert "\x1b" not in shown(sentence())
+    assert "█" in shown(sentence())
+    assert "██" in shown(picture())
+    assert "-" in shown(picture(-torch.eye(4), grid=(4, 4)))
+
+
+def test_a_console_that_knows_ascii_alone_gets_ascii():
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    Console(file=stream, width=80, color_system=None).print(terminal.render([picture(), sentence()]))
+    stream.flush()
+
+
+@pytest.mark.parametrize("system", ["truecolor", None])
+def test_no_token_or_name_can_steer_the_terminal(system):
+    labels = {0: ATTACK, 1: ATTACK + "1", 2: "x"}
+    tokens = [["[CLS]", ATTACK, "[SEP]"]]
+    attacked = [
+        sentence(ATTACK, labels=labels, method=ATTACK),
+        sentence("x", [0, 1.0, 0], tokens=tokens, offsets=None, texts=None, labels=labels),
+        picture(labels=labels, method=ATTACK),
+    ]
+    for e in attacked:
+        output = shown(e, system)
+        ours = re.sub(r"\x1b\[[\d;]*m", "", output)
+        assert "\x1b" not in ours
+        assert "\u202e" not in ours
+        assert "\\x1b[31m" in ours.replace("\n", "").replace(" ", "")
+        assert "[bold]b[/bold]" in ours.replace("\n", "")
+        assert "\x1b[31m" not in output
+        assert "\x1b" not in terminal.plain(e)
+
+
+def test_two_small_maps_stand_side_by_side():
+    output = shown([picture(torch.rand(14, 14), grid=(14, 14), target=t) for t in (0, 1)], "truecolor")
+    line = next(x for x in output.splitlines() if "cat" in x and "%" in x and "value" not in x)
+    assert "dog" in line
+
+
+def test_a_class_agnostic_map_is_shown_once():
+    maps = [picture(method="rollout", target=t, diagnostics={"class_specific": False}) for t in (0, 1)]
+    assert shown(maps).count("any class") == 1

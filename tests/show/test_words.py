@@ -1,0 +1,91 @@
+import pytest
+import torch
+from show.made import picture, sentence
+from whyformer.show import words as w
+
+
+def merged(text, pieces, scores=None):
+    """Words of a text whose tokens are given as (begin, end)."""
+    tokens = [[text[a:b] for a, b in pieces]]
+    e = sentence(text, scores or [float(i + 1) for i in range(len(pieces))], tokens=tokens, offsets=[pieces])
+    return w.words(e)
+
+
+def test_word_pieces_become_words_with_the_strongest_score_and_its_sign():
+    found, rest = merged("unforgivable film.", [(0, 2), (2, 9), (9, 12), (13, 17), (17, 18)], [1.0, -3.0, 2.0, 0.5, 0.1])
+    assert [(x.text, x.score) for x in found] == [("unforgivable", -3.0), ("film", 0.5), (".", pytest.approx(0.1))]
+    assert found[0].parts == (("un", 1.0), ("forgiva", -3.0), ("ble", 2.0))
+    assert rest == ""
+
+
+def test_the_sentence_can_be_put_together_again():
+    text = "  Well,\tit's   fine —\nreally?  "
+    e = sentence(text)
+    found, rest = w.words(e)
+    assert "".join(x.gap + x.text for x in found) + rest == text
+
+
+def test_chinese_tokens_stay_by_themselves():
+    found, _ = merged("这部电影", [(0, 1), (1, 2), (2, 3), (3, 4)])
+    assert len(found) == 4
+
+
+def test_tokens_that_share_one_character_are_one_word():
+    """A byte-level tokenizer cuts an emoji into bytes, all with the offsets of the whole character."""
+    found, _ = merged("a 😀", [(0, 1), (2, 3), (2, 3), (2, 3)])
+    assert [x.text for x in found] == ["a", "😀"]
+
+
+def test_a_combining_mark_is_never_split_off():
+    found, _ = merged("नमस्ते", [(0, 3), (3, 6)])
+    assert len(found) == 1
+
+
+def test_the_space_that_byte_level_tokenizers_count_in_is_no_part_of_the_word():
+    found, _ = merged("a film", [(0, 1), (1, 6)])
+    assert [(x.gap, x.text) for x in found] == [("", "a"), (" ", "film")]
+
+
+def test_what_the_model_did_not_read_is_kept_apart():
+    e = sentence("good film", [0, 1.0, 0], tokens=[["[CLS]", "good", "[SEP]"]], offsets=[[(0, 0), (0, 4), (0, 0)]])
+    assert w.words(e)[1] == " film"
+
+
+def test_without_offsets_tokens_are_shown_and_padding_is_not():
+    e = sentence("a", [0, 1.0, 0, 0], tokens=[["[CLS]", "a", "[PAD]", "[PAD]"]], offsets=None, texts=None)
+    assert [x.text for x in w.words(e)[0]] == ["[CLS]", "a"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\u202eb", "a\\u202eb"),
+        ("\ud800", "\\ud800"),
+        ("\u200b", "\\u200b"),
+        ("\u2028", "\\u2028"),
+        ("é🎬", "é🎬"),
+        ("👩‍👩‍👧", "👩‍👩‍👧"),
+        ("", ""),
+    ],
+)
+def test_visible(raw, shown):
+    assert w.visible(raw) == shown
+
+
+@pytest.mark.parametrize(("text", "expected"), [("שלום", True), ("  «مرحبا»", True), ("hello", False), ("123", False), ("", False)])
+def test_right_to_left(text, expected):
+    assert w.right_to_left(text) is expected
+
+
+def test_headings():
+    assert w.heading(picture()) == "dog  90.9%"
+    assert w.heading(picture(diagnostics={"class_specific": False})) == "any class"
+    assert w.heading(picture(target_names=["dog rather than cat"])) == "dog rather than cat"
+    unnamed = picture(target_names=["1"])
+    assert w.heading(type(unnamed)(**{**vars(unnamed), "labels": None})) == "class 1  90.9%"
+    assert w.heading(picture(target_names=["custom target"], labels={-1: "x", 1: "dog"})) == "custom target"
+
+
+def test_bfloat16_scores_can_be_read():
+    assert w.array(torch.tensor([0.5], dtype=torch.bfloat16)).tolist() == [0.5]

@@ -1,0 +1,278 @@
+"""What every method keeps on every model: tested over the registry × the zoo, so that a new method or model needs no new test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from snapshot import assert_unchanged, snapshot
+from torch import Tensor, nn
+from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, modality, rows, to
+
+import whyformer
+from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.methods import METHODS
+
+TARGETS = [1, 3]
+# what a method may do often is done a few times here; whatever has such a setting is made small by it
+FEW: dict[str, Any] = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2}
+PAIRS = [(m, n) for m in sorted(METHODS) for n in ZOO if METHODS[m].modality in ("both", modality(n))]
+REQUIRED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
+REFUSED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if not METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
+
+every_pair = pytest.mark.parametrize(("method", "name"), PAIRS + REQUIRED)
+every_method = pytest.mark.parametrize("method", sorted(METHODS))
+
+
+def few(method: str) -> dict[str, Any]:
+    return {name: FEW[name] for name in METHODS[method].settings if name in FEW}
+
+
+def close(a: Tensor, b: Tensor, scale: Tensor, tolerance: float = 1e-6) -> bool:
+    """Equal to a part of the map's maximum; a map of zeros must be met exactly."""
+    return bool((a.double() - b.double()).abs().max() <= tolerance * scale.double().abs().max())
+
+
+@dataclass(frozen=True)
+class Run:
+    model: nn.Module
+    inputs: Any
+    before: dict[str, Any]
+    result: whyformer.Explanation
+
+
+@cache
+def run(method: str, name: str) -> Run:
+    """The explanation of the batch, with a target for each sample; several contracts look at it."""
+    model, inputs = build(name)
+    torch.manual_seed(0)
+    before = snapshot(model)
+    result = whyformer.explain(model, inputs, method=method, target=TARGETS, **few(method))
+    assert_unchanged(model, before)
+    return Run(model, inputs, before, result)
+
+
+@every_pair
+def test_batch_equals_single_runs(method: str, name: str) -> None:
+    """Each sample alone, and for text alone without its padding."""
+    found = run(method, name)
+    for i, target in enumerate(TARGETS):
+        wanted = found.result.scores[i]
+        for crop in (False, True) if isinstance(found.inputs, dict) else (False,):
+            one = rows(found.inputs, i, crop=crop)
+            got = whyformer.explain(found.model, one, method=method, target=target, **few(method))
+            assert got.scores.shape[0] == 1
+            assert close(got.scores[0], wanted[: got.scores.shape[1]], wanted), f"sample {i}, {crop=}"
+            assert torch.allclose(got.logits[0], found.result.logits[i], atol=1e-9)
+
+
+@every_pair
+def test_scores_are_laid_out_as_promised(method: str, name: str) -> None:
+    found = run(method, name)
+    result = found.result
+    assert result.scores.isfinite().all()
+    assert result.target.tolist() == TARGETS
+    assert result.method == method
+    assert result.settings == {**METHODS[method].settings, **few(method)}
+    if isinstance(found.inputs, dict):
+        assert result.level == "token"
+        assert result.scores.shape == (2, TOKENS)
+        for row, length in enumerate(LENGTHS):
+            assert result.scores[row, length:].eq(0).all()
+            assert len(result[row].scores[0]) == TOKENS
+        return
+    height, width = found.inputs.shape[-2:]
+    assert result.level in METHODS[method].level
+    if result.level == "pixel":
+        assert result.scores.shape == (2, height, width)
+    elif result.level == "patch":
+        assert result.grid is not None
+        assert result.scores.shape == (2, result.grid[0] * result.grid[1])
+        assert result.grid[0] * width == result.grid[1] * height
+    assert result.heatmap().shape == (2, height, width)
+
+
+@every_pair
+def test_logits_are_those_of_the_plain_model(method: str, name: str) -> None:
+    found = run(method, name)
+    assert (found.result.logits - call(found.model, found.inputs)).abs().max() <= 1e-12
+
+
+@every_pair
+def test_deterministic(method: str, name: str) -> None:
+    """Whatever the global random state; a method that draws has its own seed."""
+    found = run(method, name)
+    torch.manual_seed(7)
+    again = whyformer.explain(found.model, found.inputs, method=method, target=TARGETS, **few(method))
+    assert torch.equal(again.scores, found.result.scores)
+
+
+@every_pair
+def test_model_is_left_as_found(method: str, name: str) -> None:
+    found = run(method, name)
+    torch.manual_seed(0)
+    assert_unchanged(found.model, found.before)
+
+
+@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if METHODS[m].class_specific])
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_class_specific_methods_answer_for_the_class(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name)):
+        pytest.skip(f"{method} does not explain this")
+    model, inputs = build(name)
+    maps = [whyformer.explain(model, inputs, method=method, target=c, **few(method)).scores for c in range(5)]
+    assert any(not close(m, maps[0], maps[0], 1e-3) for m in maps[1:])
+
+
+@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if not METHODS[m].class_specific])
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_class_agnostic_methods_say_so(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name)):
+        pytest.skip(f"{method} does not explain this")
+    model, inputs = build(name)
+    first, second = (whyformer.explain(model, inputs, method=method, target=c, **few(method)) for c in (0, 4))
+    assert torch.equal(first.scores, second.scores)
+    assert first.diagnostics["class_specific"] is False
+
+
+@every_method
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_without_a_target_the_predicted_class_is_explained(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name)):
+        pytest.skip(f"{method} does not explain this")
+    model, inputs = build(name)
+    result = whyformer.explain(model, inputs, method=method, **few(method))
+    predicted = call(model, inputs).argmax(-1).tolist()
+    assert result.target.tolist() == predicted
+    same = whyformer.explain(model, inputs, method=method, target=predicted, **few(method))
+    assert torch.equal(result.scores, same.scores)
+
+
+@every_method
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_callable_targets(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name)):
+        pytest.skip(f"{method} does not explain this")
+    model, inputs = build(name)
+    given = {"method": method, **few(method)}
+    as_list = whyformer.explain(model, inputs, target=TARGETS, **given)
+    logit = whyformer.explain(model, inputs, target=whyformer.targets.Logit(TARGETS), **given)
+    assert torch.equal(as_list.scores, logit.scores)
+    contrast = whyformer.explain(model, inputs, target=whyformer.targets.Contrast(TARGETS, [2, 0]), **given)
+    assert contrast.scores.isfinite().all()
+    assert contrast.target.tolist() == TARGETS
+    own = whyformer.explain(model, inputs, target=lambda logits: logits.square().sum(-1), **given)
+    assert own.scores.isfinite().all()
+
+
+@every_method
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_the_callers_gradient_mode_does_not_matter(method: str, mode: str) -> None:
+    name = "bert" if METHODS[method].modality == "text" else "hf_vit"
+    found = run(method, name)
+    with getattr(torch, mode)():
+        result = whyformer.explain(found.model, found.inputs, method=method, target=TARGETS, **few(method))
+    assert torch.equal(result.scores, found.result.scores)
+
+
+@every_method
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_frozen_parameters_do_not_matter(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name)):
+        pytest.skip(f"{method} does not explain this")
+    model, inputs = build(name)
+    model.requires_grad_(False)
+    before = snapshot(model)
+    result = whyformer.explain(model, inputs, method=method, target=TARGETS, **few(method))
+    assert_unchanged(model, before)
+    assert torch.equal(result.scores, run(method, name).result.scores)
+
+
+@every_method
+@pytest.mark.parametrize("name", TWO_ATTENTIONS)
+def test_fused_and_written_attention_give_the_same_scores(method: str, name: str) -> None:
+    if METHODS[method].modality not in ("both", modality(name) if name in ZOO else "text"):
+        pytest.skip(f"{method} does not explain this")
+    results = []
+    for attention in ("sdpa", "eager"):
+        model, inputs = TWO_ATTENTIONS[name](attention)
+        results.append(whyformer.explain(model.double(), to(inputs, torch.float64), method=method, target=TARGETS, **few(method)).scores)
+    # most eager implementations of transformers take the softmax in float32 whatever the model's precision
+    assert close(*results, results[0], 1e-6 if name in ("bert", "distilbert") else 2e-3)
+
+
+@pytest.mark.parametrize(("method", "name"), REFUSED)
+def test_attention_over_windows_is_refused(method: str, name: str) -> None:
+    """Not a map of something else: an error that names methods that do apply here."""
+    model, inputs = build(name)
+    before = snapshot(model)
+    with pytest.raises(MethodNotApplicable) as caught:
+        whyformer.explain(model, inputs, method=method, **few(method))
+    message = str(caught.value)
+    assert message.startswith(method)
+    named = {other for other in METHODS if METHODS[other].anywhere and METHODS[other].modality in ("both", "image")}
+    assert all(other in message for other in named)
+    assert_unchanged(model, before)
+
+
+@every_method
+def test_wrong_modality_is_refused(method: str) -> None:
+    wanted = METHODS[method].modality
+    if wanted == "both":
+        pytest.skip("explains both")
+    model, inputs = build("bert" if wanted == "image" else "hf_vit")
+    with pytest.raises((InputError, MethodNotApplicable), match=method):
+        whyformer.explain(model, inputs, method=method)
+
+
+@every_method
+def test_unknown_settings_are_refused(method: str) -> None:
+    model, inputs = build("hf_vit")
+    with pytest.raises(InputError) as caught:
+        whyformer.explain(model, inputs, method=method, no_such_setting=1)
+    message = str(caught.value)
+    assert "no_such_setting" in message
+    for name, default in METHODS[method].settings.items():
+        assert f"{name}={default!r}" in message
+
+
+@every_method
+def test_values_out_of_range_are_refused(method: str) -> None:
+    """Before any work: the model is never called."""
+
+    class Untouched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("the model was run")
+
+    for name in METHODS[method].checks:
+        with pytest.raises(InputError) as caught:
+            whyformer.explain(Untouched().eval(), torch.zeros(1, 3, 8, 8), method=method, **{name: object()})
+        assert name in str(caught.value)
+        assert repr(METHODS[method].settings[name]) in str(caught.value)
+
+
+@every_method
+@pytest.mark.parametrize("setting", ["start_layer", "block", "blocks", "layer"])
+@pytest.mark.parametrize("number", [3, -4])
+def test_blocks_outside_the_model_are_refused(method: str, setting: str, number: int) -> None:
+    if setting not in METHODS[method].settings:
+        pytest.skip("has no such setting")
+    model, inputs = build("bert" if METHODS[method].modality == "text" else "hf_vit")
+    with pytest.raises(InputError, match=r"3 blocks \(0 to 2\)"):
+        whyformer.explain(model, inputs, method=method, **{setting: number})
+
+
+@every_method
+def test_every_row_of_the_registry_is_filled(method: str) -> None:
+    row = METHODS[method]
+    assert row.name == method
+    assert row.summary
+    assert row.citation
+    assert row.family in ("attention", "propagation", "gradient", "perturbation")
+    assert row.modality in ("both", "image", "text")
+    assert row.function.__doc__
+    assert set(row.checks) <= set(row.settings)
+    assert row.complete({}) == row.settings, "a default fails its own check"

@@ -1,0 +1,144 @@
+"""The house rules that a machine can check: arrows between rooms, sizes of files, what is exported, what is shipped."""
+
+import ast
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import whyformer
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "whyformer"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# What a room may import of the package, besides itself and what every room may. Data flows downwards only.
+EVERYWHERE = {"errors", "explanation"}
+ARROWS = {
+    "errors": set(),
+    "targets": set(),
+    "views": set(),
+    "rules": set(),
+    "explanation": {"views", "show"},
+    "composites": {"rules"},
+    "models": set(),
+    "intercept": {"rules", "composites", "models"},
+    "inputs": {"models"},
+    "show": set(),
+    "datasets": set(),
+    "evaluate": {"targets", "views", "models", "inputs", "datasets", "intercept"},
+}
+# Metrics see results, never methods; what runs a whole benchmark has to make the results first.
+RUNNERS = re.compile(r"evaluate/(benchmarks/\w+|configurations|explaining|runner)\.py")
+
+
+def imported(path):
+    """(room, module) of each import of the package in a file; those for the type checker alone are left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [f"whyformer.{a.name}" for a in node.names] if node.module == "whyformer" else [node.module or ""]
+        for name in names:
+            top, _, rest = name.partition(".")
+            yield (rest.partition(".")[0] if top == "whyformer" else None), top
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_data_flows_downwards_only(path):
+    allowed = ARROWS.get(room(path))
+    if allowed is None:
+        return
+    used = {to for to, _ in imported(path) if to is not None} - {room(path)}
+    if RUNNERS.fullmatch(str(path.relative_to(SOURCE))):
+        allowed = allowed | {"explain", "methods", "__version__"}
+    assert used <= allowed | (EVERYWHERE if room(path) != "errors" else set())
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "show").rglob("*.py")), ids=lambda p: p.name)
+def test_drawing_never_needs_torch(path):
+    assert not {"torch", "transformers"} & {top for _, top in imported(path)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_small(path):
+    # the mode is one table of cases and does not come apart well
+    limit = 550 if path.name == "mode.py" else 350
+    assert len(path.read_text().splitlines()) <= limit
+
+
+def test_the_public_names_are_sorted_few_and_there():
+    assert whyformer.__all__ == sorted(whyformer.__all__)
+    assert len(whyformer.__all__) < 15
+    for name in whyformer.__all__:
+        assert getattr(whyformer, name) is not None
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name == "__init__.py"], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_each_all_is_sorted(path):
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            names = ast.literal_eval(node.value)
+            assert names == sorted(names)
+            assert len(names) == len(set(names))
+
+
+def test_no_file_is_named_after_nothing():
+    assert not [p for p in FILES if re.search(r"util|helper|common|misc", p.stem)]
+
+
+def tracked():
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".txt", ".sh", ".cfg", ".yml", ""} and path.is_file() and path.name != "LICENSE":
+            yield name, path.read_bytes().decode("utf-8", "replace")
+
+
+def test_no_machine_path_and_no_address_of_a_registry():
+    # written in two parts, so that this file does not find itself
+    pattern = re.compile("(?<![\\w.])/(?:" + "work|root|tmp|home)/" + "|py" + r"pi\.org|files\.python" + "hosted|download\\.py" + "torch|extra-" + "index")
+    found = [(name, m.group()) for name, text in tracked() for m in pattern.finditer(text)]
+    assert found == []
+
+
+def test_the_bundled_models_are_shipped():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["src/whyformer"]
+    ignored = subprocess.run(["git", "check-ignore", "src/whyformer/bundled/digits/model.safetensors"], cwd=ROOT, capture_output=True, check=False)
+    assert ignored.stdout == b""
+    for folder in (SOURCE / "bundled").iterdir():
+        if folder.is_dir() and not folder.name.startswith("__"):
+            assert sum(p.stat().st_size for p in folder.rglob("*")) < 10_000_000
+
+
+def test_every_dependency_of_the_project_is_pinned_in_the_constraints():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {re.split(r"[><=\[]", d)[0] for d in project["dependencies"] + sum(project["optional-dependencies"].values(), [])}
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert wanted - {"whyformer"} <= pinned
+
+
+@pytest.mark.parametrize("name", ["scripts/demo", "scripts/test", ".ci/run"])
+def test_scripts_can_be_run(name):
+    path = ROOT / name
+    assert path.stat().st_mode & 0o111
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+
+
+def test_the_licence_is_complete():
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert len(text) > 10_000
