@@ -92,7 +92,9 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def time_method(name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], repeats: int, settings: dict[str, Any]) -> tuple[float, float]:
+def time_method(
+    name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], repeats: int, settings: dict[str, Any]
+) -> tuple[float, float]:
     """(method / fwd, method / fb): medians over rounds that measure all three."""
     import whyformer
 
@@ -162,12 +164,19 @@ def main() -> None:
     for model_name in arguments.models:
         model, inputs = MODELS[model_name]()
         base = None if arguments.no_memory else measure_memory(model_name, "fb")
-        print(f"\n{model_name}: threads {torch.get_num_threads()}, repeats {arguments.repeats}" + (f", plain fb takes {base:.0f} MB" if base else ""))
+        print(
+            f"\n{model_name}: threads {torch.get_num_threads()}, repeats {arguments.repeats}"
+            + (f", plain fb takes {base:.0f} MB" if base else "")
+        )
         print(f"| {'method':<24} | × fwd | × fb | limit | extra memory × fb |\n|---|---|---|---|---|")
         for name in names:
             forward, both = time_method(name, model, inputs, arguments.repeats, {})
             limit, unit = LIMITS.get(name, (None, ""))
-            held = "" if limit is None else f"{limit} {unit} {'ok' if (forward if unit == 'fwd' else both) <= limit else 'OVER'}"
+            held = (
+                ""
+                if limit is None
+                else f"{limit} {unit} {'ok' if (forward if unit == 'fwd' else both) <= limit else 'OVER'}"
+            )
             memory = "" if base is None else f"{measure_memory(model_name, name) / base:.2f}"
             print(f"| {name:<24} | {forward:.2f} | {both:.2f} | {held} | {memory} |", flush=True)
     return None

@@ -141,6 +141,10 @@ def test_empty_text(text):
     assert refused("explain", "-", stdin=text) == "error: the text is empty"
 
 
+def test_standard_input_that_is_no_text():
+    assert refused("explain", "-", stdin=b"\xff\xfe\x00") == "error: standard input is not UTF-8 text"
+
+
 def test_an_unknown_method_lists_the_names():
     message = refused("explain", SENTENCE, "--method", "nope")
     assert "transformer_attribution" in message
@@ -221,10 +225,11 @@ def test_text_from_standard_input_as_json(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_text_file_and_quiet(tmp_path):
+def test_a_text_file_and_quiet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "review.txt").write_text(f"\ufeff{SENTENCE}\n", encoding="utf-8")
-    done = whyformer("explain", "review.txt", "--quiet", "--out", "made", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = CliRunner().invoke(cli.app, ["explain", "review.txt", "--quiet", "--out", "made"])
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
     assert [p.suffix for p in (tmp_path / "made").iterdir()] == [".html"]
 
 
@@ -240,8 +245,9 @@ def test_hostile_text_and_latin_terminal(tmp_path):
 
 
 def test_compare_a_sentence(tmp_path):
-    done = whyformer("compare", SENTENCE, "--method", "transformer_attribution,gae,rollout", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    arguments = ["compare", SENTENCE, "--method", "transformer_attribution,gae,rollout", "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".html", ".png"]
     page = next(tmp_path.glob("*.html")).read_text()
     assert page.count("charming</span>") == 3
@@ -256,8 +262,8 @@ def test_a_picture_with_a_model_from_a_folder(photo, tiny_vit, tmp_path):
     names = sorted(p.name for p in out.iterdir())
     assert len(names) == 3
     assert all(re.fullmatch(r"a_photo-transformer_attribution-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
-    picture = Image.open(next(out.glob("*.png")))
-    assert picture.width > picture.height
+    with Image.open(next(out.glob("*.png"))) as picture:
+        assert picture.width > picture.height
     assert "<script" not in next(out.glob("*.html")).read_text()
 
 

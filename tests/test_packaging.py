@@ -21,7 +21,7 @@ ARROWS = {
     "views": set(),
     "rules": set(),
     "explanation": {"views", "show"},
-    "composites": {"rules"},
+    "composites": {"rules", "intercept"},  # of the latter only the names of operations
     "models": set(),
     "intercept": {"rules", "composites", "models"},
     "inputs": {"models"},

@@ -52,7 +52,9 @@ def _detach_output(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 def _detach_layer_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
-    return multiplier.detached_norm(a["input"], function(*args, **kwargs), a["weight"], a["eps"], len(a["normalized_shape"]))
+    return multiplier.detached_norm(
+        a["input"], function(*args, **kwargs), a["weight"], a["eps"], len(a["normalized_shape"])
+    )
 
 
 def _detach_rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
@@ -78,7 +80,7 @@ _LN: dict[str, MultiplierRule] = {
     "std": _detach_output,
     "var": _detach_output,
 }
-_SECANT: dict[str, MultiplierRule] = {name: _secant for name in ("gelu", "relu", "silu", "tanh", "sigmoid", "mish", "elu")}
+_SECANT: dict[str, MultiplierRule] = dict.fromkeys(("gelu", "relu", "silu", "tanh", "sigmoid", "mish", "elu"), _secant)
 _SMOOTH = ops.ACTIVATIONS | ops.LINEAR | ops.VIEWS | {"pow", "reciprocal", "rdiv", "rsqrt", "sqrt", "square"}
 _ATTENTION = frozenset({"softmax", "scaled_dot_product_attention", "log_softmax"})
 
@@ -96,8 +98,20 @@ def _common(linear_rule: Rule, add_rule: Rule, product: Rule) -> dict[str, Any]:
     same = Rule("identity", elementary.identity, books=False)
     weighted = Rule("weighted sum", elementary.z_rule)
     return {
-        **{name: same for name in ops.ACTIVATIONS | ops.NORMS | {"softmax", "neg", "div", "batch_norm"}},
-        **{name: weighted for name in ("mean", "sum", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "cumsum", "einsum")},
+        **dict.fromkeys(ops.ACTIVATIONS | ops.NORMS | {"softmax", "neg", "div", "batch_norm"}, same),
+        **dict.fromkeys(
+            (
+                "mean",
+                "sum",
+                "avg_pool1d",
+                "avg_pool2d",
+                "adaptive_avg_pool1d",
+                "adaptive_avg_pool2d",
+                "cumsum",
+                "einsum",
+            ),
+            weighted,
+        ),
         "gelu": Rule("identity", elementary.identity, elementary.gelu_gradient, books=False),
         "linear": linear_rule,
         "add": add_rule,
@@ -125,8 +139,12 @@ def deep_taylor(alpha: float = 1.0) -> Composite:
 
 _LINEAR_RULES: dict[str, Callable[..., Rule]] = {
     "separate": lambda **_: Rule("linear", linear.linear_separate, linear.linear_gradient),
-    "alpha_beta": lambda alpha, **_: Rule("linear", linear.linear_alpha_beta(alpha), linear.linear_gradient, keep_output=True),
-    "epsilon": lambda epsilon, **_: Rule("linear", linear.linear_epsilon(epsilon), linear.linear_gradient, keep_output=True),
+    "alpha_beta": lambda alpha, **_: Rule(
+        "linear", linear.linear_alpha_beta(alpha), linear.linear_gradient, keep_output=True
+    ),
+    "epsilon": lambda epsilon, **_: Rule(
+        "linear", linear.linear_epsilon(epsilon), linear.linear_gradient, keep_output=True
+    ),
     "gamma": lambda gamma, **_: Rule("linear", linear.linear_gamma(gamma), linear.linear_gradient),
 }
 LINEAR_RULES = tuple(_LINEAR_RULES)

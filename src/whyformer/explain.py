@@ -63,12 +63,17 @@ def explain(
         loaded = load(model, device=device, dtype=dtype)
         model, processor = loaded.model, processor or loaded.processor
     elif device is not None or dtype is not None:
-        raise InputError("device and dtype are for models given by name; move a model of your own yourself: model.to(...)")
+        raise InputError(
+            "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
+        )
     refuse_unfit(model)
     labels, multi_label = class_names(model)
     prepared = prepare(model, inputs, processor, truncate=truncate)
     if chosen.modality != "both" and prepared.modality != chosen.modality:
-        raise InputError(f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and this input is {prepared.modality}")
+        raise InputError(
+            f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and "
+            f"this input is {prepared.modality}"
+        )
     resolver = Resolver(target, labels, class_count(model), prepared.batch)
     task = Task(model, prepared, resolver.callable, _progress(progress), method)
     # a user's surrounding no_grad or inference_mode must not change the result
@@ -152,7 +157,10 @@ class Resolver:
         other = getattr(self.target, "other", None)
         if callable(self.target) and other is not None:
             rivals = torch.as_tensor(other).expand(len(names)).tolist()
-            names = [f"{n} rather than {(self.labels or {}).get(int(o), str(int(o)))}" for n, o in zip(names, rivals, strict=True)]
+            names = [
+                f"{n} rather than {(self.labels or {}).get(int(o), str(int(o)))}"
+                for n, o in zip(names, rivals, strict=True)
+            ]
         return index, names
 
 
@@ -172,14 +180,18 @@ def find_class(name: str, labels: dict[int, str] | None) -> int:
         if len(found) == 1:
             return found[0]
         if found:
-            raise InputError(f"'{name}' names several classes: {', '.join(f'{i} ({known[i]})' for i in found)}; give the number")
+            raise InputError(
+                f"'{name}' names several classes: {', '.join(f'{i} ({known[i]})' for i in found)}; give the number"
+            )
     if wanted.isdigit():
         return int(wanted)
     pool = {p.strip(): i for i, label in known.items() for p in label.split(",")}
     close = difflib.get_close_matches(name, pool, 3)
     inside = [p for p in pool if wanted in p.casefold()][:3]
     hint = f" Did you mean {', '.join(repr(c) for c in dict.fromkeys(close + inside))}?" if close or inside else ""
-    raise InputError(f"the model has no class '{name}'.{hint}" + ("" if known else " Its config names no classes: give a number."))
+    raise InputError(
+        f"the model has no class '{name}'.{hint}" + ("" if known else " Its config names no classes: give a number.")
+    )
 
 
 def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
@@ -193,9 +205,12 @@ def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """Number of classes where the model says so: the config, or timm's ``num_classes``."""
+    """Number of classes where the model says so: a classifier's config, or timm's ``num_classes``."""
     config = getattr(model, "config", None)
-    count = getattr(config, "num_labels", None) if config is not None else getattr(model, "num_classes", None)
+    if config is None:
+        count = getattr(model, "num_classes", None)
+    else:  # every config has num_labels, also that of a language model
+        count = getattr(config, "num_labels", None) if "Classification" in type(model).__name__ else None
     return count if isinstance(count, int) and count > 0 else None
 
 

@@ -77,8 +77,8 @@ class Explanation:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of an explanation of {len(self)}")
         i = index % len(self)
-        lists = {n: [getattr(self, n)[i]] for n in _BATCHED_LISTS if getattr(self, n) is not None}
-        tensors = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
+        lists: dict[str, Any] = {n: [getattr(self, n)[i]] for n in _BATCHED_LISTS if getattr(self, n) is not None}
+        tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
         pictures = None if self.pictures is None else self.pictures[i : i + 1]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
         return replace(self, **tensors, **lists, pictures=pictures, diagnostics=diagnostics)
@@ -165,7 +165,7 @@ class Explanation:
         if not Path(path).is_file():
             raise LoadError(f"no such file: {path}")
         try:
-            with safe_open(str(path), "pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(str(path), "pt") as file:
                 facts = json.loads((file.metadata() or {})["whyformer"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, KeyError, ValueError) as error:

@@ -12,15 +12,17 @@ from torch import Tensor
 
 
 def resize(maps: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4); float32 at least."""
+    """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4)."""
     if size is None or tuple(maps.shape[-2:]) == tuple(size):
         return maps
     wide = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
     return torch.nn.functional.interpolate(wide[:, None], size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
-def patch_grid(tokens: int, seen: tuple[int, ...] | None, configured: tuple[int, int] | None) -> tuple[int, tuple[int, int]] | None:
-    """(number of prefix tokens, (rows, columns)) of a sequence of ``tokens`` tokens, or None for a sequence without a grid.
+def patch_grid(
+    tokens: int, seen: tuple[int, ...] | None, configured: tuple[int, int] | None
+) -> tuple[int, tuple[int, int]] | None:
+    """(number of prefix tokens, (rows, columns)) of a sequence of tokens, or None for one without a grid.
 
     The grid is the output of the patch-embedding convolution seen in the run, else the configured one, else the
     largest square that leaves at most 8 prefix tokens (CLS, distillation, registers).

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.composites import deep_taylor, layerwise
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import record
 
 GOLDEN = Path(__file__).parents[1] / "golden"

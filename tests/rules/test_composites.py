@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from whyformer.composites import GRADIENT, LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
 from whyformer.errors import UnknownOperation
 from whyformer.intercept import operations as ops
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import record
 
 B, N, D = 2, 4, 6

@@ -56,7 +56,8 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
         else:
             raise LayoutError(
                 f"{folder}: expected folders named by class numbers, or all 1000 synsets; found {len(names)} folders "
-                f"({listing(folder)}), which do not say which of the model's classes they are. Give classes={{name: index}}"
+                f"({listing(folder)}), which do not say which of the model's classes they are. Give "
+                f"classes={{name: index}}"
             )
     unknown = [n for n in names if n not in classes]
     if unknown:
@@ -113,7 +114,8 @@ def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path
                 return place
     looked = ", ".join(str(r) for r in roots)
     raise LayoutError(
-        f"{folder}: expected {expected}; found the pictures and no {TRUTH} in {looked}. Pictures without labels cannot be scored"
+        f"{folder}: expected {expected}; found the pictures and no {TRUTH} in {looked}. Pictures without labels "
+        f"cannot be scored"
     )
 
 

@@ -37,11 +37,16 @@ def indexed_masks(path: str | Path) -> list[Picture]:
             if not (folder / name).is_file():
                 raise LayoutError(f"{file}: expected the files it names; found no {name}")
         label = row.get("imagenet_class", row.get("label"))
-        made.append(Picture(
-            f"{row['image']}|{row['mask']}" if Path(row["image"]).stem != Path(row["mask"]).stem else str(row["image"]),
-            partial(open_picture, folder / row["image"]), None if label is None else int(label),
-            partial(_mask_file, folder / row["mask"]),
-        ))  # fmt: skip
+        made.append(
+            Picture(
+                f"{row['image']}|{row['mask']}"
+                if Path(row["image"]).stem != Path(row["mask"]).stem
+                else str(row["image"]),
+                partial(open_picture, folder / row["image"]),
+                None if label is None else int(label),
+                partial(_mask_file, folder / row["mask"]),
+            )
+        )
     return made
 
 
@@ -70,7 +75,8 @@ def imagenet_segmentation(path: str | Path) -> list[Picture]:
             count = int(np.prod(data["value/img"].shape))
             if int(np.prod(data["value/gt"].shape)) != count:
                 raise LayoutError(
-                    f"{file}: expected as many masks as pictures; found {data['value/gt'].shape} and {data['value/img'].shape}"
+                    f"{file}: expected as many masks as pictures; found {data['value/gt'].shape} and "
+                    f"{data['value/img'].shape}"
                 )
     except KeyError as error:
         raise LayoutError(f"{file}: expected {expected}; found {_h5_keys(file)}") from error
@@ -112,7 +118,8 @@ def _gtsegs_mask(file: Path, index: int) -> NDArray[np.bool_]:
 
 
 def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int] | None = None) -> list[Picture]:
-    """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border), ``annotations/test.txt``.
+    """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border),
+    ``annotations/test.txt``.
 
     The border counts as ground. Labels are left out unless ``classes`` maps breed names (``Abyssinian``) to the model's
     classes: the model's own classes are rarely these 37.
@@ -145,7 +152,8 @@ def _trimap(path: Path) -> NDArray[np.bool_]:
 
 
 def scene_objects(count: int = 100, *, seed: int = 0, min_digits: int = 2, max_digits: int = 4) -> list[Picture]:
-    """Digit scenes as one sample a digit: explain that digit, and its mask is the truth (class-specific segmentation)."""
+    """Digit scenes as one sample a digit: explain that digit, and its mask is the truth (class-specific
+    segmentation)."""
     from whyformer.datasets.scenes import digit_scenes
 
     made = []

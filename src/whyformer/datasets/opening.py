@@ -26,12 +26,20 @@ PICTURE_READERS: dict[str, Callable[..., Sequence[Picture]]] = {
     "saved": saved_pictures,
 }
 TEXT_READERS: dict[str, Callable[..., Texts]] = {
-    "sst2": sst2, "imdb": imdb, "bace": bace, "tweeteval": tweeteval, "meld": meld, "eraser": eraser, "saved": saved_texts,
-}  # fmt: skip
+    "sst2": sst2,
+    "imdb": imdb,
+    "bace": bace,
+    "tweeteval": tweeteval,
+    "meld": meld,
+    "eraser": eraser,
+    "saved": saved_texts,
+}
 _KINDS = {
-    "pictures": "a folder named like imagenet_samples, class folders, ImageNet's validation folder with its devkit, index.json "
+    "pictures": "a folder named like imagenet_samples, class folders, ImageNet's validation folder with its "
+    "devkit, index.json "
     "with masks, gtsegs_ijcv.mat, Oxford pets, MNIST idx files, a saved Hugging Face data set, or scenes:COUNT",
-    "texts": "SST-2 tsv, IMDB neg/ and pos/, bace.csv, a TweetEval task, MELD csv, ERASER jsonl + docs, or a saved Hugging Face data set",
+    "texts": "SST-2 tsv, IMDB neg/ and pos/, bace.csv, a TweetEval task, MELD csv, ERASER jsonl + docs, or a "
+    "saved Hugging Face data set",
 }
 
 

@@ -21,9 +21,10 @@ _IMAGES, _TEXTS, _LABELS = (
 def is_saved(path: str | Path) -> bool:
     """Whether a folder looks like one of these."""
     folder = Path(path)
-    return (folder.is_dir() and any(
-        (folder / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json")
-    )) or (folder.is_dir() and any(folder.glob("*.parquet")))  # fmt: skip
+    return (
+        folder.is_dir()
+        and any((folder / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json"))
+    ) or (folder.is_dir() and any(folder.glob("*.parquet")))
 
 
 def saved_pictures(path: str | Path, split: str | None = None) -> list[Picture]:

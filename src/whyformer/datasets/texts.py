@@ -51,8 +51,10 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
     """A task's folder: ``{split}_text.txt``, ``{split}_labels.txt`` (one a line) and ``mapping.txt`` (number, name)."""
     expected = f"{split}_text.txt, {split}_labels.txt and mapping.txt"
     folder = require_folder(path, expected)
-    read = {n: require_file(folder / n, expected).read_text(encoding="utf-8").split("\n")
-            for n in (f"{split}_text.txt", f"{split}_labels.txt", "mapping.txt")}  # fmt: skip
+    read = {
+        n: require_file(folder / n, expected).read_text(encoding="utf-8").split("\n")
+        for n in (f"{split}_text.txt", f"{split}_labels.txt", "mapping.txt")
+    }
     names = [line.split("\t")[1].strip() for line in read["mapping.txt"] if line.strip()]
     labels = [line.strip() for line in read[f"{split}_labels.txt"] if line.strip()]
     texts = read[f"{split}_text.txt"]
@@ -62,8 +64,9 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
     file = folder / f"{split}_labels.txt"
     items = tuple(
         Text(f"{split}-{i}", text.strip(), _label(label, len(names), file))
-        for i, (text, label) in enumerate(zip(texts, labels, strict=True)) if text.strip()
-    )  # fmt: skip
+        for i, (text, label) in enumerate(zip(texts, labels, strict=True))
+        if text.strip()
+    )
     return Texts(items, tuple(names))
 
 

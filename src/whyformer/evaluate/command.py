@@ -12,14 +12,16 @@ import typer
 from whyformer.errors import InputError
 
 INCOMPLETE = 3
-"""Exit status where some samples got no figures (a method failed, or a map was constant or NaN); the tables are written."""
+"""Exit status where some samples got no figures (a method failed, or a map was constant or NaN); the tables are
+written."""
 
 
 def benchmark(
     name: Annotated[
         str,
         typer.Argument(
-            help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity or arbitration."
+            help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, "
+            "arbitration."
         ),
     ],
     model: Annotated[
@@ -56,16 +58,28 @@ def benchmark(
     device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no table: only the files.")] = False,
 ) -> None:
-    """Score methods over a data set, as the founding papers did. Kill it and start it again: it goes on where it stopped."""
+    """Score methods over a data set, as the founding papers did. Kill it and start it again: it goes on where it
+    stopped."""
     from rich.console import Console
 
     from whyformer.evaluate.runner import run_benchmark
 
     talk = Console(stderr=True, quiet=quiet)
     outcome = run_benchmark(
-        name, model, data, out, methods=methods, split=split, reader=reader, batch_size=batch_size, seed=seed, device=device,
-        say=lambda text: talk.print(text, highlight=False), track=_bar(talk), **_options(option, count),
-    )  # fmt: skip
+        name,
+        model,
+        data,
+        out,
+        methods=methods,
+        split=split,
+        reader=reader,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        say=lambda text: talk.print(text, highlight=False),
+        track=_bar(talk),
+        **_options(option, count),
+    )
     if not quiet:
         typer.echo(outcome.report.markdown())
     talk.print(f"wrote {', '.join(str(f) for f in outcome.files)}", highlight=False)

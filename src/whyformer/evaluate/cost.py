@@ -64,7 +64,8 @@ class Cost:
         worst = sorted(self.shares.items(), key=lambda s: -s[1])[:3]
         slow = ", ".join(f"{label} {seconds:.2g} s" for label, seconds in worst)
         return (
-            f"{self.pairs} explanations to score ({self.samples} samples): about {self.forwards:,} forward and {self.backwards:,} "
+            f"{self.pairs} explanations to score ({self.samples} samples): about {self.forwards:,} forward and "
+            f"{self.backwards:,} "
             f"backward passes, {duration(self.seconds)} by a trial on one sample (a sample: {slow})"
         )
 

@@ -48,8 +48,14 @@ def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("this evaluation needs a fast tokenizer (one that can tell which word a token belongs to)")
     split = text.words is not None
-    made = tokenizer(list(text.words or ()) if split else text.text, is_split_into_words=split, truncation=True,
-                     max_length=longest, return_offsets_mapping=True, return_special_tokens_mask=True)  # fmt: skip
+    made = tokenizer(
+        list(text.words or ()) if split else text.text,
+        is_split_into_words=split,
+        truncation=True,
+        max_length=longest,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+    )
     words = made.word_ids(0)
     if all(w is None for w in words):
         raise InputError(f"{text.id}: the text holds no tokens the tokenizer knows")

@@ -16,7 +16,7 @@ from whyformer.evaluate.forwards import padded
 from whyformer.explanation import Explanation
 
 
-class Unusable(Exception):  # noqa: N818 - reads better at the call site
+class Unusable(Exception):  # noqa: N818
     """A map without information; ``kind`` is "constant", "nan" or "failed"."""
 
     def __init__(self, kind: str, message: str) -> None:

@@ -24,7 +24,8 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
     map of zeros gets, and 0 is perfect. NaN if removing changes nothing.
 
     Args:
-        scores: ``[N]``; removed: ``[S, N]``, True where a feature is removed; drops: ``[S]`` f(x) − f(x without S), logits.
+        scores: ``[N]``; removed: ``[S, N]``, True where a feature is removed; drops: ``[S]`` f(x) − f(x without S),
+            logits.
     """
     sums = np.asarray(removed, dtype=np.float64) @ np.asarray(scores, dtype=np.float64).reshape(-1)
     wanted = np.asarray(drops, dtype=np.float64)

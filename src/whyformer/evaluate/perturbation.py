@@ -1,7 +1,7 @@
 """Perturbation curves: remove features in the order a map gives, and see what becomes of the prediction.
 
-Positive perturbation (MoRF) removes the highest scores first, negative (LeRF) the lowest (Chefer et al. 2021, section 4.1).
-All functions take arrays; the model's side is in :mod:`whyformer.evaluate.forwards`.
+Positive perturbation (MoRF) removes the highest scores first, negative (LeRF) the lowest (Chefer et al. 2021,
+section 4.1). All functions take arrays; the model's side is in :mod:`whyformer.evaluate.forwards`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]
 
 
 def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
-    """Trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 under the last axis of ``values``; NaN-safe where all are finite."""
+    """Trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 under the last axis of ``values``; NaN-safe where all are
+    finite."""
     x, y = np.asarray(fractions, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"{x.shape[-1]} fractions for {y.shape[-1]} values")
@@ -58,7 +59,8 @@ def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
 
 
 def accuracy_auc(fractions: ArrayLike, correct: ArrayLike) -> NDArray[np.float64]:
-    """100 · ∫ accuracy df, from the clean point over f = 0..0.9, so at most 90; lower is better for positive perturbation.
+    """100 · ∫ accuracy df, from the clean point over f = 0..0.9, so at most 90; lower is better for positive
+    perturbation.
 
     Not divided by 0.9. Formula of the paper's author; it is not in the published code (methods.md §6.1). Other work
     leaves out f = 0 or adds y(1) = 0: never compare across conventions.
@@ -87,7 +89,8 @@ def aopc(clean: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
 
 
 def log_odds(clean: ArrayLike, perturbed: ArrayLike, *, floor: float = 1e-12) -> NDArray[np.float64]:
-    """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, in AttCAT's form); lower is better for MoRF.
+    """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, in AttCAT's form); lower is better
+    for MoRF.
 
     Probabilities below ``floor`` count as ``floor``, so the result is finite.
     """

@@ -1,6 +1,7 @@
 """Figures from the papers, to stand beside the measured ones (methods.md §7).
 
-Each is for the paper's own model and data, so a measured figure for another model is beside it for the order, not the value.
+Each is for the paper's own model and data, so a measured figure for another model is beside it for the order, not
+the value.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ ABLATION_SETTINGS: dict[str, dict[str, Any]] = {
     "first block": {"block": 1},
     "full method": {"start_layer": 1},
 }
-"""The variants of Table 3. "first block" is the paper's ∇A^(B−1)R, which the reference code takes from block 1 (from 0)."""
+"""The variants of Table 3. "first block" is the paper's ∇A^(B−1)R, which the reference code takes from block 1
+(from 0)."""
 
 ABLATION_METHODS = (
     "without gradient=transformer_attribution:start_layer=1:weighting=none,last block=transformer_attribution:block=-1,"
@@ -42,32 +44,62 @@ TABLE_1_ROWS = {
 }
 TABLE_1: dict[str, dict[str, float]] = {
     "negative/predicted": {
-        "rollout": 53.10, "raw_attention": 45.55, "gradcam_attention": 41.52, "lrp": 43.49, "partial_lrp": 50.49,
+        "rollout": 53.10,
+        "raw_attention": 45.55,
+        "gradcam_attention": 41.52,
+        "lrp": 43.49,
+        "partial_lrp": 50.49,
         "transformer_attribution": 54.16,
     },
-    "negative/target": {"gradcam_attention": 42.02, "lrp": 43.49, "partial_lrp": 50.49, "transformer_attribution": 55.04},
+    "negative/target": {
+        "gradcam_attention": 42.02,
+        "lrp": 43.49,
+        "partial_lrp": 50.49,
+        "transformer_attribution": 55.04,
+    },
     "positive/predicted": {
-        "rollout": 20.05, "raw_attention": 23.99, "gradcam_attention": 34.06, "lrp": 41.94, "partial_lrp": 19.64,
+        "rollout": 20.05,
+        "raw_attention": 23.99,
+        "gradcam_attention": 34.06,
+        "lrp": 41.94,
+        "partial_lrp": 19.64,
         "transformer_attribution": 17.03,
     },
-    "positive/target": {"gradcam_attention": 33.56, "lrp": 41.93, "partial_lrp": 19.64, "transformer_attribution": 16.04},
-}  # fmt: skip
+    "positive/target": {
+        "gradcam_attention": 33.56,
+        "lrp": 41.93,
+        "partial_lrp": 19.64,
+        "transformer_attribution": 16.04,
+    },
+}
 
 TABLE_2_ROWS = {"pixel_accuracy": "Pixel accuracy ↑", "map": "mAP ↑", "miou": "mIoU ↑"}
 TABLE_2: dict[str, dict[str, float]] = {
     "pixel_accuracy": {
-        "rollout": 73.54, "raw_attention": 67.84, "gradcam_attention": 64.44, "lrp": 51.09, "partial_lrp": 76.31,
+        "rollout": 73.54,
+        "raw_attention": 67.84,
+        "gradcam_attention": 64.44,
+        "lrp": 51.09,
+        "partial_lrp": 76.31,
         "transformer_attribution": 79.70,
     },
     "map": {
-        "rollout": 84.76, "raw_attention": 80.24, "gradcam_attention": 71.60, "lrp": 55.68, "partial_lrp": 84.67,
+        "rollout": 84.76,
+        "raw_attention": 80.24,
+        "gradcam_attention": 71.60,
+        "lrp": 55.68,
+        "partial_lrp": 84.67,
         "transformer_attribution": 86.03,
     },
     "miou": {
-        "rollout": 55.42, "raw_attention": 46.37, "gradcam_attention": 40.82, "lrp": 32.89, "partial_lrp": 57.94,
+        "rollout": 55.42,
+        "raw_attention": 46.37,
+        "gradcam_attention": 40.82,
+        "lrp": 32.89,
+        "partial_lrp": 57.94,
         "transformer_attribution": 61.95,
     },
-}  # fmt: skip
+}
 
 TABLE_3: dict[str, dict[str, float]] = {
     "without gradient": {

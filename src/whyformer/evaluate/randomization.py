@@ -37,7 +37,8 @@ def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> flo
 
 
 def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
-    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = (0.01, 0.03), range 1.
+    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = (0.01,
+    0.03), range 1.
 
     The mean over all windows that lie wholly inside; variances are unbiased. NaN if a map is constant.
     """
@@ -90,8 +91,8 @@ def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
 def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
     """Copies of the model with random parameters, one a stage: (stage, model). The model itself is left as it is.
 
-    "cascading": all stages up to this one, from the output; "independent": this stage alone. Each tensor is redrawn from
-    a normal distribution with the mean and the spread of its own values, so that activations keep their scale.
+    "cascading": all stages up to this one, from the output; "independent": this stage alone. Each tensor is redrawn
+    from a normal distribution with the mean and the spread of its own values, so that activations keep their scale.
     """
     if order not in ORDERS:
         raise InputError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")

@@ -64,10 +64,18 @@ class Table:
             for column in self.columns:
                 cell = self._cell(row, column)
                 m = cell.measured
-                made.append({
-                    "table": self.name, "row": row, "column": column, "measured": _number(m and m.value), "low": _number(m and m.low),
-                    "high": _number(m and m.high), "samples": m.count if m else 0, "published": cell.published,
-                })  # fmt: skip
+                made.append(
+                    {
+                        "table": self.name,
+                        "row": row,
+                        "column": column,
+                        "measured": _number(m and m.value),
+                        "low": _number(m and m.low),
+                        "high": _number(m and m.high),
+                        "samples": m.count if m else 0,
+                        "published": cell.published,
+                    }
+                )
         return made
 
     def _cell(self, row: str, column: str) -> Cell:
@@ -128,7 +136,8 @@ class Report:
         return "\n".join(parts).rstrip() + "\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """``table.md``, ``table.csv``, ``report.json`` and, where there are curves, ``curves.png``; each whole or not at all."""
+        """``table.md``, ``table.csv``, ``report.json`` and, where there are curves, ``curves.png``; each whole or
+        not at all."""
         entries = [e for t in self.tables for e in t.entries()]
         text = io.StringIO(newline="")
         if entries:
@@ -136,10 +145,14 @@ class Report:
             writer.writeheader()
             writer.writerows(entries)
         facts = {
-            "benchmark": self.benchmark, "conventions": self.conventions, "counts": self.counts, "remarks": self.remarks,
-            "figures": entries, "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
+            "benchmark": self.benchmark,
+            "conventions": self.conventions,
+            "counts": self.counts,
+            "remarks": self.remarks,
+            "figures": entries,
+            "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
             "extra": self.extra,
-        }  # fmt: skip
+        }
         made = [
             _replace(folder / "table.md", self.markdown().encode()),
             _replace(folder / "table.csv", text.getvalue().encode()),

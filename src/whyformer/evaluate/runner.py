@@ -56,8 +56,8 @@ def run_benchmark(
     Args:
         name: one of :data:`whyformer.evaluate.benchmarks.BENCHMARKS`.
         model: a classifier in eval mode with its ``processor``, or a name as for :func:`whyformer.explain`.
-        data: a folder or file that :mod:`whyformer.datasets` reads, ``scenes:COUNT``; reader: which reader, if the layout does
-            not tell; split: as the reader names it.
+        data: a folder or file that :mod:`whyformer.datasets` reads, ``scenes:COUNT``; reader: which reader, if the
+            layout does not tell; split: as the reader names it.
         methods: as for :func:`~whyformer.evaluate.configurations.parse_methods`; the benchmark's own by default.
         batch_size: samples a plain forward; samples_per_batch: samples explained at once.
         say: told the cost and what goes on; track: wraps the work in a progress bar.
@@ -70,9 +70,12 @@ def run_benchmark(
     benchmark.prepare(study)
     study.configurations = [FLOOR, *study.configurations, *([CEILING] if benchmark.ceiling(study) else [])]
     common = {
-        "benchmark": name, "options": _stated(study.options), "model": fingerprint(study.model), "data": f"{study.reader}:{study.data_name}",
+        "benchmark": name,
+        "options": _stated(study.options),
+        "model": fingerprint(study.model),
+        "data": f"{study.reader}:{study.data_name}",
         "seed": seed,
-    }  # fmt: skip
+    }
     keys = {c.label: c.key(common) for c in study.configurations}
     folder = Path(out)
     with RecordFile(folder / "records.jsonl") as store:
@@ -99,9 +102,14 @@ def run_benchmark(
 
 
 def _measure(
-    benchmark: Benchmark, study: Study, store: RecordFile, todo: dict[str, list[Configuration]], keys: dict[str, str],
-    size: int, track: Track,
-) -> None:  # fmt: skip
+    benchmark: Benchmark,
+    study: Study,
+    store: RecordFile,
+    todo: dict[str, list[Configuration]],
+    keys: dict[str, str],
+    size: int,
+    track: Track,
+) -> None:
     """Batches of samples that lack the same configurations."""
     batches: list[tuple[list[Any], list[Configuration]]] = []
     for sample in (s for s in study.samples if s.id in todo):
@@ -121,9 +129,18 @@ def _measure(
 
 
 def _study(
-    benchmark: Benchmark, model: nn.Module | str, data: str | Path | None, methods: Any, processor: Any, reader: str | None,
-    split: str | None, batch_size: int, seed: int, device: str | None, options: dict[str, Any],
-) -> Study:  # fmt: skip
+    benchmark: Benchmark,
+    model: nn.Module | str,
+    data: str | Path | None,
+    methods: Any,
+    processor: Any,
+    reader: str | None,
+    split: str | None,
+    batch_size: int,
+    seed: int,
+    device: str | None,
+    options: dict[str, Any],
+) -> Study:
     from whyformer.datasets.opening import modality_of, open_pictures, open_texts
     from whyformer.models.loading import load
     from whyformer.models.structure import refuse_unfit
@@ -156,9 +173,19 @@ def _study(
     refuse_unfit(model)
     pad = getattr(processor, "pad_token_id", None)
     return Study(
-        model, processor, modality, list(samples), configurations, full, Forwards(model, batch_size, pad or 0), found, labels,
-        str(title), _data_name(data), seed,
-    )  # fmt: skip
+        model,
+        processor,
+        modality,
+        list(samples),
+        configurations,
+        full,
+        Forwards(model, batch_size, pad or 0),
+        found,
+        labels,
+        str(title),
+        _data_name(data),
+        seed,
+    )
 
 
 def _data_name(data: str | Path | None) -> str:

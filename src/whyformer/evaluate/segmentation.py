@@ -100,7 +100,8 @@ def average_precision(scores: ArrayLike, truth: ArrayLike) -> float:
 
 
 def two_channel_average_precision(scaled: ArrayLike, truth: ArrayLike) -> float:
-    """Average precision of the flattened pair (1 − s, s) against (background, foreground), as the reference code has it.
+    """Average precision of the flattened pair (1 − s, s) against (background, foreground), as the reference code
+    has it.
 
     mAP is its mean over pictures. It counts each pixel twice, so it is not the average precision of the foreground.
     """
@@ -109,7 +110,8 @@ def two_channel_average_precision(scaled: ArrayLike, truth: ArrayLike) -> float:
 
 
 def pointing_hit(scores: ArrayLike, mask: ArrayLike) -> int:
-    """Pointing game (Zhang et al. 2016): 1 if the highest score (the first of equals) lies in the mask. No tolerance."""
+    """Pointing game (Zhang et al. 2016): 1 if the highest score (the first of equals) lies in the mask. No
+    tolerance."""
     return int(np.asarray(mask, dtype=bool).reshape(-1)[int(np.argmax(np.asarray(scores).reshape(-1)))])
 
 

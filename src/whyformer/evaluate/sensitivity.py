@@ -25,5 +25,6 @@ def max_sensitivity(original: ArrayLike, changed: Sequence[ArrayLike]) -> float:
 
 
 def class_sensitivity(top: ArrayLike, least: ArrayLike) -> float:
-    """Spearman correlation of the maps of the most and the least likely class; 1 = the map does not depend on the class."""
+    """Spearman correlation of the maps of the most and the least likely class; 1 = the map does not depend on the
+    class."""
     return spearman(top, least)

@@ -67,13 +67,14 @@ def _sentence(text: str) -> Argument:
 
 
 def _standard_input() -> str:
+    # bytes, because the encoding that Python guesses for standard input is that of the terminal
+    raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
+    if len(raw) > _MOST_TEXT:
+        raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
     try:
-        text = sys.stdin.read(_MOST_TEXT + 1)
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError("standard input is not UTF-8 text") from error
-    if len(text) > _MOST_TEXT:
-        raise InputError(f"standard input is longer than {_MOST_TEXT // 2**20} million characters")
-    return text
 
 
 def _read_text(path: Path) -> str:

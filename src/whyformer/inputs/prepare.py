@@ -14,7 +14,7 @@ from whyformer.errors import InputError
 
 MAX_PIXELS = 64_000_000
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
-_EXAMPLE = "Give processor= (AutoImageProcessor/AutoTokenizer.from_pretrained(...)), or tensors as the model's forward takes them"
+_EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,13 @@ class Inputs:
         return self.args, self.kwargs
 
     def with_tensor(self, value: Tensor) -> Inputs:
-        """The same with another scored tensor; a batch k times as large repeats each other argument k times per sample."""
+        """The same with another scored tensor; for k copies of each sample the other arguments are repeated too."""
         times = value.shape[0] // self.batch
 
         def fit(other: Any) -> Any:
-            return other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
+            return (
+                other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
+            )
 
         args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
         kwargs = {k: value if k == self.scored else fit(v) for k, v in self.kwargs.items()}
@@ -126,7 +128,9 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise InputError("the input holds NaN or infinity, so no explanation would mean anything; check the preprocessing")
+            raise InputError(
+                "the input holds NaN or infinity, so no explanation would mean anything; check the preprocessing"
+            )
         # inference-mode tensors cannot enter a graph
         value = value.clone() if value.is_inference() else value
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
@@ -148,10 +152,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() in (4, 5):
             return Inputs(args, kwargs, "image", name, pictures=_undo_normalisation(tensor, processor))
-    ids = next(((n, t) for n, t in tensors if n in _ID_NAMES and not t.is_floating_point() and t.dim() == 2), None)
-    ids = ids or next(((n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2), None)
-    if ids is not None:
-        name, tensor = ids
+    integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
+    for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
         mask = kwargs.get("attention_mask")
         mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
@@ -164,7 +166,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
             return Inputs(args, kwargs, "tensor", name)
     shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
     raise InputError(
-        f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token ids [B, N] or vectors [B, N, D]; "
+        f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token "
+        "ids [B, N] or vectors [B, N, D]; "
         "an unbatched sample needs a leading axis of 1"
     )
 
@@ -172,7 +175,9 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
 def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(size, int) and ids.numel() and (int(ids.max()) >= size or int(ids.min()) < 0):
-        raise InputError(f"token id {int(ids.max())} is outside the model's vocabulary of {size}: is this the model's own tokenizer?")
+        raise InputError(
+            f"token id {int(ids.max())} is outside the model's vocabulary of {size}: is this the model's own tokenizer?"
+        )
 
 
 # -- text --------------------------------------------------------------------------------------------------------
@@ -184,14 +189,26 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
         if not text.strip():
             raise InputError("the text is empty" if len(texts) == 1 else f"text number {i} is empty")
     if len(texts) > 1 and tokenizer.pad_token is None:
-        raise InputError("this tokenizer has no padding token, so sentences of different length make no batch: set tokenizer.pad_token")
+        raise InputError(
+            "this tokenizer has no padding token, so sentences of different length make no "
+            "batch: set tokenizer.pad_token"
+        )
     limit = _longest(model, tokenizer)
-    encoded = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1, truncation=truncate, max_length=limit if truncate else None,
-                        return_offsets_mapping=bool(tokenizer.is_fast))  # fmt: skip
+    encoded = tokenizer(
+        texts,
+        return_tensors="pt",
+        padding=len(texts) > 1,
+        truncation=truncate,
+        max_length=limit if truncate else None,
+        return_offsets_mapping=bool(tokenizer.is_fast),
+    )
     offsets = encoded.pop("offset_mapping", None)
     ids = encoded["input_ids"]
     if limit is not None and ids.shape[1] > limit:
-        raise InputError(f"the text has {ids.shape[1]} tokens and the model takes at most {limit}: shorten it, or allow truncation (truncate=True, --truncate)")
+        raise InputError(
+            f"the text has {ids.shape[1]} tokens and the model takes at most {limit}: shorten "
+            "it, or allow truncation (truncate=True, --truncate)"
+        )
     special = _special_tokens(ids, tokenizer)
     if bool(special.all(1).any()):
         raise InputError("the text holds no tokens the tokenizer knows")
@@ -208,7 +225,11 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
     """The most tokens the model takes: the smaller of what tokenizer and position embeddings say."""
     config = getattr(model, "config", None)
-    limits = [n for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None)) if n and 0 < n < 10**9]
+    limits = [
+        n
+        for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None))
+        if n and 0 < n < 10**9
+    ]
     offset = 0
     if limits and getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):
         offset = (getattr(config, "pad_token_id", 1) or 0) + 1  # these count positions from padding_idx + 1
@@ -235,7 +256,10 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
     for picture in pictures:
         if picture.width * picture.height > MAX_PIXELS:
-            raise InputError(f"the picture has {picture.width}×{picture.height} pixels; at most {MAX_PIXELS // 10**6} megapixels are taken: scale it down")
+            raise InputError(
+                f"the picture has {picture.width}×{picture.height} pixels; at most "
+                f"{MAX_PIXELS // 10**6} megapixels are taken: scale it down"
+            )
         if 0 in picture.size:
             raise InputError("the picture is empty")
     rgb = [p.convert("RGB") for p in pictures]
@@ -244,9 +268,14 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     if hasattr(processor, "preprocess"):
         encoded = dict(processor(images=rgb, return_tensors="pt"))
         pixels = encoded["pixel_values"]
-        return Inputs((), {"pixel_values": pixels}, "image", "pixel_values", pictures=_undo_normalisation(pixels, processor))
+        return Inputs(
+            (), {"pixel_values": pixels}, "image", "pixel_values", pictures=_undo_normalisation(pixels, processor)
+        )
     if not callable(processor):
-        raise InputError(f"processor must be a Hugging Face image processor or a function picture -> tensor, not {type(processor).__name__}")
+        raise InputError(
+            "processor must be a Hugging Face image processor or a function picture -> tensor, "
+            f"not {type(processor).__name__}"
+        )
     made = [processor(p) for p in rgb]
     if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
         raise InputError("the processor must return a tensor [C, H, W] for a picture")

@@ -10,40 +10,234 @@ from torch import Tensor
 
 # Rearrange, copy or drop values; the ordinary adjoint passes gradient, multiplier and relevance alike.
 VIEWS = frozenset(
-    """__get__ __getitem__ alias as_strided broadcast_to cat chunk clone concat concatenate contiguous cpu cuda
-    diagonal dropout dropout1d dropout2d expand expand_as feature_dropout flatten flip gather identity index_select
-    masked_fill masked_select movedim moveaxis narrow pad permute ravel repeat repeat_interleave reshape reshape_as
-    roll select hsplit vsplit tensor_split split squeeze stack swapaxes swapdims t take take_along_dim tile to
-    transpose tril triu type type_as unbind unflatten unfold unsqueeze view view_as where double float half bfloat16
-    pixel_shuffle pixel_unshuffle channel_shuffle scatter index_put hstack vstack dstack adjoint
-    """.split()
+    [
+        "__get__",
+        "__getitem__",
+        "alias",
+        "as_strided",
+        "broadcast_to",
+        "cat",
+        "chunk",
+        "clone",
+        "concat",
+        "concatenate",
+        "contiguous",
+        "cpu",
+        "cuda",
+        "diagonal",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "expand",
+        "expand_as",
+        "feature_dropout",
+        "flatten",
+        "flip",
+        "gather",
+        "identity",
+        "index_select",
+        "masked_fill",
+        "masked_select",
+        "movedim",
+        "moveaxis",
+        "narrow",
+        "pad",
+        "permute",
+        "ravel",
+        "repeat",
+        "repeat_interleave",
+        "reshape",
+        "reshape_as",
+        "roll",
+        "select",
+        "hsplit",
+        "vsplit",
+        "tensor_split",
+        "split",
+        "squeeze",
+        "stack",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "take",
+        "take_along_dim",
+        "tile",
+        "to",
+        "transpose",
+        "tril",
+        "triu",
+        "type",
+        "type_as",
+        "unbind",
+        "unflatten",
+        "unfold",
+        "unsqueeze",
+        "view",
+        "view_as",
+        "where",
+        "double",
+        "float",
+        "half",
+        "bfloat16",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "scatter",
+        "index_put",
+        "hstack",
+        "vstack",
+        "dstack",
+        "adjoint",
+    ]
 )
 
 # Linear in the tensors that carry relevance: autograd already is the multiplier rule.
 LINEAR = frozenset(
-    """linear addmm addmv addbmm baddbmm bmm mm mv matmul einsum tensordot conv1d conv2d conv3d conv_transpose2d add sub
-    rsub neg mul div mean sum cumsum embedding index_add scatter_add avg_pool1d avg_pool2d adaptive_avg_pool1d
-    adaptive_avg_pool2d interpolate batch_norm _grouped_mm lerp addcmul nansum
-    """.split()
+    [
+        "linear",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "baddbmm",
+        "bmm",
+        "mm",
+        "mv",
+        "matmul",
+        "einsum",
+        "tensordot",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose2d",
+        "add",
+        "sub",
+        "rsub",
+        "neg",
+        "mul",
+        "div",
+        "mean",
+        "sum",
+        "cumsum",
+        "embedding",
+        "index_add",
+        "scatter_add",
+        "avg_pool1d",
+        "avg_pool2d",
+        "adaptive_avg_pool1d",
+        "adaptive_avg_pool2d",
+        "interpolate",
+        "batch_norm",
+        "_grouped_mm",
+        "lerp",
+        "addcmul",
+        "nansum",
+    ]
 )
 
 # One input, element by element.
 ACTIVATIONS = frozenset(
-    """gelu relu silu mish tanh sigmoid elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus relu6 erf
-    logsigmoid softsign exp log log1p expm1 square abs clamp clamp_min clamp_max sin cos
-    """.split()
+    [
+        "gelu",
+        "relu",
+        "silu",
+        "mish",
+        "tanh",
+        "sigmoid",
+        "elu",
+        "selu",
+        "celu",
+        "leaky_relu",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+        "softplus",
+        "relu6",
+        "erf",
+        "logsigmoid",
+        "softsign",
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "square",
+        "abs",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "sin",
+        "cos",
+    ]
 )
 
-NORMS = frozenset("layer_norm rms_norm group_norm instance_norm".split())
+NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "instance_norm"])
 
 # Values without a gradient, bookkeeping and plumbing: never audited, never touched.
 SILENT = frozenset(
-    """_set_grad_enabled __set__ __delete__ detach item tolist numpy size dim numel stride is_floating_point is_complex
-    data_ptr register_hook retain_grad requires_grad_ is_contiguous storage_offset __len__ __repr__ __format__ __str__
-    __bool__ __int__ __float__ __contains__ __hash__ __reduce_ex__ __deepcopy__ _assert ne eq gt ge lt le argmax argmin
-    isnan isinf isfinite any all equal allclose new_ones new_zeros new_empty new_full new_tensor zeros_like ones_like
-    empty_like full_like rand_like randn_like get_device is_same_size has_names element_size dense_dim nelement
-    """.split()
+    [
+        "_set_grad_enabled",
+        "__set__",
+        "__delete__",
+        "detach",
+        "item",
+        "tolist",
+        "numpy",
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "is_floating_point",
+        "is_complex",
+        "data_ptr",
+        "register_hook",
+        "retain_grad",
+        "requires_grad_",
+        "is_contiguous",
+        "storage_offset",
+        "__len__",
+        "__repr__",
+        "__format__",
+        "__str__",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__contains__",
+        "__hash__",
+        "__reduce_ex__",
+        "__deepcopy__",
+        "_assert",
+        "ne",
+        "eq",
+        "gt",
+        "ge",
+        "lt",
+        "le",
+        "argmax",
+        "argmin",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "any",
+        "all",
+        "equal",
+        "allclose",
+        "new_ones",
+        "new_zeros",
+        "new_empty",
+        "new_full",
+        "new_tensor",
+        "zeros_like",
+        "ones_like",
+        "empty_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "get_device",
+        "is_same_size",
+        "has_names",
+        "element_size",
+        "dense_dim",
+        "nelement",
+    ]
 )
 
 _DUNDERS = {
@@ -81,5 +275,4 @@ def out_of_place(name: str) -> Callable[..., Tensor] | None:
 def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> dict[str, Any]:
     """Arguments by name, positional ones in the order of ``names``."""
     order = names.split()
-    bound = {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
-    return bound
+    return {**defaults, **dict(zip(order, args, strict=False)), **kwargs}

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from whyformer.errors import ModelError
 from whyformer.intercept.canonizers import Canonical, canonical
-from whyformer.intercept.mode import Interception, Plan
+from whyformer.intercept.mode import Interception
+from whyformer.intercept.plan import Plan
 from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
 from whyformer.rules import multiplier
 from whyformer.rules.core import Pass, Ruled
@@ -67,7 +69,6 @@ class Recording:
     def attentions(self) -> int:
         return self.mode.attentions
 
-
     def backward(self, seed: Tensor, *, relevance: bool = False, keep: bool = False) -> list[Tensor]:
         """Send ``seed`` ``[B, C]`` back from the logits to the roots.
 
@@ -80,13 +81,20 @@ class Recording:
         """
         if not self.logits.requires_grad:
             raise ModelError(
-                "nothing that the method watches reaches the logits: the model detaches them, runs under torch.no_grad, or has no attention"
+                "nothing that the method watches reaches the logits: the model detaches them, "
+                "runs under torch.no_grad (activation checkpointing does), or has no attention"
             )
         self.run.relevance = relevance
         self.run.ledger.clear()
         self.readout = None if not relevance else self.readout
-        with torch.enable_grad():
-            flows = torch.autograd.grad(self.logits, self.roots, seed, retain_graph=keep, allow_unused=True)
+        try:
+            with torch.enable_grad():
+                flows = torch.autograd.grad(self.logits, self.roots, seed, retain_graph=keep, allow_unused=True)
+        except CheckpointError as error:
+            raise ModelError(
+                "activation checkpointing (torch.utils.checkpoint) repeats operations behind whyformer's back. Turn it "
+                "off: model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
+            ) from error
         return [torch.zeros_like(r) if f is None else f for r, f in zip(self.roots, flows, strict=True)]
 
 
@@ -125,20 +133,30 @@ def record(
     recording = Recording(model, mode, run, plan)
     if root == "input":
         place: Any = args if isinstance(root_input, int) else kwargs
-        place[root_input] = mode.add_root((place[root_input] if root_value is None else root_value).detach().clone().requires_grad_())
+        place[root_input] = mode.add_root(
+            (place[root_input] if root_value is None else root_value).detach().clone().requires_grad_()
+        )
     blocks = find_blocks(model) if blocks is None else blocks
     mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
-            "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so the "
+            "no repeated blocks found in this model (looked for an nn.ModuleList or "
+            "nn.Sequential of one class), so the "
             "input of the first block is unknown; put the blocks into an nn.ModuleList"
         )
     graph = plan.first is not None or root is not None or bool(plan.features)
     gradient = torch.enable_grad() if graph else torch.no_grad()
     first = next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None)
     run.batch = int(first.shape[0]) if first is not None and first.dim() else 1
-    with torch.inference_mode(False), _hooks(model, blocks, recording, root, root_value, keep_inputs, keep_calls), gradient, mode:
+    with (
+        torch.inference_mode(False),
+        _hooks(model, blocks, recording, root, root_value, keep_inputs, keep_calls),
+        gradient,
+        mode,
+    ):
         output = model(*args, **kwargs)
+    made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
+    mode._refuse_hidden_graphs(tuple(made))
     if plan.project is not None:
         for projection in mode.projections.values():
             if projection.norm_input is not None:
@@ -149,8 +167,14 @@ def record(
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
         bad = first_bad_parameter(model)
-        cause = f"its parameter '{bad}' holds NaN or infinity" if bad else "its activations overflow or its input is extreme"
-        raise ModelError(f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32")
+        cause = (
+            f"its parameter '{bad}' holds NaN or infinity"
+            if bad
+            else "its activations overflow or its input is extreme"
+        )
+        raise ModelError(
+            f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
+        )
     return recording
 
 
@@ -255,6 +279,9 @@ def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | int | 
     for name in ("hidden_states", "x", "src", "input"):
         if isinstance(kwargs.get(name), Tensor):
             return name, kwargs[name]
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3:
+            return name, value
     return None, None
 
 
@@ -286,7 +313,9 @@ def _canonize(module: nn.Module, row: Canonical, recording: Recording, mine: Cal
         rule = plan.composite.rules[row.operation]
         if plan.composite.carrier == "relevance":
             # the canonical gradient is recomputed: the rule's closed form may be that of another variant
-            return Ruled.apply(replace(rule, gradient=None), recording.run, _once(output, lambda x: row.compute(module, x)), {}, x)
+            return Ruled.apply(
+                replace(rule, gradient=None), recording.run, _once(output, lambda x: row.compute(module, x)), {}, x
+            )
         if row.operation == "rms_norm":
             info = row.info(module)
             return multiplier.detached_norm(x, output, info["weight"], info["eps"], 1, centred=False)

@@ -6,7 +6,7 @@ The survey (1.4) and Mylonas et al. treat these choices as hyperparameters. Ever
 * ``heads``: "mean", "max", "min", a head number or a list of them (averaged);
 * ``layers``: "rollout" (product of row-normalised I + A), "product" (of A alone), "sum_product" (product of I + A as
   it is), "mean", a block number or a list of them (averaged);
-* ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries that are no padding).
+* ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries but padding).
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def _valid(aggregation: Any) -> bool:
         return isinstance(v, int) and not isinstance(v, bool)
 
     def listed(v: Any, names: tuple[str, ...]) -> bool:
-        return v in names if isinstance(v, str) else number(v) or (isinstance(v, list | tuple) and bool(v) and all(map(number, v)))
+        return (
+            v in names
+            if isinstance(v, str)
+            else number(v) or (isinstance(v, list | tuple) and bool(v) and all(map(number, v)))
+        )
 
     return (
         listed(aggregation.get("heads", "mean"), HEADS)
@@ -48,7 +52,8 @@ def _valid(aggregation: Any) -> bool:
 
 
 AGGREGATION = (
-    f"None or a mapping with heads ({', '.join(HEADS)}, numbers), layers ({', '.join(LAYERS)}, numbers), rows ({', '.join(ROWS)})",
+    f"None or a mapping with heads ({', '.join(HEADS)}, numbers), layers ({', '.join(LAYERS)}, "
+    f"numbers), rows ({', '.join(ROWS)})",
     _valid,
 )
 
@@ -72,17 +77,23 @@ class Aggregation:
 
     def check(self, blocks: int) -> None:
         """Refuse block numbers outside the model."""
-        wanted = [self.layers] if isinstance(self.layers, int) else self.layers if not isinstance(self.layers, str) else []
+        wanted = (
+            [self.layers] if isinstance(self.layers, int) else self.layers if not isinstance(self.layers, str) else []
+        )
         for number in wanted:
             if blocks and not -blocks <= number < blocks:
-                raise InputError(f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})")
+                raise InputError(
+                    f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
+                )
 
     def fuse(self, maps: Tensor) -> Tensor:
         """``[B, H, Q, K]`` -> ``[B, Q, K]``."""
         if maps.dim() == 3:
             return maps
         if isinstance(self.heads, str):
-            return {"mean": maps.mean, "max": maps.amax, "min": maps.amin}[self.heads](1)
+            if self.heads == "mean":
+                return maps.mean(1)
+            return maps.amax(1) if self.heads == "max" else maps.amin(1)
         numbers = [self.heads] if isinstance(self.heads, int) else list(self.heads)
         for number in numbers:
             if not -maps.shape[1] <= number < maps.shape[1]:
@@ -98,7 +109,8 @@ class Aggregation:
         """
         if self.rows == "readout":
             return self._through(row, maps)
-        matrix = torch.stack([self._through(e, maps) for e in torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)[:, None].expand(-1, row.shape[0], -1)], 1)  # fmt: skip
+        unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
+        matrix = torch.stack([self._through(one.expand_as(row), maps) for one in unit], 1)
         real = torch.ones_like(row, dtype=torch.bool) if mask is None else mask
         if self.rows == "column_max":
             return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whyformer.composites import GRADIENT
 from whyformer.errors import InputError, MissingExtra
-from whyformer.intercept.mode import AttentionCall, Plan
+from whyformer.intercept.plan import AttentionCall, Plan
 from whyformer.intercept.record import Recording
 from whyformer.methods.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
@@ -82,12 +82,14 @@ def rollout(
         if not count:
             return fused
         flat = fused.flatten(1)
-        return flat.scatter(1, flat.argsort(1, stable=True)[:, :count], 0).view_as(fused)
+        return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
 
     if gradient_weighted:
         recording, maps, row = observe_gradients(task, start, lambda a, g: prune(how.fuse(a * g).clamp(min=0)))
         values = how.reduce(maps, row, task.inputs.mask)
-        return Scores(values, recording.logits, diagnostics={"class_specific": True}, grid=recording.mode.convolution_grid)
+        return Scores(
+            values, recording.logits, diagnostics={"class_specific": True}, grid=recording.mode.convolution_grid
+        )
     return over_attention(task, how, start, prune)
 
 
@@ -112,7 +114,9 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         if not last:
             raise task.refuse("no attention was seen in its forward pass")
         call = last[0]
-        task.global_maps({0: call.value[:, 0].new_zeros(()).expand(call.value.shape[0], *_map_shape(call))}, row.shape[-1])
+        task.global_maps(
+            {0: call.value[:, 0].new_zeros(()).expand(call.value.shape[0], *_map_shape(call))}, row.shape[-1]
+        )
         values = how.fuse(call.map(row)[:, :, None])[:, 0]
     else:
         values = how.reduce(task.global_maps(kept, row.shape[-1]), row, task.inputs.mask)
@@ -122,7 +126,8 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
 def _map_shape(call: AttentionCall) -> tuple[int, int]:
     if call.weights is not None:
         return int(call.weights.shape[-2]), int(call.weights.shape[-1])
-    assert call.query is not None and call.key is not None
+    assert call.query is not None
+    assert call.key is not None
     return int(call.query.shape[-2]), int(call.key.shape[-2])
 
 
@@ -136,7 +141,9 @@ def with_readout(task: Task, plan: Plan, **options: Any) -> tuple[Recording, Ten
     recording = task.record(plan, root="output", **options)
     (gradient,) = recording.backward(recording.logits.detach(), keep=False)
     if gradient.dim() != 3:
-        raise task.refuse(f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix")
+        raise task.refuse(
+            f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
+        )
     return recording, readout_row(gradient)
 
 
@@ -191,7 +198,8 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
         tokens, blocks = _map_shape(call)[1], task.blocks()
         if tokens * blocks > limit:
             raise InputError(
-                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}; raise limit to "
+                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more "
+                f"than limit={limit}; raise limit to "
                 "accept the time (it grows with tokens³ × blocks), or use rollout"
             )
         if call.index >= 0:
@@ -204,7 +212,9 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
     samples = task.progress(range(len(row)), "attention flow", len(row))
     for b in samples:
         capacities = [m[b].double().cpu() + identity for m in maps]
-        flows[b] = flow_to_inputs([c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow)
+        flows[b] = flow_to_inputs(
+            [c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow
+        )
     return Scores(flows.to(row.dtype), recording.logits, grid=recording.mode.convolution_grid)
 
 

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from whyformer.composites import GRADIENT
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.methods.registry import method
 from whyformer.methods.task import Scores, Task
 
 
 def _block_list(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) or (
-        isinstance(value, list | tuple) and bool(value) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    return (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
     )
 
 
@@ -48,7 +50,9 @@ def gradcam(task: Task, *, blocks: int | list[int] = -1) -> Scores:
     if len(maps) == 1:
         return Scores(maps[0][0], recording.logits, "sequence", grid=grid or recording.mode.convolution_grid)
     scaled = [m / m.amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m, _ in maps]
-    return Scores(torch.stack(scaled).mean(0), recording.logits, "sequence", grid=grid or recording.mode.convolution_grid)
+    return Scores(
+        torch.stack(scaled).mean(0), recording.logits, "sequence", grid=grid or recording.mode.convolution_grid
+    )
 
 
 def _cam(task: Task, features: Tensor, gradient: Tensor) -> tuple[Tensor, tuple[int, int] | None]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whyformer.composites import GRADIENT
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.methods.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.attention import observe_gradients
 from whyformer.methods.registry import BLOCK, method, one_of
@@ -52,7 +52,9 @@ def gae(
     if side != "auto":
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
     how.check(task.blocks())
-    recording, maps, row = observe_gradients(task, task.block(start_layer), lambda a, g: how.fuse((a * g).clamp_(min=0)))
+    recording, maps, row = observe_gradients(
+        task, task.block(start_layer), lambda a, g: how.fuse((a * g).clamp_(min=0))
+    )
     return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits, grid=recording.mode.convolution_grid)
 
 
@@ -69,7 +71,9 @@ def _tower(groups: dict[str, list[nn.Module]], kind: str) -> list[nn.Module]:
 
 
 # -- two towers --------------------------------------------------------------------------------------------------
-def _tower_scores(task: Task, towers: dict[str, list[nn.Module]], side: str, how: Aggregation, start_layer: int) -> Scores:
+def _tower_scores(
+    task: Task, towers: dict[str, list[nn.Module]], side: str, how: Aggregation, start_layer: int
+) -> Scores:
     """One tower of a two-tower model; its attention does not meet the other's, so the one-tower rule holds."""
     blocks = towers[side]
     how.check(len(blocks))
@@ -87,14 +91,19 @@ def _tower_scores(task: Task, towers: dict[str, list[nn.Module]], side: str, how
         values = values[task.value_index(recording.logits)]
         chosen = task.value_index(recording.logits).tolist()
         if len(set(chosen)) < len(chosen):
-            raise InputError("gae: with side='text', several pictures share one text, whose gradients would add up; explain them one at a time")
+            raise InputError(
+                "gae: with side='text', several pictures share one text, whose gradients would "
+                "add up; explain them one at a time"
+            )
         inputs = replace(inputs, tokens=None if inputs.tokens is None else [inputs.tokens[i] for i in chosen])
     return Scores(values, recording.logits, grid=recording.mode.convolution_grid, inputs=inputs)
 
 
 def _text_inputs(inputs: Inputs) -> Inputs:
     mask = inputs.kwargs.get("attention_mask")
-    return replace(inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool(), pictures=None)
+    return replace(
+        inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool(), pictures=None
+    )
 
 
 # -- encoder and decoder -----------------------------------------------------------------------------------------

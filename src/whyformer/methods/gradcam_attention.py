@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whyformer import views
 from whyformer.composites import GRADIENT
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.methods.registry import BLOCK, FLAG, method
 from whyformer.methods.task import Scores, Task, readout_row
 

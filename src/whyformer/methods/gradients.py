@@ -12,7 +12,7 @@ from torch import Tensor
 from whyformer.composites import GRADIENT, Composite
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import Recording, record
 from whyformer.methods.registry import FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task
@@ -236,14 +236,20 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
         return torch.zeros_like(x)
     image = task.inputs.modality == "image"
     if image != (baseline in ("mean", "blur")):
-        raise InputError(f"{task.method}: baseline {baseline!r} is for {'text' if image else 'pictures'}; here: {'zero, mean, blur' if image else 'zero, pad, mask, unk'}")
+        raise InputError(
+            f"{task.method}: baseline {baseline!r} is for {'text' if image else 'pictures'}; "
+            f"here: {'zero, mean, blur' if image else 'zero, pad, mask, unk'}"
+        )
     if baseline == "mean":
         return x.mean((-2, -1), keepdim=True).expand_as(x).clone()
     if baseline == "blur":
         return gaussian_blur(x, blur)
     fills = dict(task.inputs.fill_ids)
     if baseline not in fills or task.inputs.special is None:
-        raise InputError(f"{task.method}: baseline {baseline!r} needs a tokenizer that has this token; pass processor=tokenizer, or use 'zero'")
+        raise InputError(
+            f"{task.method}: baseline {baseline!r} needs a tokenizer that has this token; pass "
+            "processor=tokenizer, or use 'zero'"
+        )
     ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
     recording = record(task.model, task.inputs.with_tensor(ids).feed, Plan(GRADIENT), root="embedding")
     return recording.roots[0].detach()

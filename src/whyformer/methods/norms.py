@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites import GRADIENT
-from whyformer.intercept.mode import AttentionCall, Plan, Projection
+from whyformer.intercept.plan import AttentionCall, Plan, Projection
 from whyformer.methods.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.attention import with_readout
 from whyformer.methods.registry import OPTIONAL_BLOCK, method, one_of
@@ -74,7 +74,11 @@ class Mixture:
     family="attention",
     citation="Kobayashi et al., EMNLP 2020 and 2021; survey 1.5",
     class_specific=False,
-    checks={"scope": one_of("heads", "attention", "residual", "norm"), "block": OPTIONAL_BLOCK, "aggregation": AGGREGATION},
+    checks={
+        "scope": one_of("heads", "attention", "residual", "norm"),
+        "block": OPTIONAL_BLOCK,
+        "aggregation": AGGREGATION,
+    },
 )
 def norm_attention(
     task: Task, *, scope: str = "norm", block: int | None = None, aggregation: Mapping[str, Any] | None = None
@@ -132,7 +136,9 @@ def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
         projection = projections[index]
         weights, heads, width = call.map(), call.value.shape[1], call.value.shape[-1]
         if projection.weight.shape[1] != heads * width:
-            raise task.refuse(f"its output projection takes {projection.weight.shape[1]} values where the heads give {heads * width}")
+            raise task.refuse(
+                f"its output projection takes {projection.weight.shape[1]} values where the heads give {heads * width}"
+            )
         split = projection.weight.reshape(-1, heads, width)
         parts = torch.einsum("bhjd,ohd->bhjo", call.value, split)
         assert call.block is not None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from whyformer import views
 from whyformer.composites import GRADIENT
 from whyformer.errors import InputError, MissingExtra
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.methods.registry import at_least, method, one_of
 from whyformer.methods.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites import LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.methods.gradients import explain_root, multiply
 from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task, readout_row
@@ -21,7 +21,7 @@ _RULE_CHECKS = {
 
 
 def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
-    """"shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
+    """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
     return deep_taylor(alpha) if rule == "shared" else layerwise(rule, alpha=alpha, epsilon=epsilon, gamma=gamma)
 
 
@@ -33,7 +33,9 @@ def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composi
     anywhere=True,
     checks=_RULE_CHECKS,
 )
-def lrp(task: Task, *, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25) -> Scores:
+def lrp(
+    task: Task, *, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25
+) -> Scores:
     """R of the model's input: pixels (summed over channels, z^B rule at the patch embedding) or what enters the first
     block (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
 
@@ -61,7 +63,13 @@ def lrp(task: Task, *, rule: str = "separate", alpha: float = 1.0, epsilon: floa
     checks={"block": BLOCK, **_RULE_CHECKS},
 )
 def partial_lrp(
-    task: Task, *, block: int = -1, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25
+    task: Task,
+    *,
+    block: int = -1,
+    rule: str = "separate",
+    alpha: float = 1.0,
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
 ) -> Scores:
     """mean_h (R of A_b)⁺, the readout row; nothing below that block is computed twice.
 
@@ -87,7 +95,9 @@ def partial_lrp(
     recording.backward(seed, relevance=True)
     (fused,) = task.global_maps(maps, row.shape[-1])
     values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
-    return Scores(values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid)
+    return Scores(
+        values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid
+    )
 
 
 _ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"

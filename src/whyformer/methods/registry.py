@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whyformer.errors import InputError
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import Scores
 
 Check = Callable[[Any], bool]
 
@@ -57,7 +57,9 @@ class Method:
             except (TypeError, ValueError):
                 good = False
             if not good:
-                raise InputError(f"{self.name}: {name} must be {wanted}, not {full[name]!r} (default {self.settings[name]!r})")
+                raise InputError(
+                    f"{self.name}: {name} must be {wanted}, not {full[name]!r} (default {self.settings[name]!r})"
+                )
         return full
 
 
@@ -83,7 +85,17 @@ def method(
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         title = name or function.__name__
         METHODS[title] = Method(
-            title, summary, family, level, modality, citation, settings, class_specific, anywhere, function, checks or {}
+            title,
+            summary,
+            family,
+            level,
+            modality,
+            citation,
+            settings,
+            class_specific,
+            anywhere,
+            function,
+            checks or {},
         )
         return function
 
@@ -114,6 +126,12 @@ def one_of(*values: Any) -> tuple[str, Check]:
     return "one of " + ", ".join(map(repr, values)), lambda v: any(v == x and type(v) is type(x) for x in values)
 
 
-BLOCK = ("a block number (an integer; negative ones count from the last block)", lambda v: isinstance(v, int) and not isinstance(v, bool))
-OPTIONAL_BLOCK = ("None or a block number (an integer; negative ones count from the last block)", lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool)))
+BLOCK = (
+    "a block number (an integer; negative ones count from the last block)",
+    lambda v: isinstance(v, int) and not isinstance(v, bool),
+)
+OPTIONAL_BLOCK = (
+    "None or a block number (an integer; negative ones count from the last block)",
+    lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool)),
+)
 FLAG = ("True or False", lambda v: isinstance(v, bool))

@@ -60,18 +60,23 @@ class Removal:
         return chosen.with_tensor(x.masked_fill(gone, self.filler))
 
     def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
-        """The other tokens move up; as many masked padding tokens come at the side where the padding is."""
+        """The other tokens move up, padding comes on the side where padding is, and columns of padding alone go."""
         mask = chosen.mask if chosen.mask is not None else torch.ones_like(gone)
-        left = ~mask[:, :1]
-        order = torch.argsort(gone ^ left, dim=1, stable=True)
-        gone, mask = gone.gather(1, order), mask.gather(1, order)
-        ids = chosen.tensor.gather(1, order).masked_fill(gone, self.filler)
-        moved = {
-            k: v.gather(1, order) if isinstance(v, Tensor) and v.shape == gone.shape and k != "position_ids" else v
-            for k, v in chosen.kwargs.items()
-        }
-        moved["attention_mask"] = (mask & ~gone).to(torch.long)
-        return replace(chosen, kwargs=moved, mask=mask & ~gone).with_tensor(ids)
+        left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
+        order = torch.argsort(~gone if left else gone, dim=1, stable=True)
+        gone = gone.gather(1, order)
+        mask = mask.gather(1, order) & ~gone
+        columns = mask.any(0).nonzero()[:, 0] if bool(mask.any()) else order.new_zeros(1)
+
+        def move(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.shape != gone.shape:
+                return value
+            return (value if name == "position_ids" else value.gather(1, order))[:, columns]
+
+        moved = {k: move(k, v) for k, v in chosen.kwargs.items()}
+        ids = chosen.tensor.gather(1, order).masked_fill(gone, self.filler)[:, columns]
+        moved["attention_mask"] = mask[:, columns].to(torch.long)
+        return replace(chosen, kwargs=moved, mask=mask[:, columns]).with_tensor(ids)
 
 
 def removal(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whyformer import views
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import Recording, record
 from whyformer.models.structure import find_blocks
 
@@ -57,7 +57,9 @@ class Task:
         with torch.enable_grad():
             value = self.resolve(leaf.detach())(leaf)
             if value.shape != leaf.shape[:1]:
-                raise InputError(f"the target must return one number a sample, shape [{leaf.shape[0]}], not {list(value.shape)}")
+                raise InputError(
+                    f"the target must return one number a sample, shape [{leaf.shape[0]}], not {list(value.shape)}"
+                )
             (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
         if seed is None:
             raise InputError("the target does not depend on the logits")
@@ -100,7 +102,9 @@ class Task:
         """A block number from 0, checked against the model before work starts."""
         count = self.blocks()
         if count and not -count <= number < count:
-            raise InputError(f"{self.method}: {name}={number} is outside the model, which has {count} blocks (0 to {count - 1})")
+            raise InputError(
+                f"{self.method}: {name}={number} is outside the model, which has {count} blocks (0 to {count - 1})"
+            )
         return number % count if count else number
 
     def blocks(self) -> int:
@@ -112,8 +116,12 @@ class Task:
         """The error for a model on which this method has no meaning; names methods that do apply."""
         from whyformer.methods.registry import METHODS
 
-        others = ", ".join(sorted(n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", self.inputs.modality)))
-        return MethodNotApplicable(f"{self.method} has no meaning on this model: {reason}. Methods that apply: {others}")
+        others = ", ".join(
+            sorted(n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", self.inputs.modality))
+        )
+        return MethodNotApplicable(
+            f"{self.method} has no meaning on this model: {reason}. Methods that apply: {others}"
+        )
 
     def global_maps(self, maps: dict[int, Tensor], tokens: int | None = None) -> list[Tensor]:
         """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens."""
@@ -126,8 +134,12 @@ class Task:
         if len(square) == len(listed):
             return square
         if any(m.shape[0] != batch for m in listed) or len({m.shape[-1] for m in listed}) > 1:
-            raise self.refuse("its attention works in windows or at several resolutions, so there is no map over all tokens")
-        raise self.refuse(f"its attention maps ({list(listed[-1].shape[-2:])}) are not square over the {n} tokens (cross-attention)")
+            raise self.refuse(
+                "its attention works in windows or at several resolutions, so there is no map over all tokens"
+            )
+        raise self.refuse(
+            f"its attention maps ({list(listed[-1].shape[-2:])}) are not square over the {n} tokens (cross-attention)"
+        )
 
 
 def readout_row(gradient: Tensor) -> Tensor:

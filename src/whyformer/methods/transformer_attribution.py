@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whyformer.composites import deep_taylor
 from whyformer.errors import ModelError
-from whyformer.intercept.mode import Plan
+from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import Recording
 from whyformer.methods.registry import BLOCK, FLAG, OPTIONAL_BLOCK, method, one_of
 from whyformer.methods.task import Scores, Task, readout_row
@@ -61,8 +61,11 @@ def transformer_attribution(
             if weighting == "gradient":
                 gradients[index] = flow
             return
-        factor = {"gradient": lambda: gradients.pop(index), "attention": lambda: weights, "none": lambda: 1}[weighting]()
-        maps[index] = (flow * factor).clamp_(min=0).mean(1)
+        if weighting == "gradient":
+            flow = flow * gradients.pop(index)
+        elif weighting == "attention":
+            flow = flow * weights
+        maps[index] = flow.clamp(min=0).mean(1)
 
     recording = task.record(Plan(deep_taylor(), first=first, observe=observe))
     seed = task.seed(recording.logits)
@@ -70,7 +73,9 @@ def transformer_attribution(
         raise task.refuse("no attention was seen in its forward pass")
     recording.backward(seed, keep=True)
     if recording.readout is None:
-        raise ModelError("the output of the last block does not reach the logits, so there is no row to read the scores from")
+        raise ModelError(
+            "the output of the last block does not reach the logits, so there is no row to read the scores from"
+        )
     row = readout_row(recording.readout)
     recording.backward(seed, relevance=True)
     listed = task.global_maps(maps, row.shape[-1])
@@ -78,7 +83,9 @@ def transformer_attribution(
         values = torch.einsum("bn,bnm->bm", row.to(listed[0].dtype), listed[0])
     else:
         values = carry(row, listed, normalize_rows=normalize_rows)
-    return Scores(values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid)
+    return Scores(
+        values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid
+    )
 
 
 def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:

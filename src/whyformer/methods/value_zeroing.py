@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from whyformer.composites import GRADIENT
 from whyformer.errors import InputError
-from whyformer.intercept.mode import AttentionCall, Interception, Plan
+from whyformer.intercept.mode import Interception
+from whyformer.intercept.plan import AttentionCall, Plan
 from whyformer.intercept.record import Recording
 from whyformer.methods.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.attention import with_readout
@@ -22,7 +23,6 @@ from whyformer.rules.core import Pass
 DISTANCES = ("cosine", "euclidean", "dot")
 # arguments that are tokens × tokens where they have two axes, whatever the batch
 _SQUARE = ("mask", "src_mask", "attn_mask")
-_OTHER_SEQUENCE = ("encoder_hidden_states", "memory")
 
 
 @method(
@@ -74,7 +74,7 @@ def value_zeroing(
     recording, row = with_readout(task, plan, keep_calls=True)
     calls = recording.block_calls
     how.check(len(calls))
-    _refuse(task, seen, row.shape[-1], calls)
+    _refuse(task, seen, row.shape[-1], len(calls))
     chosen = list(range(len(calls)))
     if not isinstance(how.layers, str):
         numbers = [how.layers] if isinstance(how.layers, int) else how.layers
@@ -119,13 +119,13 @@ class _Seen:
         return cls(call.block, call.value.shape[0], asked.shape[-2], call.value.shape[-2])
 
 
-def _refuse(task: Task, seen: list[_Seen], tokens: int, calls: list[Any]) -> None:
+def _refuse(task: Task, seen: list[_Seen], tokens: int, blocks: int) -> None:
     """Every block must attend from its own tokens to its own tokens."""
     within = [c for c in seen if c.block is not None]
-    if {c.block for c in within} != set(range(len(calls))):
+    if {c.block for c in within} != set(range(blocks)):
         raise task.refuse("no attention was seen in some of its blocks")
-    if any(isinstance(kwargs.get(name), Tensor) for _, _, kwargs, _ in calls for name in _OTHER_SEQUENCE):
-        raise task.refuse("its blocks also look at another sequence (cross-attention), whose tokens would be left out")
+    if len(within) > blocks:
+        raise task.refuse("its blocks have several attentions (cross-attention), over different tokens")
     for call in within:
         if call.batch != task.inputs.batch or call.keys != call.queries:
             raise task.refuse("its attention works in windows or at several resolutions, or looks at another sequence")

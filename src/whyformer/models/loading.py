@@ -46,15 +46,19 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         architectures = " ".join(getattr(config, "architectures", None) or [])
         image = hasattr(config, "patch_size") or hasattr(config, "image_size") or "Image" in architectures
-        kind = transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
+        kind = (
+            transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
+        )
         model, report = kind.from_pretrained(
             place, dtype=precision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
         missing = sorted(report.get("missing_keys", ()))
         if missing:
             raise LoadError(
-                f"'{name}' is no trained classifier ({architectures or config.model_type}): its weights lack {', '.join(missing[:3])}"
-                f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it first, or load it yourself and pass the module"
+                f"'{name}' is no trained classifier ({architectures or config.model_type}): its "
+                f"weights lack {', '.join(missing[:3])}"
+                f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it "
+                "first, or load it yourself and pass the module"
             )
         if image:
             processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", trust_remote_code=False)
@@ -65,7 +69,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
-            first = "the installed torchvision does not fit the installed torch (pip uninstall torchvision; it is not needed)"
+            first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
         hint = "" if Path(place).is_dir() else " If there is no network, download it first or pass a local folder."
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:
@@ -77,14 +81,19 @@ def _place(name: str) -> str:
     if name.startswith("bundled:"):
         short = name.removeprefix("bundled:")
         if short not in BUNDLED:
-            raise LoadError(f"there is no bundled model '{short}'; bundled are {', '.join(f'bundled:{b}' for b in BUNDLED)}")
+            raise LoadError(
+                f"there is no bundled model '{short}'; bundled are {', '.join(f'bundled:{b}' for b in BUNDLED)}"
+            )
         return str(resources.files("whyformer") / "bundled" / short)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise LoadError(f"the folder {name} has no config.json: it was not written by save_pretrained")
         if not any(path.glob("*.safetensors")):
-            raise LoadError(f"the folder {name} has no .safetensors weights; pickled weights are not loaded (convert them with save_pretrained)")
+            raise LoadError(
+                f"the folder {name} has no .safetensors weights; pickled weights are not loaded "
+                "(convert them with save_pretrained)"
+            )
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name or any(c.isspace() for c in name):
         raise LoadError(f"no such folder: {name}")

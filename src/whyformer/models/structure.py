@@ -20,7 +20,9 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[str, list[nn.Module]] = {}
     sizes: dict[str, tuple[bool, int]] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or any(name.startswith(f"{outer}.") for outer in found):
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or any(
+            name.startswith(f"{outer}.") for outer in found
+        ):
             continue
         children = list(module)
         if not children or len({type(c) for c in children}) != 1 or not any(True for _ in children[0].children()):
@@ -44,12 +46,15 @@ def refuse_unfit(model: Any) -> None:
     if any(type(m).__name__ == "OptimizedModule" for m in model.modules()):
         raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
     if any(m.training for m in model.modules()):
-        raise ModelError("the model is in training mode, so dropout would make the explanation random: call model.eval() first")
+        raise ModelError(
+            "the model is in training mode, so dropout would make the explanation random: call model.eval() first"
+        )
     for name, module in model.named_modules():
         for flag in ("gradient_checkpointing", "grad_checkpointing"):
             if getattr(module, flag, False) is True:
                 raise ModelError(
-                    f"activation checkpointing is on (module '{name or type(module).__name__}'), which hides operations: "
+                    "activation checkpointing is on (module "
+                    f"'{name or type(module).__name__}'), which hides operations: "
                     "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
                 )
 
@@ -73,7 +78,10 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
     elif isinstance(output, list | tuple):
         logits = next((v for v in output if isinstance(v, Tensor)), None)
     if not isinstance(logits, Tensor):
-        raise ModelError(f"the model returned {type(output).__name__} without logits; wrap it so that forward returns a tensor [batch, classes]")
+        raise ModelError(
+            f"the model returned {type(output).__name__} without logits; wrap it so that "
+            "forward returns a tensor [batch, classes]"
+        )
     if logits.dim() == 1:
         logits = logits[:, None]
     if logits.dim() == 3:  # a language model: the next token after the last real one
@@ -83,7 +91,10 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
             last = (mask * (places + 1)).argmax(-1)
         logits = logits[torch.arange(len(logits), device=logits.device), last]
     if logits.dim() != 2:
-        raise ModelError(f"the model returned logits of shape {list(logits.shape)}; [batch, classes] (or [batch, tokens, vocabulary]) is needed")
+        raise ModelError(
+            f"the model returned logits of shape {list(logits.shape)}; [batch, classes] (or "
+            "[batch, tokens, vocabulary]) is needed"
+        )
     return logits
 
 

@@ -69,8 +69,9 @@ def attention_relevance(
         bias = additive_bias(call.info["mask"])
         if bias is not None:
             masked = Call((scores, bias), None, (True, False), torch.add, call.run, {})
-            r_weights = add(masked, r_weights)[0]
-            assert r_weights is not None
+            passed = add(masked, r_weights)[0]
+            assert passed is not None
+            r_weights = passed
         s = safe_divide(r_weights, scores) * (call.info["scale"] / 2)
         return [q * (s @ k), k * (s.transpose(-2, -1) @ q), r_v, *nothing]
 

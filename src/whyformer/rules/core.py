@@ -112,10 +112,14 @@ class Ruled(torch.autograd.Function):
     """Run an operation unchanged and send back its gradient or its relevance, as the :class:`Pass` says."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor
+    ) -> Tensor:
         output = compute(*operands)
-        if output._is_view() and all(output.untyped_storage().data_ptr() != o.untyped_storage().data_ptr() for o in operands):
-            output = output.new_empty(0).set_(output)  # the same memory, no view: may be changed in place, as outside
+        if output._is_view() and all(
+            output.untyped_storage().data_ptr() != o.untyped_storage().data_ptr() for o in operands
+        ):
+            output = output.new_empty(0).set_(output)  # type: ignore[call-overload]  # the same memory, no view: may be changed in place, as outside
         ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
         ctx.save_for_backward(*operands)
         # beside the saved tensors, so that an operation in place on the output can have it copied first (keep_value)

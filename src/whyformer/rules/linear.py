@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import grad
 
 from whyformer.rules.core import Call, Grads, safe_divide
 
@@ -117,10 +118,10 @@ def linear_epsilon(epsilon: float = 1e-6) -> Callable[[Call, Tensor], Grads]:
 
 
 def linear_gamma(gamma: float = 0.25) -> Callable[[Call, Tensor], Grads]:
-    """Generalised γ rule: R_j = Σ_o (z_oj + γ z_oj^s) / Σ (…) R_o, s the sign of y_o (no bias), for inputs of any sign."""
+    """γ rule for inputs of any sign: R_j = Σ_o (z_oj + γ z_oj^s) / Σ (…) R_o, s the sign of y_o; no bias."""
 
     def rule(call: Call, relevance: Tensor) -> Grads:
-        x, weight, *bias = call.operands
+        x, weight = call.operands[:2]
         size = weight.abs()
 
         def product(r: Tensor, x: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ def _convolve_back(flow: Tensor, weight: Tensor, call: Call) -> Tensor:
         with torch.enable_grad():
             x = call.operands[0].detach().requires_grad_()
             return torch.autograd.grad(_convolve(x, weight, call), x, flow)[0]
-    gradient = {3: torch.nn.grad.conv1d_input, 4: torch.nn.grad.conv2d_input, 5: torch.nn.grad.conv3d_input}
+    gradient = {3: grad.conv1d_input, 4: grad.conv2d_input, 5: grad.conv3d_input}
     return gradient[flow.dim()](shape, weight, flow, **options)
 
 

@@ -24,7 +24,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def secant(compute: Callable[[Tensor], Tensor], x: Tensor, value: Tensor | None = None) -> Tensor:
-    """g(x) with slope g(x)/x instead of g'(x) (the secant through 0; its limit g'(0) is taken as 1/2·2·g(δ)/δ at x = 0)."""
+    """g(x) with the slope g(x)/x of the secant through 0 instead of g'(x); at x = 0 its limit g'(0)."""
     with torch.no_grad():
         value = compute(x.detach()) if value is None else value
         small = x.abs() <= torch.finfo(x.dtype).tiny
@@ -38,7 +38,9 @@ class _DetachedNorm(torch.autograd.Function):
     """LayerNorm or RMSNorm whose denominator is a constant in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, weight: Tensor | None, inverse: Tensor, axes: int, centred: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, value: Tensor, weight: Tensor | None, inverse: Tensor, axes: int, centred: bool
+    ) -> Tensor:
         ctx.save_for_backward(weight, inverse)
         ctx.axes, ctx.centred = axes, centred
         return value.view_as(value)
@@ -52,7 +54,9 @@ class _DetachedNorm(torch.autograd.Function):
         return flow * inverse, None, None, None, None, None
 
 
-def detached_norm(x: Tensor, value: Tensor, weight: Tensor | None, eps: float, axes: int = 1, centred: bool = True) -> Tensor:
+def detached_norm(
+    x: Tensor, value: Tensor, weight: Tensor | None, eps: float, axes: int = 1, centred: bool = True
+) -> Tensor:
     """LN rule of Ali et al. 2022: y = (x − mean) / [√(var + ε)].detach() · w + b; RMSNorm with ``centred=False``.
 
     Args:

@@ -19,9 +19,17 @@ from whyformer.evaluate.study import Benchmark
 BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
-        perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration,
+        perturbation,
+        segmentation,
+        ablation,
+        rationales,
+        activation,
+        conservation,
+        bias,
+        sanity,
+        arbitration,
     )
-}  # fmt: skip
+}
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -1,4 +1,5 @@
-"""Benchmark ``ablation``: Table 3 of Chefer et al. 2021, the variants of the method under perturbation and segmentation."""
+"""Benchmark ``ablation``: Table 3 of Chefer et al. 2021, the variants of the method under perturbation and
+segmentation."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from whyformer.errors import InputError
 from whyformer.evaluate import published
-from whyformer.evaluate.benchmarks import perturbation, segmentation
+from whyformer.evaluate.benchmarks import curves, perturbation, segmentation
 from whyformer.evaluate.benchmarks.pictures import check_labels, limit, read_batch
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
@@ -67,21 +68,28 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     for c in study.configurations:
         values = values_of(records, c.label)
         pooled = segmentation.figures([v["segmentation"] for v in values if "segmentation" in v])
-        curves = [v for v in values if "clean" in v]
+        perturbed = [v for v in values if "clean" in v]
         for column, title in COLUMNS.items():
             direction, _, explained = column.partition("/")
             found = (
-                perturbation.auc_interval(curves, explained, direction) if explained and curves else pooled.get(column)
+                curves.auc_interval(perturbed, explained, direction) if explained and perturbed else pooled.get(column)
             )
             cells[c.label, title] = Cell(found, published.TABLE_3.get(c.published or "", {}).get(column))
-    table = Table("ablation", "Variants of Transformer Attribution (CVPR 2021, Table 3)", "Variant",
-                  tuple(c.label for c in study.configurations), tuple(COLUMNS.values()), cells)  # fmt: skip
-    inner = perturbation.summarize(
+    table = Table(
+        "ablation",
+        "Variants of Transformer Attribution (CVPR 2021, Table 3)",
+        "Variant",
+        tuple(c.label for c in study.configurations),
+        tuple(COLUMNS.values()),
+        cells,
+    )
+    inner = curves.summarize(
         study, {k: {s: r for s, r in v.items() if "clean" in r.get("values", {})} for k, v in records.items()}
     )
     conventions = {
         **inner.conventions,
-        "without gradient": "as the reference code has it, R alone; the paper's text says A ⊙ R (weighting='attention')",
+        "without gradient": "as the reference code has it, R alone; the paper's text says A ⊙ R "
+        "(weighting='attention')",
         "first block": "the paper's ∇A^(B−1)R, taken from block 1 counted from 0, as in the reference code",
         "foreground": "scores above the map's mean; figures pooled over the data set",
     }
@@ -91,6 +99,15 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
 OPTIONS: dict[str, Any] = {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None}
 
 BENCHMARK = Benchmark(
-    "ablation", "three variants of Transformer Attribution (CVPR 2021, Table 3)", "image", published.ABLATION_METHODS,
-    published.ABLATION_SETTINGS, OPTIONS, prepare, measure, summarize, perturbation.forwards_per_sample, perturbation.has_masks,
-)  # fmt: skip
+    "ablation",
+    "three variants of Transformer Attribution (CVPR 2021, Table 3)",
+    "image",
+    published.ABLATION_METHODS,
+    published.ABLATION_SETTINGS,
+    OPTIONS,
+    prepare,
+    measure,
+    summarize,
+    perturbation.forwards_per_sample,
+    perturbation.has_masks,
+)

@@ -133,12 +133,22 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         digits=3,
     )
     curves = [
-        Curves(name, title, x, y, {la: (list(STEPS), [float(a) for a in np.mean([v[key] for v in vs], 0)]) for la, vs in values.items() if vs})
+        Curves(
+            name,
+            title,
+            x,
+            y,
+            {
+                la: (list(STEPS), [float(a) for a in np.mean([v[key] for v in vs], 0)])
+                for la, vs in values.items()
+                if vs
+            },
+        )
         for name, title, x, y, key in (
             ("activation", "activation", "fraction revealed", "probability of the true class", "probability"),
             ("pruning", "pruning", "fraction pruned", "Σ (change of the logits)²", "change"),
         )
-    ]  # fmt: skip
+    ]
     text = study.modality == "text"
     conventions = {
         "class explained": "the true class",
@@ -147,7 +157,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         else "a black picture; features are the model's patches, each the mean of its pixels' scores",
         "order": "activation: descending signed score; pruning: ascending |score|; ⌈f · N⌉ features at f = 0, 0.1 … 1",
         "special tokens": "score 0, and they count among the N" if text else "not scored, always there",
-        "AUAC": "trapezoid over f of the probability of the true class; AU-MSE: of Σ_c (change of logit c)², a sum over classes",
+        "AUAC": "trapezoid over f of the probability of the true class; AU-MSE: of Σ_c (change of logit c)², a "
+        "sum over classes",
         "padding": "none: each text is run at its own length" if text else "–",
         "accuracy": accuracy(values[labels[0]]),
         **({"longest text": f"{study.options['longest']} tokens, cut off behind"} if text else geometry(study)),
@@ -156,7 +167,14 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "activation", "activation curve (AUAC) and pruning (AU-MSE) of Ali et al. 2022", "both", published.ALI_METHODS, published.ALI_SETTINGS,
-    {"fill": "unk", "longest": 256, "column": None, "resample": None, "count": None, "files": None}, prepare, measure, summarize,
+    "activation",
+    "activation curve (AUAC) and pruning (AU-MSE) of Ali et al. 2022",
+    "both",
+    published.ALI_METHODS,
+    published.ALI_SETTINGS,
+    {"fill": "unk", "longest": 256, "column": None, "resample": None, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
     lambda study: 2.0 * len(STEPS),
-)  # fmt: skip
+)

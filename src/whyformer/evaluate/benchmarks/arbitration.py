@@ -1,4 +1,5 @@
-"""Benchmark ``arbitration``: does choosing by measured faithfulness beat always taking one configuration? (Mylonas et al. 2022)"""
+"""Benchmark ``arbitration``: does choosing by measured faithfulness beat always taking one configuration? (Mylonas
+et al. 2022)"""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def _features(study: Study, batch: Any, configuration: Configuration) -> list[An
 
 
 def _aopc(study: Study, batch: Any, index: int, scores: NDArray[np.float64], clean: float, top: int) -> float:
-    """The held-out figure: what is lost as many features go together, highest first; each forward serves one order alone."""
+    """The held-out figure: what is lost as many features go together, highest first; each forward serves one order
+    alone."""
     order = removal_order(scores)
     masks = np.stack([removal_mask(order, removed_count(order.size, f)) for f in FRACTIONS])
     return float(aopc(clean, softmax(removed_logits(study, batch, index, masks))[:, top]))
@@ -105,7 +107,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
             cells["random", columns[2]] = Cell(bootstrap(np.array([v["criterion"] for v in floor.values()])))
         beaten = [la for n, la in enumerate(choosable) if bootstrap(choice.prime - held[:, n]).low > 0]
         remarks.append(
-            f"Prime beats {len(beaten)} of {len(choosable)} fixed configurations on the held-out figure beyond the interval: {', '.join(beaten) or 'none'}."
+            f"Prime beats {len(beaten)} of {len(choosable)} fixed configurations on the held-out figure beyond "
+            f"the interval: {', '.join(beaten) or 'none'}."
         )
     table = Table(
         "arbitration",
@@ -119,7 +122,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     conventions = {
         "class explained": "predicted",
         "criterion": "RFT = Σ_t term/rank over single features removed; N forwards shared by all configurations",
-        "held-out": "AOPC of the probability, 10 … 90 % of the features removed together, highest first: other forwards than the criterion's",
+        "held-out": "AOPC of the probability, 10 … 90 % of the features removed together, highest first: other "
+        "forwards than the criterion's",
         "removed": "patches black" if study.modality == "image" else "tokens replaced by [UNK]; special tokens stay",
         "Prime, Batch": "best configuration of each sample; best on average over these samples. Both by the criterion",
         "samples": f"{len(complete)} with a figure from every method",
@@ -129,7 +133,14 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "arbitration", "does the choice by measured faithfulness beat each fixed configuration? (Mylonas et al. 2022)", "both",
-    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
-    {"resample": None, "longest": 128, "count": None, "files": None}, prepare, measure, summarize, lambda study: float(len(FRACTIONS)),
-)  # fmt: skip
+    "arbitration",
+    "does the choice by measured faithfulness beat each fixed configuration? (Mylonas et al. 2022)",
+    "both",
+    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient",
+    {},
+    {"resample": None, "longest": 128, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
+    lambda study: float(len(FRACTIONS)),
+)

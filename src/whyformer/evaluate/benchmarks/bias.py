@@ -111,11 +111,18 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
                 continue
             head = max(at, key=lambda w: words[w])
             scale = float(np.abs(words).sum())
-            yield sample.id, configuration, {
-                "relevance": float(words[at].sum()), "share": float(words[at].sum() / scale) if scale else 0.0,
-                "rank": term_rank(words, head), "words": len(words),
-                "logit": float(batch.logits[i, explained]), "probability": float(batch.probabilities[i, explained]),
-            }  # fmt: skip
+            yield (
+                sample.id,
+                configuration,
+                {
+                    "relevance": float(words[at].sum()),
+                    "share": float(words[at].sum() / scale) if scale else 0.0,
+                    "rank": term_rank(words, head),
+                    "words": len(words),
+                    "logit": float(batch.logits[i, explained]),
+                    "probability": float(batch.probabilities[i, explained]),
+                },
+            )
 
 
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
@@ -163,7 +170,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         "lists": "built-in templates and names (whyformer.evaluate.bias)"
         if study.options["lists"] is None
         else "given by the user",
-        "reading": "a difference between groups on sentences that differ only in the name is the model's, not the people's",
+        "reading": "a difference between groups on sentences that differ only in the name is the model's, not "
+        "the people's",
     }
     remarks = [
         *study.remarks,
@@ -197,7 +205,15 @@ def _outputs(
 
 
 BENCHMARK = Benchmark(
-    "bias", "name bias on sentiment: relevance and rank of names, difference between groups (Ali et al. 2022)", "text",
-    "input_x_gradient,gae,lrp_ah,lrp_ln,lrp_ah_ln", {}, {"lists": None, "explained": None, "longest": 256, "count": None, "files": None},
-    prepare, measure, summarize, lambda study: 0.0, own_data=own_data,
-)  # fmt: skip
+    "bias",
+    "name bias on sentiment: relevance and rank of names, difference between groups (Ali et al. 2022)",
+    "text",
+    "input_x_gradient,gae,lrp_ah,lrp_ln,lrp_ah_ln",
+    {},
+    {"lists": None, "explained": None, "longest": 256, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
+    lambda study: 0.0,
+    own_data=own_data,
+)

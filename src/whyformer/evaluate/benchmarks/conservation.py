@@ -99,7 +99,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         "class explained": "predicted",
         "sum": "; ".join(f"{k}: {v}" for k, v in sources.items()),
         "error": "mean |ΣR − f| / mean |f|",
-        "biases": "the model's own; a rule set that conserves exactly without biases may not with them (methods.md §8 #21)",
+        "biases": "the model's own; a rule set that conserves exactly without biases may not with them "
+        "(methods.md §8 #21)",
         "floor": "random: the logit of a class drawn at random",
     }
     panels = [Curves(label, label, "logit", "Σ relevance", {label: line}, points=True) for label, line in lines.items()]
@@ -120,7 +121,14 @@ def _intervals(y: Any, x: Any, draws: int = 500) -> list[Interval]:
 
 
 BENCHMARK = Benchmark(
-    "conservation", "Σ relevance against the logit: slope and error (Ali et al. 2022)", "both",
-    "input_x_gradient,lrp_ah,lrp_ln,lrp_ah_ln,transformer_attribution", {}, {"resample": None, "longest": 256, "count": None, "files": None},
-    prepare, measure, summarize, lambda study: 1.0,
-)  # fmt: skip
+    "conservation",
+    "Σ relevance against the logit: slope and error (Ali et al. 2022)",
+    "both",
+    "input_x_gradient,lrp_ah,lrp_ln,lrp_ah_ln,transformer_attribution",
+    {},
+    {"resample": None, "longest": 256, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
+    lambda study: 1.0,
+)

@@ -116,13 +116,15 @@ def check_labels(study: Study, *, required: bool = True) -> None:
     if missing and required:
         raise InputError(
             f"{missing} of {len(labels)} pictures have no label in the model's classes, which this benchmark needs. "
-            "Give labelled data; segmentation data whose classes are not the model's can only be used with the predicted class"
+            "Give labelled data; segmentation data whose classes are not the model's can only be used with the "
+            "predicted class"
         )
     classes = class_count(study.model)
     worst = max((label for label in labels if label is not None), default=0)
     if classes is not None and worst >= classes:
         raise InputError(
-            f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1}): label sets do not match"
+            f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1}): label sets "
+            f"do not match"
         )
 
 
@@ -150,7 +152,8 @@ def geometry(study: Study) -> dict[str, str]:
     """Convention lines that every benchmark on pictures states."""
     spec = spec_of(study)
     return {
-        "pictures": f"squashed to {spec.size[0]}×{spec.size[1]} ({spec.resample}), aspect ratio not kept, nothing cropped",
+        "pictures": f"squashed to {spec.size[0]}×{spec.size[1]} ({spec.resample}), aspect ratio not kept, "
+        f"nothing cropped",
         "maps": "patch scores resized bilinearly to the model's input, one score a pixel",
         "ties": "equal scores are taken by index, row by row",
         "floor": f"random: one uniform score a patch, seed {study.seed}",

@@ -1,4 +1,5 @@
-"""Benchmark ``rationales``: agreement with human rationales on ERASER (CVPR 2021, Figure 4), and ERASER's own figures."""
+"""Benchmark ``rationales``: agreement with human rationales on ERASER (CVPR 2021, Figure 4), and ERASER's own
+figures."""
 
 from __future__ import annotations
 
@@ -40,9 +41,10 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
             values: Values = {
                 "counts": {str(k): token_counts(top_words(scores, k), truth) for k in TOP_K},
                 "auprc": auprc(scores, truth),
-                "words": len(truth), "scored": int((~np.isnan(scores)).sum()),
+                "words": len(truth),
+                "scored": int((~np.isnan(scores)).sum()),
                 "correct_class": int(batch.predicted[i] == sample.label),
-            }  # fmt: skip
+            }
             if left:
                 full = float(batch.probabilities[i, batch.predicted[i]])
                 kinds = {
@@ -96,7 +98,8 @@ def prepare(study: Study) -> None:
     missing = [s.id for s in study.samples if s.rationale is None or s.words is None]
     if missing:
         raise InputError(
-            f"{len(missing)} texts have no human rationale, {missing[0]} among them: this benchmark needs data like ERASER's"
+            f"{len(missing)} texts have no human rationale, {missing[0]} among them: this benchmark needs data "
+            f"like ERASER's"
         )
     empty = {s.id for s in study.samples if not any(s.rationale or ())}
     if empty:
@@ -129,12 +132,19 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     cells = {
         (row, label): Cell(figure(values[label])) for row, figure in rows.items() for label in labels if values[label]
     }
-    table = Table("rationales", "Agreement with human rationales, × 100 (CVPR 2021, Figure 4: a curve, no published numbers)",
-                  "Figure", tuple(rows), labels, cells)  # fmt: skip
+    table = Table(
+        "rationales",
+        "Agreement with human rationales, × 100 (CVPR 2021, Figure 4: a curve, no published numbers)",
+        "Figure",
+        tuple(rows),
+        labels,
+        cells,
+    )
     lines = {
         label: (list(map(float, TOP_K)), [float(np.mean([f1(*v["counts"][str(k)]) for v in vs])) for k in TOP_K])
-        for label, vs in values.items() if vs
-    }  # fmt: skip
+        for label, vs in values.items()
+        if vs
+    }
     some = values[labels[0]]
     cut = float(np.mean([v["scored"] < v["words"] for v in some])) if some else 0.0
     conventions = {
@@ -142,7 +152,8 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         + (" (the ground truth, as in the paper)" if study.options["explained"] == "target" else ""),
         "scores": ("clamped at 0 from below, " if study.options["clamp"] else "")
         + "word = maximum over its word pieces; special tokens have none",
-        "top k": "words with the highest scores, equal ones in reading order; words cut off by truncation are never chosen",
+        "top k": "words with the highest scores, equal ones in reading order; words cut off by truncation are "
+        "never chosen",
         "truth": "union of all evidence spans of the whole document, also beyond the truncation",
         "truncated": f"{100 * cut:.0f} % of the texts",
         "macro, micro": "mean of the documents' F1 (what Chefer's code prints); F1 of the summed counts",
@@ -155,8 +166,15 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "rationales", "agreement with human rationales: token-F1, AUPRC, comprehensiveness, sufficiency (CVPR 2021, Figure 4)", "text",
-    "rollout:start_layer=1,raw_attention,gradcam_attention,lrp,partial_lrp,transformer_attribution:start_layer=1", {},
-    {"explained": "target", "clamp": True, "erasure": True, "longest": 512, "count": None, "files": None}, prepare, measure, summarize,
-    lambda study: 2.0 * len(SHARES) * bool(study.options["erasure"]), lambda study: True,
-)  # fmt: skip
+    "rationales",
+    "agreement with human rationales: token-F1, AUPRC, comprehensiveness, sufficiency (CVPR 2021, Figure 4)",
+    "text",
+    "rollout:start_layer=1,raw_attention,gradcam_attention,lrp,partial_lrp,transformer_attribution:start_layer=1",
+    {},
+    {"explained": "target", "clamp": True, "erasure": True, "longest": 512, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
+    lambda study: 2.0 * len(SHARES) * bool(study.options["erasure"]),
+    lambda study: True,
+)

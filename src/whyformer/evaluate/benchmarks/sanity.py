@@ -109,10 +109,14 @@ def _by_input(
         return [None] * len(own)
     changed: list[list[Any]] = [[] for _ in own]
     for draw in range(study.options["draws"]):
-        noise = torch.stack([
-            torch.from_numpy(generator_for(f"{s.id}/{draw}", study.seed).uniform(-1, 1, tuple(batch.pixels.shape[1:])))
-            for s in batch.samples
-        ])  # fmt: skip
+        noise = torch.stack(
+            [
+                torch.from_numpy(
+                    generator_for(f"{s.id}/{draw}", study.seed).uniform(-1, 1, tuple(batch.pixels.shape[1:]))
+                )
+                for s in batch.samples
+            ]
+        )
         pixels = batch.pixels + study.options["radius"] * noise.to(batch.pixels)
         for i, one in enumerate(
             maps(study, type(batch)(batch.samples, pixels, batch.logits, batch.spec), c, batch.predicted)
@@ -121,7 +125,7 @@ def _by_input(
     return [
         None if isinstance(a, Unusable) or any(isinstance(b, Unusable) for b in bs) else max_sensitivity(a, bs)
         for a, bs in zip(own, changed, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _by_removal(
@@ -225,10 +229,14 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     )
     conventions = {
         "class explained": "the class first predicted, also on the randomised models",
-        "randomisation": "each tensor redrawn from a normal of its own mean and spread; cascading: from the head down, independent: one stage alone; near 0 is good",
-        "class": "Spearman of the maps of the most and the least likely class; 1 = the map does not depend on the class",
-        "max-sensitivity": f"largest ‖E(x+δ) − E(x)‖/‖E(x)‖ of {study.options['draws']} δ ∈ U[−r, r], r = {study.options['radius']} in normalised pixels; no figure for text",
-        "infidelity": f"{study.options['subsets']} random subsets of {study.options['share']:.0%} of the features, black or [UNK]; best scale; 1 = as bad as zeros",
+        "randomisation": "each tensor redrawn from a normal of its own mean and spread; cascading: from the head "
+        "down, independent: one stage alone; near 0 is good",
+        "class": "Spearman of the maps of the most and the least likely class; 1 = the map does not depend on "
+        "the class",
+        "max-sensitivity": f"largest ‖E(x+δ) − E(x)‖/‖E(x)‖ of {study.options['draws']} δ ∈ U[−r, r], r = "
+        f"{study.options['radius']} in normalised pixels; no figure for text",
+        "infidelity": f"{study.options['subsets']} random subsets of {study.options['share']:.0%} of the "
+        f"features, black or [UNK]; best scale; 1 = as bad as zeros",
         **(geometry(study) if study.modality == "image" else {}),
     }
     return Report("sanity", (table,), tuple(curves), conventions, counts_of(study, records), tuple(study.remarks))
@@ -250,8 +258,24 @@ def _columns(rows: NDArray[np.float64]) -> list[float]:
 
 
 BENCHMARK = Benchmark(
-    "sanity", "parameter randomisation (Spearman, SSIM), class sensitivity, max-sensitivity, infidelity", "both",
-    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
-    {"checks": CHECKS, "draws": 3, "radius": 0.1, "subsets": 50, "share": 0.2, "resample": None, "longest": 256, "count": None, "files": None},
-    prepare, measure, summarize, lambda study: float(study.options["subsets"]),
-)  # fmt: skip
+    "sanity",
+    "parameter randomisation (Spearman, SSIM), class sensitivity, max-sensitivity, infidelity",
+    "both",
+    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient",
+    {},
+    {
+        "checks": CHECKS,
+        "draws": 3,
+        "radius": 0.1,
+        "subsets": 50,
+        "share": 0.2,
+        "resample": None,
+        "longest": 256,
+        "count": None,
+        "files": None,
+    },
+    prepare,
+    measure,
+    summarize,
+    lambda study: float(study.options["subsets"]),
+)

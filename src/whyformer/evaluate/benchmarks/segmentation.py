@@ -20,7 +20,8 @@ from whyformer.evaluate.study import Benchmark, Measured, Study, Values, counts_
 
 
 def explained_class(study: Study) -> str:
-    """The option, or where it is left open: the target on digit scenes (several objects a picture), else the predicted class."""
+    """The option, or where it is left open: the target on digit scenes (several objects a picture), else the
+    predicted class."""
     return study.options["explained"] or ("target" if study.reader == "scenes" else "predicted")
 
 
@@ -48,7 +49,8 @@ def prepare(study: Study) -> None:
     missing = [s.id for s in study.samples if s.mask is None]
     if missing:
         raise InputError(
-            f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: segmentation needs one each"
+            f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: "
+            f"segmentation needs one each"
         )
     if study.options["explained"] not in (None, "predicted", "target"):
         raise InputError(f"explained must be predicted or target, not {study.options['explained']!r}")
@@ -66,9 +68,21 @@ def figures(values: Sequence[Values]) -> dict[str, Interval]:
     """Pooled figures with intervals over pictures."""
     if not values:
         return {}
-    rows = np.array([
-        [v["correct"], v["labelled"], *v["intersection"], *v["union"], v["average_precision"], v["hit"], v["energy"]] for v in values
-    ], dtype=np.float64)  # fmt: skip
+    rows = np.array(
+        [
+            [
+                v["correct"],
+                v["labelled"],
+                *v["intersection"],
+                *v["union"],
+                v["average_precision"],
+                v["hit"],
+                v["energy"],
+            ]
+            for v in values
+        ],
+        dtype=np.float64,
+    )
     return {
         "pixel_accuracy": bootstrap(rows, lambda m: pixel_accuracy(m[..., 0], m[..., 1])),
         "map": bootstrap(rows, lambda m: 100 * m[..., 6]),
@@ -106,9 +120,12 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     conventions = {
         "class explained": explained_class(study),
         "foreground": "scores above the map's mean, after min–max scaling over the picture",
-        "pixel accuracy, mIoU": "numerators and denominators summed over the data set first; mIoU over {background, foreground}",
-        "mAP": "per picture, average precision of (1 − s, s) against (background, foreground), then the mean over pictures",
-        "pointing game": "the highest score lies in the mask, no tolerance; energy: share of the positive scores in the mask",
+        "pixel accuracy, mIoU": "numerators and denominators summed over the data set first; mIoU over "
+        "{background, foreground}",
+        "mAP": "per picture, average precision of (1 − s, s) against (background, foreground), then the mean "
+        "over pictures",
+        "pointing game": "the highest score lies in the mask, no tolerance; energy: share of the positive scores "
+        "in the mask",
         "masks": f"nearest neighbour; the object covers {100 * share:.1f} % of a picture on average",
         "predicted class is the object's": f"{100 * right:.1f} %"
         if any(s.label is not None for s in study.samples)
@@ -124,7 +141,15 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "segmentation", "pixel accuracy, mAP, mIoU, pointing game, energy in mask (CVPR 2021, Table 2)", "image", published.CVPR_METHODS,
-    published.CVPR_SETTINGS, {"explained": None, "resample": None, "count": None, "files": None}, prepare, measure, summarize,
-    lambda study: 1 / max(1, len(study.configurations)), lambda study: True,
-)  # fmt: skip
+    "segmentation",
+    "pixel accuracy, mAP, mIoU, pointing game, energy in mask (CVPR 2021, Table 2)",
+    "image",
+    published.CVPR_METHODS,
+    published.CVPR_SETTINGS,
+    {"explained": None, "resample": None, "count": None, "files": None},
+    prepare,
+    measure,
+    summarize,
+    lambda study: 1 / max(1, len(study.configurations)),
+    lambda study: True,
+)

@@ -88,15 +88,18 @@ def match_labels(study: Study, *, required: bool = True) -> None:
             study.samples = [Text(s.id, s.text, order[s.label], s.words, s.rationale) for s in study.samples]
             return
         study.remark(
-            f"the model calls its classes {', '.join(names.values())}, the data {', '.join(study.labels)}: taken to be in the same order"
+            f"the model calls its classes {', '.join(names.values())}, the data {', '.join(study.labels)}: taken "
+            f"to be in the same order"
         )
     if classes is not None and wanted and classes != len(wanted):
         raise InputError(
-            f"the data have {len(wanted)} classes ({', '.join(study.labels)}) and the model {classes}: label sets do not match"
+            f"the data have {len(wanted)} classes ({', '.join(study.labels)}) and the model {classes}: label "
+            f"sets do not match"
         )
     if classes is not None and max(s.label for s in study.samples) >= classes:
         raise InputError(
-            f"the data hold class {max(s.label for s in study.samples)} and the model has {classes} classes: label sets do not match"
+            f"the data hold class {max(s.label for s in study.samples)} and the model has {classes} classes: "
+            f"label sets do not match"
         )
 
 

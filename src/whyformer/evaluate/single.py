@@ -1,0 +1,101 @@
+"""``evaluate``: score one explanation, or a map made by any other tool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+from whyformer.evaluate import agreement as _agreement  # noqa: F401 - fills METRICS
+from whyformer.evaluate import scoring as _scoring  # noqa: F401
+from whyformer.evaluate.case import read_case
+from whyformer.evaluate.metrics import find_metric
+from whyformer.explanation import Explanation
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a metric says about a batch of explanations.
+
+    Attributes:
+        metric: its name; better: "higher" or "lower".
+        values: ``[B]`` one figure a sample.
+        curves: ``[B, F]`` the curve behind each figure, None where there is none.
+        settings: complete; forwards: plain forward passes (of one sample) that it took.
+    """
+
+    metric: str
+    better: str
+    values: NDArray[np.float64]
+    curves: NDArray[np.float64] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    forwards: int = 0
+
+    @property
+    def value(self) -> float:
+        """The mean over the samples."""
+        return float(np.mean(self.values))
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.metric} = {self.value:.4g}, {self.better} is better, {len(self.values)} samples)"
+
+
+def evaluate(
+    model: nn.Module | str,
+    inputs: Any,
+    explanation: Explanation | Tensor | ArrayLike,
+    metric: str = "deletion",
+    processor: Any = None,
+    *,
+    target: Any = None,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+    truncate: bool = False,
+    **settings: Any,
+) -> Evaluation:
+    """Score an explanation: what becomes of the prediction, or how well it agrees with a mask or a rationale.
+
+    Args:
+        model, inputs, processor, device, truncate: as for :func:`whyformer.explain`.
+        explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
+            size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
+        metric: a name from :func:`whyformer.evaluate.metrics.metrics`.
+        target: class whose probability is followed; the explained one, or else the predicted one, by default.
+        batch_size: perturbed samples in one forward pass.
+        **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size), ``substrate="blur"``.
+
+    Raises:
+        InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.
+    """
+    from whyformer.inputs import prepare
+    from whyformer.models.loading import load
+    from whyformer.models.structure import refuse_unfit
+
+    chosen = find_metric(metric)
+    full = chosen.complete(settings)
+    if batch_size < 1:
+        raise InputError("batch_size must be at least 1")
+    if isinstance(model, str):
+        loaded = load(model, device=device)
+        model, processor = loaded.model, processor or loaded.processor
+    refuse_unfit(model)
+    prepared = prepare(model, inputs, processor, truncate=truncate)
+    modality = "image" if prepared.modality == "image" else "text"
+    if chosen.modality not in ("both", modality):
+        raise InputError(
+            f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
+            f"is {modality}"
+        )
+    case = read_case(model, prepared, explanation, processor, target, batch_size)
+    found = chosen.function(case, **full)
+    values, curves = found if isinstance(found, tuple) else (found, None)
+    plain = {k: v for k, v in full.items() if k not in ("mask", "rationale")}
+    return Evaluation(metric, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)

@@ -1,0 +1,358 @@
+"""Occlusion and ViT-CX against slow separate implementations, captum, and cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whyformer
+import zoo
+from whyformer.errors import InputError, MissingExtra
+from whyformer.inputs import Inputs
+from whyformer.methods import perturbation
+from whyformer.methods.removal import gaussian_blur, patch_size
+
+
+class Weights(nn.Module):
+    """A linear model of pictures: the drop without a cell is known by hand."""
+
+    def __init__(self, side: int, patch: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(patch_size=patch, num_labels=2)
+        self.weight = nn.Parameter(torch.randn(2, 3 * side * side, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+# -- occlusion of pictures -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("baseline", ["zero", "mean", "blur"])
+def test_patches_equal_a_slow_loop(baseline: str) -> None:
+    model, x = zoo.build("hf_vit_wide")
+    found = whyformer.explain(model, x, "occlusion", target=[1, 3], baseline=baseline, batch_size=5)
+    assert found.grid == (3, 5)
+    assert found.diagnostics["cell"] == "8×8 pixels"
+    clean = zoo.call(model, x)
+    for b, target in enumerate([1, 3]):
+        other = {
+            "zero": torch.zeros_like(x),
+            "mean": x.mean((2, 3), keepdim=True).expand_as(x),
+            "blur": gaussian_blur(x, 8),
+        }
+        for r in range(3):
+            for c in range(5):
+                changed = x[b].clone()
+                area = slice(8 * r, 8 * r + 8), slice(8 * c, 8 * c + 8)
+                changed[:, *area] = other[baseline][b][:, *area]
+                drop = clean[b, target] - zoo.call(model, changed[None])[0, target]
+                assert torch.isclose(found.scores[b, 5 * r + c], drop, atol=1e-9)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)])
+def test_equal_to_captum(window: int, stride: int) -> None:
+    from captum.attr import Occlusion
+
+    model, x = zoo.build("timm_vit")
+    found = whyformer.explain(model, x, "occlusion", target=2, window=window, stride=stride).scores
+    size, step = 8 * window, 8 * stride
+    wanted = Occlusion(model).attribute(x, (3, size, size), (3, step, step), baselines=0, target=2)
+    # captum's result is float32
+    assert torch.allclose(found.reshape(2, 4, 4).float(), wanted[:, 0, ::8, ::8], atol=1e-5)
+
+
+def test_hand_made_picture() -> None:
+    """f = Σ w x, so the drop of a cell is its share of the sum; cells at the border are cut off (20 = 8 + 8 + 4)."""
+    model, x = Weights(20, 8).eval(), torch.randn(1, 3, 20, 20, dtype=torch.float64)
+    share = (x[0].flatten() * model.weight[1]).detach().reshape(3, 20, 20).sum(0)
+    cells = torch.stack([share[8 * r : 8 * r + 8, 8 * c : 8 * c + 8].sum() for r in range(3) for c in range(3)])
+    assert torch.allclose(whyformer.explain(model, x, "occlusion", target=1).scores[0], cells)
+    # a window of 2 × 2 at every cell: the middle cell is in all four, a corner in one
+    found = whyformer.explain(model, x, "occlusion", target=1, window=2, stride=1).scores.reshape(3, 3)
+    grid = cells.reshape(3, 3)
+    assert torch.isclose(found[0, 0], grid[:2, :2].sum())
+    assert torch.isclose(
+        found[1, 1], (grid[:2, :2].sum() + grid[:2, 1:].sum() + grid[1:, :2].sum() + grid[1:, 1:].sum()) / 4
+    )
+
+
+def test_tiny_patches_are_joined() -> None:
+    model, x = Weights(64, 1).eval(), torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    found = whyformer.explain(model, x, "occlusion", target=0)
+    assert found.grid == (32, 32)
+    assert whyformer.explain(model, x, "occlusion", target=0, patch=16).grid == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("hf_vit", 8), ("timm_vit", 8), ("torchvision_vit", 8), ("hf_swin", 2), ("timm_swin", 2)]
+)
+def test_patch_size_is_read_off_the_model(name: str, size: int) -> None:
+    assert patch_size(zoo.build(name)[0]) == (size, size)
+
+
+def test_probability_and_contrast_targets() -> None:
+    model, x = zoo.build("hf_vit")
+    clean = zoo.call(model, x).softmax(-1)
+    changed = x.clone()
+    changed[:, :, :8, :8] = 0
+    drop = (clean - zoo.call(model, changed).softmax(-1))[[0, 1], [4, 2]]
+    found = whyformer.explain(model, x, "occlusion", target=whyformer.targets.Probability([4, 2])).scores
+    assert torch.allclose(found[:, 0], drop, atol=1e-12)
+    contrast = whyformer.explain(model, x, "occlusion", target=whyformer.targets.Contrast([4, 2], [0, 1])).scores
+    parts = [whyformer.explain(model, x, "occlusion", target=t).scores for t in ([4, 2], [0, 1])]
+    assert torch.allclose(contrast, parts[0] - parts[1], atol=1e-9)
+
+
+def test_blur_keeps_a_constant_and_its_kernel_is_gaussian() -> None:
+    flat = torch.full((2, 3, 9, 12), 1.7, dtype=torch.float64)
+    assert torch.allclose(gaussian_blur(flat, 20.0), flat)
+    point = torch.zeros(1, 1, 41, 41, dtype=torch.float64)
+    point[0, 0, 20, 20] = 1
+    blurred = gaussian_blur(point, 2.0)
+    assert math.isclose(float(blurred[0, 0, 20, 23] / blurred[0, 0, 20, 20]), math.exp(-9 / 8), rel_tol=1e-12)
+    assert torch.equal(gaussian_blur(point, 0.0), point)
+
+
+# -- occlusion of text ---------------------------------------------------------------------------------------------
+def test_tokens_equal_a_slow_loop() -> None:
+    model, inputs = zoo.build("bert")
+    found = whyformer.explain(model, inputs, "occlusion", target=3, fill_id=7).scores
+    clean = zoo.call(model, inputs)[:, 3]
+    for b, length in enumerate(zoo.LENGTHS):
+        for t in range(length):
+            ids = inputs["input_ids"].clone()
+            ids[b, t] = 7
+            drop = clean[b] - zoo.call(model, {**inputs, "input_ids": ids})[b, 3]
+            assert torch.isclose(found[b, t], drop, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "encoder_mean"])
+def test_deletion_takes_the_token_out(name: str) -> None:
+    """As if the sentence had been written without it; the default where no tokenizer names a token to put there."""
+    model, inputs = zoo.build(name)
+    found = whyformer.explain(model, inputs, "occlusion", target=3)
+    assert found.diagnostics["baseline"] == "delete"
+    clean = zoo.call(model, inputs)[:, 3]
+    for b, length in enumerate(zoo.LENGTHS):
+        ids = inputs["input_ids"][b, :length]
+        for t in range(length):
+            kept = torch.cat([ids[:t], ids[t + 1 :]])[None]
+            drop = clean[b] - zoo.call(model, {"input_ids": kept, "attention_mask": torch.ones_like(kept)})[0, 3]
+            assert torch.isclose(found.scores[b, t], drop, atol=1e-9)
+
+
+def test_deletion_keeps_left_padding_on_the_left() -> None:
+    ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 4, 3, 2]])
+    given = Inputs((), {"input_ids": ids, "attention_mask": (ids > 0).long()}, "text", "input_ids", ids > 0)
+    removed = perturbation.Removal(given, ids > 0, "delete", 0)
+    both = removed.without([(0, [3]), (1, [0, 1])])
+    assert both.tensor.tolist() == [[0, 5, 7], [4, 3, 2]]
+    assert both.kwargs["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+    assert both.mask is not None
+    assert both.mask.tolist() == [[False, True, True], [True, True, True]]
+
+
+def test_a_sentence_through_the_bundled_tokenizer() -> None:
+    text = ["a gripping film", "the plot never goes anywhere at all"]
+    found = {
+        b: whyformer.explain("bundled:sst2", text, "occlusion", baseline=b)
+        for b in (None, "mask", "unk", "pad", "delete")
+    }
+    assert torch.equal(found[None].scores, found["mask"].scores)
+    assert found[None].diagnostics["baseline"] == "mask"
+    assert len({tuple(e.scores.flatten().tolist()) for e in found.values()}) == 4
+    for e in found.values():
+        for row, tokens in zip(e.scores, e.tokens or [], strict=True):
+            for score, token in zip(row, tokens, strict=True):
+                assert (float(score) == 0) == (token in ("[CLS]", "[SEP]", "[PAD]"))
+    words = whyformer.explain("bundled:sst2", text[:1], "occlusion", window=3).scores[0]
+    assert words[1:4].eq(words[1]).all()
+
+
+def test_windows_of_tokens_run_over_real_ones_only() -> None:
+    features = torch.tensor([[False, True, True, True, True, True, False]])
+    removed = perturbation.Removal(None, features, "mask", 0)  # type: ignore[arg-type]
+    assert list(perturbation._windows(removed, 0, 2, 2)) == [[1, 2], [3, 4], [5]]
+    assert list(perturbation._windows(removed, 0, 3, 1)) == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert list(perturbation._windows(removed, 0, 9, 4)) == [[1, 2, 3, 4, 5]]
+
+
+def test_vectors() -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * x.sum(1)
+
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    found = whyformer.explain(Head().eval(), x, "occlusion", target=1)
+    assert torch.allclose(found.scores, x[:, :, 1])
+    mean = whyformer.explain(Head().eval(), x, "occlusion", target=1, baseline="mean")
+    assert torch.allclose(mean.scores, x[:, :, 1] - x[:, :, 1].mean(1, keepdim=True))
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+def refused(match: str, name: str, inputs: Any = None, **settings: Any) -> None:
+    model, own = zoo.build(name)
+    with pytest.raises(InputError, match=match):
+        whyformer.explain(model, own if inputs is None else inputs, "occlusion", **settings)
+
+
+def test_baselines_that_do_not_fit() -> None:
+    ids = {"input_ids": torch.tensor([[4, 5, 6]])}
+    refused("is not for a picture; its baselines are zero, mean, blur", "hf_vit", baseline="mask")
+    refused("fill_id is not for a picture", "hf_vit", fill_id=3)
+    refused("'blur' is not for text; those are mask, unk, pad, delete", "bert", baseline="blur")
+    refused("there is no tokenizer; choose another baseline", "bert", baseline="unk")
+    refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
+    refused("outside the model's vocabulary of 50", "bert", fill_id=50)
+    refused("neither a tokenizer .* nor an attention_mask .* fill_id", "bert", ids)
+    refused("deleting tokens needs an attention_mask", "bert", ids, baseline="delete")
+    refused("stride=3 is more than window=2", "hf_vit", window=2, stride=3)
+    refused("window must be a whole number", "hf_vit", window=0)
+    refused("baseline must be one of", "hf_vit", baseline="black")
+
+
+def test_a_tokenizer_without_a_mask_token() -> None:
+    ids = torch.tensor([[4, 5, 6]])
+    given = Inputs(
+        (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "text", "input_ids", fill_ids=(("unk", 1),)
+    )
+    model, _ = zoo.build("bert")
+    with pytest.raises(InputError, match=r"the tokenizer has no mask token \(it has: unk\)"):
+        whyformer.explain(model, given, "occlusion", baseline="mask")
+    assert whyformer.explain(model, given, "occlusion").diagnostics["baseline"] == "unk"
+
+
+# -- ViT-CX --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Slow:
+    """ViT-CX written from methods.md §4.1, one sample and one mask at a time, in numpy."""
+
+    saliency: np.ndarray[Any, Any]
+    masks: int
+
+
+def slow_vit_cx(model: nn.Module, x: Tensor, target: int, norm: str, noise: float, threshold: float) -> Slow:
+    from sklearn.cluster import AgglomerativeClustering
+
+    def scaled(m: Tensor) -> Tensor:
+        return (m - m.min()) / (m.max() - m.min())
+
+    kept: list[Tensor] = []
+    hook = model.get_submodule(norm).register_forward_hook(lambda m, a, o: kept.append(o))
+    clean = zoo.call(model, x[None])[0].softmax(-1)[target]
+    hook.remove()
+    features = kept[0][0, 1:].T.reshape(-1, 4, 4)
+    maps = [
+        scaled(
+            torch.nn.functional.interpolate(f[None, None], size=x.shape[-2:], mode="bilinear", align_corners=False)[
+                0, 0
+            ]
+        )
+        for f in features
+    ]
+    similarity = np.array([[float(a.flatten() @ b.flatten() / a.norm() / b.norm()) for b in maps] for a in maps])
+    clustering = AgglomerativeClustering(
+        n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold
+    )
+    labels = clustering.fit_predict(np.clip(1 - similarity, 0, None))
+    masks = [scaled(sum(m for m, own in zip(maps, labels, strict=True) if own == k)) for k in range(labels.max() + 1)]
+    draws = torch.Generator().manual_seed(0)
+    total, cover = torch.zeros(x.shape[-2:], dtype=x.dtype), torch.zeros(x.shape[-2:], dtype=x.dtype)
+    for mask in masks:
+        z = torch.randn(x.shape, generator=draws, dtype=torch.float64) * noise
+        kept_part = zoo.call(model, (x * mask + z * (1 - mask))[None])[0].softmax(-1)[target]
+        noisy = zoo.call(model, (x + z * (1 - mask))[None])[0].softmax(-1)[target]
+        total += (kept_part - noisy + clean) * mask
+        cover += mask
+    return Slow((total / cover / len(masks)).numpy(), len(masks))
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("hf_vit", "vit.layers.2.layernorm_before"), ("timm_vit", "blocks.2.norm1")]
+)
+@pytest.mark.parametrize("threshold", [0.1, 0.3])
+def test_vit_cx_equals_a_slow_loop(name: str, norm: str, threshold: float) -> None:
+    model, x = zoo.build(name)
+    found = whyformer.explain(model, x, "vit_cx", target=[1, 3], distance_threshold=threshold)
+    assert found.level == "pixel"
+    for b, target in enumerate([1, 3]):
+        slow = slow_vit_cx(model, x[b], target, norm, 0.1, threshold)
+        assert found.diagnostics["masks"][b] == slow.masks
+        assert found.diagnostics["forwards"][b] == 2 * slow.masks + 1
+        assert np.abs(found.scores[b].numpy() - slow.saliency).max() <= 1e-9 * np.abs(slow.saliency).max()
+
+
+def test_vit_cx_is_reproducible_and_does_not_know_its_place() -> None:
+    model, x = zoo.build("hf_vit")
+    settings: dict[str, Any] = {"method": "vit_cx", "target": 2}
+    first = whyformer.explain(model, x, **settings).scores
+    assert torch.equal(first, whyformer.explain(model, x, **settings).scores)
+    assert torch.allclose(first, whyformer.explain(model, x.flip(0), **settings).scores.flip(0), atol=1e-12)
+    assert torch.allclose(first, whyformer.explain(model, x, batch_size=1, **settings).scores, atol=1e-12)
+    assert not torch.allclose(first, whyformer.explain(model, x, seed=1, **settings).scores, atol=1e-6)
+    quiet = [whyformer.explain(model, x, noise=0, seed=s, **settings).scores for s in (0, 1)]
+    assert torch.equal(*quiet)
+
+
+def test_vit_cx_of_a_logit() -> None:
+    model, x = zoo.build("hf_vit")
+    logit = whyformer.explain(model, x, "vit_cx", target=2, output="target").scores
+    assert torch.equal(logit, whyformer.explain(model, x, "vit_cx", target=lambda f: f[:, 2]).scores)
+    assert torch.equal(
+        whyformer.explain(model, x, "vit_cx", target=2).scores,
+        whyformer.explain(model, x, "vit_cx", target=whyformer.targets.Probability(2)).scores,
+    )
+
+
+def test_constant_features_give_no_nan() -> None:
+    """The last block's first norm puts out its bias alone: no mask, no pattern, a map of zeros."""
+    model, x = zoo.build("hf_vit")
+    with torch.no_grad():
+        model.vit.layers[-1].layernorm_before.weight.zero_()
+    found = whyformer.explain(model, x, "vit_cx")
+    assert found.scores.eq(0).all()
+    assert found.diagnostics["masks"] == [0, 0]
+    # some maps constant: they are left out, the others are used
+    with torch.no_grad():
+        model.vit.layers[-1].layernorm_before.weight[:3] = 1
+    found = whyformer.explain(model, x, "vit_cx")
+    assert all(1 <= k <= 3 for k in found.diagnostics["masks"])
+    assert found.scores.abs().max() > 0
+
+
+def test_like_maps_are_joined() -> None:
+    from sklearn.cluster import AgglomerativeClustering
+
+    a, b = torch.eye(4)[None].double(), torch.ones(1, 4, 4).double().tril()
+    maps = torch.cat([a, b, a, torch.zeros(1, 4, 4).double(), b])
+    assert sorted(perturbation._clusters(maps, 0.1, AgglomerativeClustering)) == [[0, 2], [1, 4]]
+    assert perturbation._clusters(maps[3:4], 0.1, AgglomerativeClustering) == []
+    assert perturbation._clusters(maps[2:4], 0.1, AgglomerativeClustering) == [[0]]
+
+
+def test_a_pixel_under_no_mask_gets_zero() -> None:
+    scaled = perturbation._scaled(torch.tensor([[[2.0, 4.0], [3.0, 2.0]], [[5.0, 5.0], [5.0, 5.0]]]))
+    assert scaled.tolist() == [[[0, 1], [0.5, 0]], [[0, 0], [0, 0]]]
+    model, x = zoo.build("hf_vit")
+    # a threshold that joins everything: one mask, 0 at its lowest point, so nothing covers that pixel
+    found = whyformer.explain(model, x, "vit_cx", distance_threshold=2.0)
+    assert found.diagnostics["masks"] == [1, 1]
+    assert all((row == 0).sum() >= 1 for row in found.scores)
+
+
+def test_missing_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    model, x = zoo.build("hf_vit")
+    with pytest.raises(MissingExtra, match=r'pip install "whyformer\[methods\]"'):
+        whyformer.explain(model, x, "vit_cx")

@@ -1,0 +1,277 @@
+"""Properties that define a method: flow, norms, completeness, conservation, aggregation, cross-attention rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networkx
+import pytest
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import maximum_flow
+from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPConfig,
+    CLIPModel,
+)
+from zoo import ZOO
+
+import whyformer
+from whyformer.errors import InputError
+from whyformer.explain import Resolver, _progress
+from whyformer.inputs import prepare
+from whyformer.methods.attention import flow_to_inputs
+from whyformer.methods.gae import normalised_excess
+from whyformer.methods.norms import mixtures_of
+from whyformer.methods.task import Task
+
+
+def task_of(model: torch.nn.Module, inputs: Any) -> Task:
+    prepared = prepare(model, inputs)
+    return Task(model, prepared, Resolver(None, None, None, prepared.batch).callable, _progress(False), "test")
+
+
+# -- attention flow ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_attention_flow_equals_networkx(seed: int) -> None:
+    torch.manual_seed(seed)
+    blocks, n = 3, 5
+    capacities = [torch.softmax(3 * torch.randn(n, n, dtype=torch.float64), -1) for _ in range(blocks)]
+    capacities = [(c + torch.eye(n)) / 2 for c in capacities]
+    row = torch.zeros(n, dtype=torch.float64)
+    row[0] = 1
+    ours = flow_to_inputs(capacities, row, coo_array, maximum_flow)
+    graph = networkx.DiGraph()
+    for level, capacity in enumerate(capacities):
+        for i in range(n):
+            for j in range(n):
+                graph.add_edge((level + 1, i), (level, j), capacity=float(capacity[i, j]))
+    theirs = [networkx.maximum_flow_value(graph, (blocks, 0), (0, j)) for j in range(n)]
+    torch.testing.assert_close(ours, torch.tensor(theirs, dtype=torch.float64), atol=n * n * 1e-6, rtol=0)
+
+
+def test_attention_flow_refuses_before_the_work() -> None:
+    model, inputs = ZOO["hf_vit"]()
+    with pytest.raises(InputError, match="limit=4"):
+        whyformer.explain(model, inputs, "attention_flow", limit=4)
+
+
+# -- norms -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["bert", "hf_vit", "gpt2", "distilbert", "timm_vit"])
+def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
+    """Σ_j Σ_h α f_h(x_j) + b_O is what the attention's output projection puts out."""
+    model, inputs = ZOO[name]()
+    model = model.double()
+    if isinstance(inputs, dict):
+        inputs = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+    elif isinstance(inputs, torch.Tensor) and inputs.is_floating_point():
+        inputs = inputs.double()
+    outputs: list[torch.Tensor] = []
+    original = torch.nn.functional.linear
+    task = task_of(model, inputs)
+    _, mixtures, _ = mixtures_of(task)
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is original or getattr(func, "__name__", "") in ("linear", "addmm"):
+                outputs.append(result)
+            return result
+
+    with Spy():
+        task.forward()
+    for mixture in mixtures.values():
+        made = torch.einsum("bhij,bhjd->bid", mixture.weights, mixture.parts)
+        if mixture.constant is not None:
+            made = made + mixture.constant
+        found = [o.reshape(made.shape) for o in outputs if o.numel() == made.numel()]
+        assert min(float((made - o).abs().max()) for o in found) < 1e-10
+
+
+def test_post_norm_vectors_sum_to_the_normalised_output() -> None:
+    model, inputs = ZOO["bert"]()
+    model = model.double()
+    task = task_of(model, inputs)
+    _, mixtures, _ = mixtures_of(task)
+    for block, mixture in mixtures.items():
+        normed = mixture.normed()
+        norm = model.bert.encoder.layer[block].attention.output.LayerNorm
+        total = torch.einsum("bhij,bhjd->bid", normed.weights, normed.parts) + normed.residual + normed.constant
+        inverse = normed.inverse_deviation()
+        assert inverse is not None
+        torch.testing.assert_close(total * inverse[..., None] + norm.bias, norm(mixture.projection.norm_input))
+
+
+def test_gram_norms_equal_the_norms_of_the_vectors_written_out() -> None:
+    model, inputs = ZOO["bert"]()
+    task = task_of(model.double(), inputs)
+    _, mixtures, _ = mixtures_of(task)
+    mixture = mixtures[1]
+    vectors = torch.einsum("bhij,bhjd->bijd", mixture.weights, mixture.parts)
+    assert mixture.residual is not None
+    index = torch.arange(vectors.shape[1])
+    vectors[:, index, index] += mixture.residual
+    centred = (vectors - vectors.mean(-1, keepdim=True)) * mixture.projection.norm_weight
+    inverse = mixture.inverse_deviation()
+    assert inverse is not None
+    torch.testing.assert_close(mixture.normed().norms(), centred.norm(dim=-1) * inverse[..., None])
+
+
+# -- completeness and conservation -------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_integrated_gradients_are_complete(name: str) -> None:
+    model, inputs = ZOO[name]()
+    explanation = whyformer.explain(model.double(), _double(inputs), "integrated_gradients", steps=200)
+    figure = explanation.diagnostics["completeness"]
+    assert max(figure["error"]) < 1e-3 * max(1e-3, *map(abs, figure["difference"]))
+
+
+def _double(inputs: Any) -> Any:
+    if isinstance(inputs, torch.Tensor):
+        return inputs.double()
+    return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def bias_free_bert() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A BERT without biases and with an identity pooler slope left to the secant rule (methods.md §8 #21)."""
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=48, num_labels=3)
+    model = BertForSequenceClassification(config).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.zero_() if name.endswith("bias") else parameter.mul_(5)
+    return model, {"input_ids": torch.randint(3, 50, (2, 9))}
+
+
+def test_ah_ln_with_secants_conserves_exactly_and_the_gradient_does_not() -> None:
+    model, inputs = bias_free_bert()
+    kept = whyformer.explain(model, inputs, "lrp_ah_ln", 1, secant=True)
+    assert max(kept.diagnostics["conservation"]["error"]) < 1e-10
+    torch.testing.assert_close(kept.scores.sum(-1), kept.logits[:, 1], rtol=1e-10, atol=1e-12)
+    plain = whyformer.explain(model, inputs, "input_x_gradient", 1)
+    assert min(plain.diagnostics["conservation"]["error"]) > 1e-2
+    without = whyformer.explain(model, inputs, "lrp_ah_ln", 1)
+    assert min(without.diagnostics["conservation"]["error"]) > 1e-6
+
+
+def test_transformer_attribution_conserves_through_every_block() -> None:
+    model, inputs = ZOO["bert"]()
+    figure = whyformer.explain(model.double(), inputs, "transformer_attribution").diagnostics["conservation"]
+    assert figure["start"] == [1.0, 1.0]
+    assert max(figure["error"]) < 1e-9
+
+
+# -- aggregation -------------------------------------------------------------------------------------------------
+def test_one_aggregation_setting_serves_every_method_over_maps() -> None:
+    model, inputs = ZOO["hf_vit"]()
+    shared = {"heads": 1, "layers": [0, 1], "rows": "column_mean"}
+    takes = [m.name for m in whyformer.methods() if "aggregation" in m.settings]
+    assert {"raw_attention", "rollout", "gae", "norm_attention", "value_zeroing"} <= set(takes)
+    for name in takes:
+        settings = {} if name != "norm_attention" else {"scope": "heads"}
+        own = {k: v for k, v in shared.items() if k != "heads" or name != "value_zeroing"}  # it has no heads to choose
+        found = whyformer.explain(model, inputs, name, aggregation=own, **settings).scores
+        assert found.shape == whyformer.explain(model, inputs, name).scores.shape
+        assert not torch.equal(found, whyformer.explain(model, inputs, name).scores)
+
+
+def test_aggregations_against_maps_taken_by_the_model_itself() -> None:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=3, num_attention_heads=3, intermediate_size=48)
+    model = BertForSequenceClassification._from_config(config, attn_implementation="eager").double().eval()
+    ids = torch.randint(3, 50, (2, 7))
+    maps = torch.stack(model(ids, output_attentions=True).attentions).detach()  # [L, B, H, N, N]
+    eye = torch.eye(7, dtype=torch.float64)
+
+    def scores(**aggregation: Any) -> torch.Tensor:
+        return whyformer.explain(model, {"input_ids": ids}, "rollout", aggregation=aggregation).scores
+
+    fused = maps.mean(2)
+    torch.testing.assert_close(scores(layers="mean"), fused.mean(0)[:, 0])
+    torch.testing.assert_close(scores(layers=1, heads=2), maps[1, :, 2, 0])
+    torch.testing.assert_close(scores(layers="product"), (fused[2] @ fused[1] @ fused[0])[:, 0])
+    full = (fused[2] + eye) @ (fused[1] + eye) @ (fused[0] + eye)
+    torch.testing.assert_close(scores(layers="sum_product", rows="column_mean"), full.mean(1))
+    torch.testing.assert_close(scores(layers="sum_product", rows="column_max"), full.amax(1))
+    torch.testing.assert_close(scores(layers=[0, 2], heads="max"), maps.amax(2)[[0, 2]].mean(0)[:, 0])
+
+
+@pytest.mark.parametrize("bad", [{"layers": "all"}, {"heads": 9}, {"layers": 7}, {"rows": "cls"}, {"other": 1}, "mean"])
+def test_bad_aggregations_are_refused(bad: Any) -> None:
+    model, inputs = ZOO["hf_vit"]()
+    with pytest.raises(InputError, match="aggregation"):
+        whyformer.explain(model, inputs, "rollout", aggregation=bad)
+
+
+# -- GAE with cross-attention ------------------------------------------------------------------------------------
+def test_normalised_excess_guards_rows_without_any() -> None:
+    relevance = torch.tensor([[1.0, 0.0], [0.5, 1.5]])
+    torch.testing.assert_close(normalised_excess(relevance), torch.tensor([[1.0, 0.0], [0.5, 1.5]]))
+
+
+def test_encoder_decoder_rules_against_the_definition() -> None:
+    """The update rules on the model's own eager maps and autograd gradients, written as in the paper."""
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=50, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=30, num_labels=3, init_std=0.3,
+    )  # fmt: skip
+    model = BartForSequenceClassification._from_config(config, attn_implementation="eager").double().eval()
+    ids = torch.randint(4, 50, (1, 8))
+    ids[:, -1] = 2
+    output = model(ids, output_attentions=True)
+    groups = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
+    flat = [a for group in groups for a in group]
+    gradients = torch.autograd.grad(output.logits[0, 1], flat)
+    fused = iter([(a * g).clamp(min=0).mean(1)[0].detach() for a, g in zip(flat, gradients, strict=True)])
+    encoder, own, across = ([next(fused) for _ in group] for group in groups)
+    n, q = 8, own[0].shape[-1]
+    r_ii, r_qq, r_qi = torch.eye(n).double(), torch.eye(q).double(), torch.zeros(q, n).double()
+    for a in encoder:
+        r_ii = r_ii + a @ r_ii
+    for a, c in zip(own, across, strict=True):
+        r_qi, r_qq = r_qi + a @ r_qi, r_qq + a @ r_qq
+
+        def excess(r: torch.Tensor) -> torch.Tensor:
+            rest = r - torch.eye(len(r)).double()
+            total = rest.sum(-1, keepdim=True)
+            return torch.where(total == 0, 0, rest / total) + torch.eye(len(r)).double()
+
+        r_qi = r_qi + excess(r_qq).T @ c @ excess(r_ii)
+    explanation = whyformer.explain(model, {"input_ids": ids}, "gae", 1)
+    torch.testing.assert_close(explanation.scores[0], r_qi[-1], rtol=1e-8, atol=1e-12)  # the <eos> row is classified
+    torch.testing.assert_close(torch.tensor(explanation.diagnostics["decoder_scores"][0]).double(), r_qq[-1])
+
+
+def clip() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    text = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 50,
+            "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
+    vision = {"hidden_size": 36, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).double().eval()
+    ids = torch.randint(3, 50, (3, 6))
+    ids[:, -1] = 2
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(2, 3, 32, 32).double()}
+
+
+def test_two_towers() -> None:
+    model, inputs = clip()
+    picture = whyformer.explain(model, inputs, "gae", [0, 2])
+    assert (picture.level, picture.grid, tuple(picture.scores.shape)) == ("patch", (4, 4), (2, 16))
+    alone = whyformer.explain(model, {**inputs, "pixel_values": inputs["pixel_values"][1:]}, "gae", 2)
+    torch.testing.assert_close(picture.scores[1], alone.scores[0])
+    other = whyformer.explain(model, inputs, "gae", [1, 2])
+    assert not torch.allclose(picture.scores[0], other.scores[0])
+    text = whyformer.explain(model, inputs, "gae", [0, 2], side="text")
+    assert (text.level, tuple(text.scores.shape)) == ("token", (2, 6))
+    with pytest.raises(InputError, match="share one text"):
+        whyformer.explain(model, inputs, "gae", [1, 1], side="text")
+
+
+def test_a_side_is_refused_where_there_is_one_tower() -> None:
+    model, inputs = ZOO["hf_vit"]()
+    with pytest.raises(InputError, match="tower"):
+        whyformer.explain(model, inputs, "gae", side="text")

@@ -1,0 +1,284 @@
+"""Activation maximisation: closed-form optima, every kind of unit, the model left as it was."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import zoo
+from snapshot import assert_unchanged, snapshot
+from whyformer.errors import InputError, LoadError, ModelError
+from whyformer.maximize import Maximized, maximize_activation
+
+FEW: dict[str, Any] = {"steps": 6}
+
+
+class Linear(nn.Module):
+    """S = ⟨w_c, I⟩: S − λ‖I‖² has its maximum at I = w_c / 2λ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(image_size=4, num_labels=2, id2label={0: "cat", 1: "dog, hound"})
+        self.weight = nn.Parameter(torch.randn(2, 48))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.weight.T
+
+
+@pytest.fixture(scope="module")
+def vit() -> nn.Module:
+    return zoo.build("hf_vit", torch.float32)[0]
+
+
+def test_reaches_the_optimum_known_in_closed_form() -> None:
+    model = Linear().eval()
+    found = maximize_activation(model, "hound", steps=800, learning_rate=0.02, weight_decay=0.5)
+    assert torch.allclose(found.image.flatten(), model.weight[1] / (2 * 0.5), atol=1e-2)
+    assert math.isclose(found.activation, model.weight[1].square().sum().item(), rel_tol=1e-2)
+    assert found.unit == "class dog, hound"
+
+
+def test_first_step_is_adams() -> None:
+    """From 0 the first step of Adam is the learning rate times the sign of the gradient."""
+    model = Linear().eval()
+    found = maximize_activation(model, 0, steps=1, learning_rate=0.25, start="zero")
+    assert torch.allclose(found.image.flatten(), 0.25 * model.weight[0].sign(), atol=1e-4)
+    assert found.history[0] == 0
+    assert found.history[-1] == found.activation == pytest.approx(0.25 * model.weight[0].abs().sum().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [*zoo.IMAGES, *zoo.WINDOWED])
+def test_a_class_of_every_picture_model_goes_up(name: str) -> None:
+    model, inputs = zoo.build(name, torch.float32)
+    before = snapshot(model)
+    found = maximize_activation(model, 3, like=inputs, steps=30)
+    assert_unchanged(model, before)
+    assert found.image.shape == inputs.shape[1:]
+    assert len(found.history) == 31
+    assert found.history[-1] > found.history[0] + 1
+    assert zoo.call(model, found.image[None])[0, 3] == pytest.approx(found.activation, rel=1e-5)
+
+
+def test_units_are_what_they_say(vit: nn.Module) -> None:
+    """Each against the same number read off the module's output with a hook."""
+    outputs: dict[str, Tensor] = {}
+    places = ("vit.layers.1", "vit.layers.0.mlp.fc1", "vit.embeddings.patch_embeddings.projection")
+    found = {}
+    for unit in (f"{places[0]}:5", f"{places[0]}:0:5", f"{places[0]}:-1:*", f"{places[1]}:*", f"{places[2]}:3:7", "4"):
+        found[unit] = maximize_activation(vit, unit, **FEW)
+        image = found[unit].image[None]
+        hooks = [
+            vit.get_submodule(p).register_forward_hook(
+                lambda m, a, o, p=p: outputs.__setitem__(p, o[0] if isinstance(o, tuple) else o)
+            )
+            for p in places
+        ]
+        logits = zoo.call(vit, image)
+        for hook in hooks:
+            hook.remove()
+        block, dense, convolution = (outputs[p][0] for p in places)
+        wanted = {
+            f"{places[0]}:5": block[:, 5].mean(),
+            f"{places[0]}:0:5": block[0, 5],
+            f"{places[0]}:-1:*": block[-1].mean(),
+            f"{places[1]}:*": dense.mean(),
+            f"{places[2]}:3:7": convolution[7].flatten()[3],
+            "4": logits[0, 4],
+        }[unit]
+        assert found[unit].activation == pytest.approx(float(wanted), rel=1e-4, abs=1e-6)
+        assert found[unit].history[-1] > found[unit].history[0]
+
+
+def test_passes_stop_where_the_unit_is(vit: nn.Module) -> None:
+    later = []
+    hook = vit.vit.layers[1].register_forward_hook(lambda *a: later.append(a))
+    maximize_activation(vit, "vit.layers.0:3", **FEW)
+    hook.remove()
+    assert not later
+
+
+def test_seeded(vit: nn.Module) -> None:
+    settings: dict[str, Any] = {"jitter": 3, "blur": 0.5, **FEW}
+    torch.manual_seed(1)
+    first = maximize_activation(vit, 2, **settings)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    second = maximize_activation(vit, 2, **settings)
+    assert torch.equal(first.image, second.image)
+    assert first.history == second.history
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first.image, maximize_activation(vit, 2, seed=1, **settings).image)
+
+
+def roughness(image: Tensor) -> float:
+    return float(image.diff(dim=-1).square().mean() / image.square().mean())
+
+
+def test_blur_smooths_and_weight_decay_shrinks(vit: nn.Module) -> None:
+    sharp = maximize_activation(vit, 1, steps=20)
+    smooth = maximize_activation(vit, 1, steps=20, blur=1.0)
+    assert roughness(smooth.image) < 0.3 * roughness(sharp.image)
+    light = maximize_activation(vit, 1, steps=60, weight_decay=1.0)
+    assert light.image.norm() < 0.5 * maximize_activation(vit, 1, steps=60, weight_decay=0.0).image.norm()
+
+
+def test_start_and_shape(vit: nn.Module) -> None:
+    start = torch.rand(3, 32, 32)
+    found = maximize_activation(vit, 1, start=start, steps=1, learning_rate=1e-6)
+    assert torch.allclose(found.image, start, atol=1e-5)
+    assert found.settings["start"] == "given"
+    assert maximize_activation(Linear().eval(), 1, **FEW).image.shape == (3, 4, 4)
+    assert maximize_activation(zoo.build("timm_vit")[0], 1, **FEW).image.dtype == torch.float64
+    assert maximize_activation(zoo.build("torchvision_vit")[0], 1, **FEW).image.shape == (3, 32, 32)
+    assert maximize_activation(vit, 1, shape=(32, 32), **FEW).image.shape == (3, 32, 32)
+
+
+def test_the_callers_gradient_mode_does_not_matter(vit: nn.Module) -> None:
+    plain = maximize_activation(vit, 1, **FEW)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(maximize_activation(vit, 1, **FEW).image, plain.image)
+
+
+def test_left_as_found_after_an_error(vit: nn.Module) -> None:
+    before = snapshot(vit)
+    with pytest.raises(InputError, match=r"neuron 99 is outside the output of 'vit\.layers\.1', which has 24 neurons"):
+        maximize_activation(vit, "vit.layers.1:99", **FEW)
+    with pytest.raises(InputError, match=r"token 17 is outside .* 17 tokens"):
+        maximize_activation(vit, "vit.layers.1:17:*", **FEW)
+    assert_unchanged(vit, before)
+
+
+def test_another_thread_is_not_disturbed(vit: nn.Module) -> None:
+    """It runs the same model while passes of this thread are cut short at a unit."""
+    pixels, wrong = torch.randn(1, 3, 32, 32), []
+    wanted = zoo.call(vit, pixels)
+
+    def watch() -> None:
+        for _ in range(20):
+            try:
+                if not torch.equal(zoo.call(vit, pixels), wanted):
+                    wrong.append("another result")
+            except Exception as error:  # noqa: BLE001, RUF100
+                wrong.append(repr(error))
+
+    other = threading.Thread(target=watch)
+    other.start()
+    maximize_activation(vit, "vit.layers.0:3", steps=40)
+    other.join()
+    assert not wrong
+
+
+# -- the picture ---------------------------------------------------------------------------------------------------
+def test_picture_undoes_the_normalisation(tmp_path: Path) -> None:
+    processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.5, 0.25, 0.2], do_normalize=True)
+    start = torch.zeros(3, 4, 4)
+    found = maximize_activation(Linear().eval(), 1, start=start, steps=1, learning_rate=1e-9, processor=processor)
+    assert found.picture().size == (4, 4)
+    assert found.picture().getpixel((0, 0)) == (128, 102, 76)
+    assert found.picture(scale=3).size == (12, 12)
+    path = found.save(tmp_path / "hound.png")
+    with Image.open(path) as saved:
+        assert saved.getpixel((3, 3)) == (128, 102, 76)
+        note = json.loads(saved.text["whyformer"])
+    assert note["unit"] == "class dog, hound"
+    assert note["settings"]["learning_rate"] == 1e-9
+    assert [p.name for p in tmp_path.iterdir()] == ["hound.png"]
+
+
+def test_saved_tensors(tmp_path: Path, vit: nn.Module) -> None:
+    from safetensors import safe_open
+
+    found = maximize_activation(vit, 1, **FEW)
+    with safe_open(found.save(tmp_path / "a.safetensors"), "pt") as file:
+        assert torch.equal(file.get_tensor("image"), found.image)
+        assert json.loads(file.metadata()["whyformer"])["history"] == found.history
+    with pytest.raises(InputError, match=r"save as \.png"):
+        found.save(tmp_path / "a.gif")
+    with pytest.raises(LoadError, match="cannot write"):
+        found.save(tmp_path / "nowhere" / "a.png")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_frozen(vit: nn.Module) -> None:
+    found = maximize_activation(vit, 1, **FEW)
+    assert isinstance(found, Maximized)
+    with pytest.raises(AttributeError):
+        found.unit = "another"  # type: ignore[misc]
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_text_models(name: str) -> None:
+    with pytest.raises(InputError, match="token ids have none: it is for picture models"):
+        maximize_activation(zoo.build(name)[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "match"),
+    [
+        (9, "class 9 is out of range: the model has 5 classes"),
+        (True, "a unit is a class"),
+        ("vit.nowhere:3", "no module 'vit.nowhere'"),
+        ("vit.layers.1:x", "a unit is a class"),
+        ("vit.layers.1:0:1:2", "a unit is a class"),
+        ("vit.layers.1:*:3", "a unit is a class"),
+        ("zebra", "no class 'zebra'"),
+    ],
+)
+def test_unknown_units(vit: nn.Module, unit: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        maximize_activation(vit, unit)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"steps": 0}, "steps must be a whole number of at least 1"),
+        ({"learning_rate": -1}, "learning_rate must be a number"),
+        ({"weight_decay": float("nan")}, "weight_decay"),
+        ({"jitter": 1.5}, "jitter must be a whole number"),
+        ({"blur": True}, "blur"),
+        ({"start": "black"}, "start must be"),
+        ({"shape": (4, 8, 8, 8)}, "one picture has the shape"),
+        ({"shape": (8,)}, "one picture has the shape"),
+        ({"start": torch.zeros(2, 3, 32, 32)}, "one picture has the shape"),
+        ({"device": "cpu"}, "models given by name"),
+    ],
+)
+def test_bad_settings(vit: nn.Module, settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        maximize_activation(vit, 1, **settings)
+
+
+def test_models_that_cannot_be_climbed() -> None:
+    class Constant(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(1, 2) + 0 * x.sum()
+
+    with pytest.raises(InputError, match="does not say how large its pictures are"):
+        maximize_activation(Constant().eval(), 1)
+    with pytest.raises(ModelError, match="no gradient to the picture"):
+        maximize_activation(Constant().eval(), 1, shape=(8, 8))
+    model = Linear().eval()
+    with torch.no_grad():
+        model.weight[1, 0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        maximize_activation(model, 1)
+    with pytest.raises(ModelError, match="training mode"):
+        maximize_activation(Linear(), 1)
+
+
+def test_a_bundled_model_by_name() -> None:
+    with pytest.raises(InputError, match="picture models"):
+        maximize_activation("bundled:sst2", "positive")
