@@ -66,7 +66,9 @@ def maps(loaded: Loaded, picture: Image.Image, method: str, classes: tuple[int, 
 def two_objects(data: Path, loaded: Loaded, method: str) -> Iterator[tuple[str, float, float, float]]:
     """(picture, correlation, own share of A's map, own share of B's map)."""
     for name, ((a, box_a), (b, box_b)) in PAIRS.items():
-        picture = Image.open(data / "data" / "two_objects" / name).convert("RGB").resize((224, 224), Image.Resampling.BICUBIC)
+        picture = (
+            Image.open(data / "data" / "two_objects" / name).convert("RGB").resize((224, 224), Image.Resampling.BICUBIC)
+        )
         regions = []
         for left, top, right, bottom in (box_a, box_b):
             region = np.zeros((224, 224), dtype=bool)
@@ -103,7 +105,11 @@ def main() -> None:
     deit = load(str(weights)) if weights.is_dir() else None
     pictures = list(PAIRS) if deit else []
     columns = [p.removesuffix(".png") for p in pictures]
-    print("| method | " + " | ".join(f"{c} corr." for c in columns) + " | own share A / B | digits corr. | digits own share |")
+    print(
+        "| method | "
+        + " | ".join(f"{c} corr." for c in columns)
+        + " | own share A / B | digits corr. | digits own share |"
+    )
     print("|---" * (len(columns) + 4) + "|")
     for name in names:
         rows = list(two_objects(arguments.data, deit, name)) if deit else []

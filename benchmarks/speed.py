@@ -108,6 +108,20 @@ def time_method(
     return statistics.median(r[0] for r in ratios), statistics.median(r[1] for r in ratios)
 
 
+def batch_cost(
+    name: str, model: torch.nn.Module, inputs: dict[str, torch.Tensor], repeats: int, batch: int = 8
+) -> float:
+    """Time a sample takes in a batch, over the time it takes alone."""
+    import whyformer
+
+    many = {k: v.repeat_interleave(batch, 0) for k, v in inputs.items()}
+    ratios = []
+    for _ in range(repeats + 1):
+        alone = seconds(lambda: whyformer.explain(model, inputs, name, target=0))
+        ratios.append(seconds(lambda: whyformer.explain(model, many, name, target=0)) / batch / alone)
+    return statistics.median(ratios[1:])
+
+
 def peak_memory(work: Callable[[], Any]) -> float:
     """MB by which the resident size rises above its value before the work."""
 
@@ -153,6 +167,7 @@ def main() -> None:
     parser.add_argument("--methods", help="comma-separated; default: those with a limit")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--batch", action="store_true", help="also compare a batch of 8 with a single sample")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -168,7 +183,8 @@ def main() -> None:
             f"\n{model_name}: threads {torch.get_num_threads()}, repeats {arguments.repeats}"
             + (f", plain fb takes {base:.0f} MB" if base else "")
         )
-        print(f"| {'method':<24} | × fwd | × fb | limit | extra memory × fb |\n|---|---|---|---|---|")
+        print(f"| {'method':<24} | × fwd | × fb | limit | extra memory × fb | a sample of 8 / alone |")
+        print("|---|---|---|---|---|---|")
         for name in names:
             forward, both = time_method(name, model, inputs, arguments.repeats, {})
             limit, unit = LIMITS.get(name, (None, ""))
@@ -178,7 +194,8 @@ def main() -> None:
                 else f"{limit} {unit} {'ok' if (forward if unit == 'fwd' else both) <= limit else 'OVER'}"
             )
             memory = "" if base is None else f"{measure_memory(model_name, name) / base:.2f}"
-            print(f"| {name:<24} | {forward:.2f} | {both:.2f} | {held} | {memory} |", flush=True)
+            batched = f"{batch_cost(name, model, inputs, 1):.2f}" if arguments.batch else ""
+            print(f"| {name:<24} | {forward:.2f} | {both:.2f} | {held} | {memory} | {batched} |", flush=True)
     return None
 
 

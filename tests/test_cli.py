@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from show.made import ATTACK
 from typer.testing import CliRunner
+
+from show.made import ATTACK
 from whyformer import cli
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +27,7 @@ SENTENCE = "An utterly charming film, though it drags."
 
 def whyformer(*arguments: str, stdin: str | bytes = "", cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own, without a network."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", **environment}
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1", **environment}
     raw = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], input=raw, capture_output=True, cwd=cwd, env=env, timeout=300, check=False)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
@@ -189,8 +190,6 @@ def test_debug_shows_where():
 
 
 def test_a_bug_is_told_as_one_with_status_1(monkeypatch):
-    import whyformer.methods
-
     def broken() -> None:
         raise RuntimeError("boom")
 

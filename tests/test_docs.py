@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+
 from whyformer.cli import app
 
 ROOT = Path(__file__).parents[1]

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+
 from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.errors import InputError, LoadError

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 import whyformer
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +127,8 @@ def test_the_bundled_models_are_shipped():
 
 def test_every_dependency_of_the_project_is_pinned_in_the_constraints():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {re.split(r"[><=\[]", d)[0] for d in project["dependencies"] + sum(project["optional-dependencies"].values(), [])}
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = {re.split(r"[><=\[]", dependency)[0] for group in groups for dependency in group}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert wanted - {"whyformer"} <= pinned
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+
 from whyformer.errors import InputError, LoadError
 from whyformer.inputs import pictures
 from whyformer.inputs.pictures import open_picture

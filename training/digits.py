@@ -30,7 +30,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Vi
 from whyformer.datasets import Scene, digit_scenes
 
 ROOT = Path(__file__).resolve().parents[1]
-CHOICE = "The checkpoint was not selected on held-out digits: it is the last one of a training of fixed length."
+CHOICE = "No held-out digit was used to choose the checkpoint; scenes of training digits told when to stop."
 SIDE, PATCH, GRID = 112, 8, 14
 NOTHING, UNSURE = 10, -100
 HEADS = 4
@@ -516,11 +516,11 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=96)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--inner", type=int, default=256)
-    parser.add_argument("--window-steps", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--window-steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--window-rate", type=float, default=1.5e-3)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--rate", type=float, default=1.5e-3)
     parser.add_argument("--muon", type=float, default=7.0, help="Muon's rate as a multiple of AdamW's")
     parser.add_argument("--ema", type=float, default=0.998)
     parser.add_argument("--scenes", type=int, default=4000, help="held-out scenes to measure on")

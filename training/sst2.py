@@ -23,7 +23,7 @@ from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 from torch import nn
 from torch.nn import functional
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 CHOICE = "The checkpoint was not selected on these sentences: it is the last one of a training of fixed length."
@@ -216,10 +216,32 @@ def accuracy(model: BertForSequenceClassification, rows: list[np.ndarray], label
     return right / len(rows)
 
 
-def pretrain(config: BertConfig, rows: list[np.ndarray], args: argparse.Namespace, device: torch.device) -> nn.Module:
+def start_vectors(tokenizer: BertTokenizer, folder: Path, width: int) -> torch.Tensor:
+    """A vector for each entry of the vocabulary from the word embeddings of a pretrained encoder.
+
+    The mean over the encoder's pieces of the entry, on the first principal axes, with the spread of a fresh BERT.
+    """
+    other = AutoTokenizer.from_pretrained(folder)
+    table = AutoModel.from_pretrained(folder).get_input_embeddings().weight.detach()
+    entries = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    pieces = [other(entry.removeprefix("##"), add_special_tokens=False)["input_ids"] or [0] for entry in entries]
+    vectors = torch.stack([table[ids].mean(0) for ids in pieces])
+    vectors = vectors - vectors.mean(0)
+    axes = torch.linalg.svd(vectors, full_matrices=False).Vh[:width]
+    reduced = vectors @ axes.T
+    return reduced * (0.05 / reduced.std())
+
+
+def pretrain(
+    config: BertConfig, rows: list[np.ndarray], args: argparse.Namespace, device: torch.device, vectors: torch.Tensor | None
+) -> nn.Module:
     """Masked-word training on the same sentences; returns the encoder."""
     rows = [row for row in rows if len(row) >= 8]
-    trainer = Trainer(Stage("words", BertForMaskedLM(config), args.word_epochs, 1e-3, 0.01), rows, args, device)
+    fresh = BertForMaskedLM(config)
+    if vectors is not None:
+        with torch.no_grad():
+            fresh.get_input_embeddings().weight.copy_(vectors)
+    trainer = Trainer(Stage("words", fresh, args.word_epochs, 1e-3, 0.01), rows, args, device)
     model = trainer.model
 
     def loss_of(batch: np.ndarray, generator: torch.Generator) -> torch.Tensor:
@@ -255,7 +277,8 @@ def train(args: argparse.Namespace, device: torch.device) -> tuple[BertTokenizer
         id2label=LABELS,
         label2id={name: number for number, name in LABELS.items()},
     )
-    encoder = pretrain(config, both[0], args, device)
+    vectors = None if args.start_vectors is None else start_vectors(tokenizer, args.start_vectors, args.hidden)
+    encoder = pretrain(config, both[0], args, device, vectors)
     config.hidden_dropout_prob, config.classifier_dropout = 0.2, 0.3
     model = BertForSequenceClassification(config)
     model.bert.load_state_dict(encoder.state_dict(), strict=False)
@@ -355,11 +378,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--word-epochs", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--word-dropout", type=float, default=0.15)
     parser.add_argument("--join", type=float, default=0.3, help="share of phrases that another is put behind")
     parser.add_argument("--ema", type=float, default=0.999)
+    parser.add_argument("--start-vectors", type=Path, help="folder of a pretrained encoder whose word vectors to start from")
     parser.add_argument("--measure", action="store_true", help="only measure the model in --out")
     args = parser.parse_args()
     if args.threads:

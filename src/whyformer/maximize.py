@@ -56,10 +56,7 @@ class Maximized:
         return made.resize((made.width * scale, made.height * scale), Image.Resampling.NEAREST)
 
     def save(self, path: str | Path) -> Path:
-        """Write a ``.png`` (the picture; unit and settings in its text chunk) or a ``.safetensors`` (everything).
-
-        The file appears whole or not at all.
-        """
+        """Write a ``.png`` (the picture; facts in its text chunk) or a ``.safetensors`` (everything), whole or not at all."""
         path = Path(path)
         facts = {"unit": self.unit, "activation": self.activation, "history": self.history, "settings": self.settings}
         partial = path.with_name(path.name + ".partial")
@@ -144,9 +141,9 @@ def maximize_activation(
 
         def measure(picture: Tensor) -> Tensor:
             value = listener(lambda: model(picture) if argument is None else model(**{argument: picture}))
-            if not bool(value.isfinite()):
-                raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
-            return value
+            if value.isfinite():
+                return value
+            raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
 
         for _ in _progress(progress)(range(steps), f"maximising {goal.name}", steps):
             shift = torch.randint(-jitter, jitter + 1, (2,), generator=draws).tolist() if jitter else (0, 0)

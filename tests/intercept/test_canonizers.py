@@ -116,7 +116,7 @@ class Unrecognised(WrittenRMSNorm):
 
 @pytest.mark.parametrize("composite", COMPOSITES)
 def test_rms_norm_written_out(composite: str) -> None:
-    weight = torch.linspace(0.5, 1.5, WIDTH, dtype=torch.float64)
+    weight = torch.linspace(0.5, 1.5, WIDTH).double()
     logits, got = flow(WrittenRMSNorm(), composite)
     wanted_logits, wanted = flow(Plain(lambda x: F.rms_norm(x, (WIDTH,), weight, 1e-6)), composite)
     assert torch.allclose(logits, wanted_logits)
@@ -125,7 +125,7 @@ def test_rms_norm_written_out(composite: str) -> None:
 
 def test_rms_norm_written_out_without_a_telling_name() -> None:
     """The multiplier carrier needs no name: "detach rsqrt" is its rule."""
-    weight = torch.linspace(0.5, 1.5, WIDTH, dtype=torch.float64)
+    weight = torch.linspace(0.5, 1.5, WIDTH).double()
     _, got = flow(Unrecognised(), "AH+LN")
     _, wanted = flow(Plain(lambda x: F.rms_norm(x, (WIDTH,), weight, 1e-6)), "AH+LN")
     assert torch.allclose(got, wanted, rtol=1e-9)
@@ -157,7 +157,7 @@ def test_gpt2_with_either_activation() -> None:
     model, inputs = build("gpt2")
     other, _ = build("gpt2")
     for block in other.transformer.h:
-        block.mlp.act = nn.GELU(approximate="tanh")
+        block.mlp.act = nn.GELU(approximate="tanh").eval()
     for method in ("transformer_attribution", "lrp", "lrp_ah_ln"):
         a, b = (whyformer.explain(m, inputs, method=method).scores for m in (model, other))
         assert torch.allclose(a, b, rtol=1e-6, atol=1e-8 * float(a.abs().max())), method

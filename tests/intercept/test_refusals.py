@@ -187,7 +187,8 @@ def test_checkpointing_switched_on_in_the_model() -> None:
     from zoo import build
 
     model, inputs = build("bert")
-    model.gradient_checkpointing_enable()
+    # renamed in transformers 5; the flag that it sets is not
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     refuse(model, inputs, "transformer_attribution", ModelError, "gradient_checkpointing_disable()")
     model, inputs = build("timm_vit")
     model.set_grad_checkpointing(True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import torch
+
 from whyformer.explanation import Explanation
 
 
@@ -48,7 +50,7 @@ def sentence(
     for match in re.finditer(r"\w+|[^\w\s]", text):
         begin, end = match.span()
         cuts = [begin, begin + 4, end] if end - begin > 6 else [begin, end]
-        for a, b in zip(cuts, cuts[1:], strict=False):
+        for a, b in pairwise(cuts):
             tokens.append(("##" if a > begin else "") + text[a:b].lower())
             offsets.append((a, b))
     tokens.append("[SEP]")

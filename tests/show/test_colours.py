@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+
 from show.made import picture
 from whyformer.errors import InputError
 from whyformer.show import colours

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from PIL import Image
+
 from show.made import ATTACK, picture, sentence
 from whyformer.show import html
 

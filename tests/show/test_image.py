@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+
 from show.made import ATTACK, picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import colours, image

@@ -5,6 +5,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 from rich.console import Console
+
 from show.made import ATTACK, picture, sentence
 from whyformer.show import terminal
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from show.made import picture, sentence
 from whyformer.show import words as w
 

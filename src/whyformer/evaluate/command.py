@@ -99,7 +99,7 @@ def _options(given: list[str] | None, count: int | None) -> dict[str, Any]:
         try:
             made[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            made[key.strip()] = {"true": True, "false": False, "none": None}.get(value.casefold(), value)
+            made[key.strip()] = {"true": True, "false": False}.get(value.casefold(), value)
     return made
 
 

@@ -89,7 +89,7 @@ def _split(item: str) -> tuple[str | None, str, dict[str, Any]]:
         try:
             found[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[key.strip()] = {"true": True, "false": False, "none": None}.get(value.casefold(), value)
+            found[key.strip()] = {"true": True, "false": False}.get(value.casefold(), value)
     return label.strip() or None, name.strip(), found
 
 
