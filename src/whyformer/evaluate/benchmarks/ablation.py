@@ -96,7 +96,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     return Report("ablation", (table,), inner.curves, conventions, counts_of(study, records), tuple(study.remarks))
 
 
-OPTIONS: dict[str, Any] = {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None}
+OPTIONS: dict[str, Any] = {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None, "constant": "leave_out"}
 
 BENCHMARK = Benchmark(
     "ablation",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whyformer.errors import InputError
 from whyformer.evaluate import published
@@ -15,7 +16,7 @@ from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Report, Table
-from whyformer.evaluate.segmentation import counts, mean_iou, pixel_accuracy
+from whyformer.evaluate.segmentation import average_precision, counts, mean_iou, pixel_accuracy
 from whyformer.evaluate.study import Benchmark, Measured, Study, Values, counts_of, values_of
 
 
@@ -35,13 +36,32 @@ def measure_batch(study: Study, batch: Batch, configuration: Configuration) -> I
     targets = batch.predicted if explained_class(study) == "predicted" else [s.label or 0 for s in batch.samples]
     for i, (sample, found) in enumerate(zip(batch.samples, maps(study, batch, configuration, targets), strict=True)):
         mask = batch.mask(i)
-        if isinstance(found, Unusable):
-            yield sample.id, configuration, found
-        elif mask is None or not mask.any():
+        if mask is None or not mask.any():
             yield sample.id, configuration, Unusable("failed", "the mask is empty")
+        elif isinstance(found, Unusable) and found.kind == "constant" and study.options["constant"] == "background":
+            made = {**background(mask), "constant": 1}
+            yield sample.id, configuration, {**made, "correct_class": int(batch.predicted[i] == sample.label)}
+        elif isinstance(found, Unusable):
+            yield sample.id, configuration, found
         else:
             made = counts(found, mask).to_dict()
             yield sample.id, configuration, {**made, "correct_class": int(batch.predicted[i] == sample.label)}
+
+
+def background(mask: NDArray[np.bool_]) -> Values:
+    """What the reference code makes of a constant map: scores of 0, that is background everywhere (option ``constant``)."""
+    inside, size = int(mask.sum()), int(mask.size)
+    outside = size - inside
+    return {
+        "correct": outside,
+        "labelled": size,
+        "intersection": (outside, 0),
+        "union": (size, inside),
+        "average_precision": average_precision(np.repeat([1.0, 0.0], size), np.concatenate([~mask, mask], axis=None)),
+        "hit": 0,
+        "energy": 0.0,
+        "foreground": inside / size,
+    }
 
 
 def prepare(study: Study) -> None:
@@ -54,6 +74,8 @@ def prepare(study: Study) -> None:
         )
     if study.options["explained"] not in (None, "predicted", "target"):
         raise InputError(f"explained must be predicted or target, not {study.options['explained']!r}")
+    if study.options["constant"] not in ("leave_out", "background"):
+        raise InputError(f"constant must be leave_out or background, not {study.options['constant']!r}")
     if explained_class(study) == "target":
         check_labels(study)
     empty = [s.id for s in study.samples if not s.mask().any()]
@@ -133,6 +155,10 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         **geometry(study),
     }
     remarks = list(study.remarks)
+    for label in labels:
+        flat = sum("constant" in v for v in values_of(records, label))
+        if flat:
+            remarks.append(f"{flat} maps of {label} are constant and count as background everywhere, as in the reference code.")
     if len(any_values) < 100:
         remarks.append(
             f"{len(any_values)} pictures: the intervals are wide, and small differences between methods mean nothing."
@@ -146,7 +172,7 @@ BENCHMARK = Benchmark(
     "image",
     published.CVPR_METHODS,
     published.CVPR_SETTINGS,
-    {"explained": None, "resample": None, "count": None, "files": None},
+    {"explained": None, "constant": "leave_out", "resample": None, "count": None, "files": None},
     prepare,
     measure,
     summarize,
