@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot import assert_unchanged, snapshot
 from torch import Tensor, nn
-from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, modality, rows, to
 
 import whyformer
+from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.methods import METHODS
+from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, modality, rows, to
 
 TARGETS = [1, 3]
 # what a method may do often is done a few times here; whatever has such a setting is made small by it

@@ -279,6 +279,11 @@ def test_models_that_cannot_be_climbed() -> None:
         maximize_activation(Linear(), 1)
 
 
-def test_a_bundled_model_by_name() -> None:
+def test_bundled_models_by_name() -> None:
+    found = maximize_activation("bundled:digits", "3", steps=10, start="zero")
+    assert found.picture().size == (112, 112)
+    assert found.history[-1] > found.history[0] + 1
+    # its processor maps 0 to mid-grey and 1 to white
+    assert found.shown.float().sub(127.5).div(127.5).sub(found.image.permute(1, 2, 0).clamp(-1, 1)).abs().max() < 0.01
     with pytest.raises(InputError, match="picture models"):
         maximize_activation("bundled:sst2", "positive")

@@ -56,7 +56,7 @@ class Maximized:
         return made.resize((made.width * scale, made.height * scale), Image.Resampling.NEAREST)
 
     def save(self, path: str | Path) -> Path:
-        """Write a ``.png`` (the picture; facts in its text chunk) or a ``.safetensors`` (everything), whole or not at all."""
+        """Write a ``.png`` (picture; facts in a text chunk) or a ``.safetensors`` (everything): whole or not at all."""
         path = Path(path)
         facts = {"unit": self.unit, "activation": self.activation, "history": self.history, "settings": self.settings}
         partial = path.with_name(path.name + ".partial")

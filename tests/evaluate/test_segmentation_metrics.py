@@ -14,7 +14,6 @@ from whyformer.evaluate.segmentation import (
     minmax,
     pixel_accuracy,
     pointing_hit,
-    two_channel_average_precision,
 )
 
 

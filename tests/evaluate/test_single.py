@@ -138,7 +138,7 @@ def test_masks_and_rationales(vit, bert) -> None:
         ({"steps": 0}, "steps"),
         ({"explanation": np.ones((1, 32, 32))}, "constant"),
         ({"explanation": np.full((1, 32, 32), np.nan)}, "NaN"),
-        ({"explanation": np.ones((3, 7))}, "do not fit"),
+        ({"explanation": np.arange(147.0).reshape(3, 7, 7)}, "do not fit"),
         ({"metric": "miou"}, "mask="),
         ({"metric": "miou", "mask": np.zeros((1, 32, 32))}, "empty"),
         ({"metric": "miou", "mask": np.ones((1, 5, 5))}, "shape"),

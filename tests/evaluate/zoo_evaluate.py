@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 CLASSES = 4
-WORDS = "the a good bad film is was not very plot story dull fine actor scene slow ann bob quiet great".split()
+WORDS = ["the", "a", "good", "bad", "film", "is", "was", "not", "very", "plot", "story", "dull", "fine", "actor", "scene", "slow", "ann", "bob", "quiet", "great"]
 
 
 def tiny_vit(size: int = 32, patch: int = 8) -> Any:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from zoo import build
 
 import whyformer
 from whyformer.composites import conservative, deep_taylor, layerwise
 from whyformer.intercept import canonizers
 from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import record
+from zoo import build
 
 COMPOSITES = {
     "deep Taylor": deep_taylor(),

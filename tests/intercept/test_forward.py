@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot import assert_unchanged, snapshot
 from torch import Tensor, nn
-from zoo import WINDOWED, ZOO, build, call, rows
 
 import whyformer
+from snapshot import assert_unchanged, snapshot
 from whyformer.composites import GRADIENT, Composite, conservative, deep_taylor, layerwise
 from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import Recording, record
+from zoo import WINDOWED, ZOO, build, call, rows
 
 COMPOSITES: dict[str, Composite] = {
     "gradient": GRADIENT,

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from snapshot import assert_unchanged, snapshot
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import whyformer
+from snapshot import assert_unchanged, snapshot
 from whyformer.errors import ModelError, UnknownOperation, WhyformerError
 
 WIDTH, TOKENS, CLASSES = 8, 5, 3

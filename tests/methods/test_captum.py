@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from zoo import ZOO
 
 import whyformer
+from zoo import ZOO
 
 captum = pytest.importorskip("captum.attr")
 # captum sets requires_grad on its inputs and says so

@@ -17,7 +17,6 @@ from transformers import (
     CLIPConfig,
     CLIPModel,
 )
-from zoo import ZOO
 
 import whyformer
 from whyformer.errors import InputError
@@ -27,6 +26,7 @@ from whyformer.methods.attention import flow_to_inputs
 from whyformer.methods.gae import normalised_excess
 from whyformer.methods.norms import mixtures_of
 from whyformer.methods.task import Task
+from zoo import ZOO
 
 
 def task_of(model: torch.nn.Module, inputs: Any) -> Task:

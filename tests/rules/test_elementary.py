@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from single import run_rule
 from torch import Tensor
 
+from single import run_rule
 from whyformer.rules import elementary
 from whyformer.rules.core import Pass, Rule, safe_divide, unbroadcast
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,11 @@ def _open(path: str | Path, split: str | None) -> Any:
     if not is_saved(folder):
         raise wrong_layout(folder, expected)
     try:
-        import datasets
-    except ImportError as error:
+        datasets: Any = importlib.import_module("datasets")
+        datasets.load_from_disk  # noqa: B018 - a folder called datasets on the path imports too, and is not it
+    except (ImportError, AttributeError) as error:
         raise MissingExtra(
-            "reading a Hugging Face data set needs the package datasets: pip install 'whyformer[data]'"
+            "reading a Hugging Face data set needs the package datasets: pip install datasets"
         ) from error
     if any(folder.glob("*.parquet")):
         return datasets.Dataset.from_parquet([str(p) for p in sorted(folder.glob("*.parquet"))])

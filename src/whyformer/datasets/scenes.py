@@ -117,7 +117,7 @@ def _shapes(draw: ImageDraw.ImageDraw, side: int, count: int, high: float, gener
         elif kind == 1:
             draw.rectangle((x - w / 2, y - h / 2, x + w / 2, y + h / 2), fill=colour)
         else:
-            points = generator.uniform(-0.2 * side, 0.2 * side, (3, 2)) + (x, y)
+            points = generator.uniform(-0.2 * side, 0.2 * side, (3, 2)) + np.array((x, y))
             draw.polygon([(float(px), float(py)) for px, py in points], fill=colour)
 
 

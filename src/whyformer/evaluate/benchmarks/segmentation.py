@@ -49,7 +49,7 @@ def measure_batch(study: Study, batch: Batch, configuration: Configuration) -> I
 
 
 def background(mask: NDArray[np.bool_]) -> Values:
-    """What the reference code makes of a constant map: scores of 0, that is background everywhere (option ``constant``)."""
+    """What the reference code makes of a constant map: scores of 0, background everywhere (option ``constant``)."""
     inside, size = int(mask.sum()), int(mask.size)
     outside = size - inside
     return {
@@ -158,7 +158,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     for label in labels:
         flat = sum("constant" in v for v in values_of(records, label))
         if flat:
-            remarks.append(f"{flat} maps of {label} are constant and count as background everywhere, as in the reference code.")
+            remarks.append(f"{flat} maps of {label} are constant and count as background, as in the reference code.")
     if len(any_values) < 100:
         remarks.append(
             f"{len(any_values)} pictures: the intervals are wide, and small differences between methods mean nothing."
