@@ -18,7 +18,7 @@ from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, mod
 
 TARGETS = [1, 3]
 # what a method may do often is done a few times here; whatever has such a setting is made small by it
-FEW: dict[str, Any] = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2}
+FEW: dict[str, Any] = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "patch": 8}
 PAIRS = [(m, n) for m in sorted(METHODS) for n in ZOO if METHODS[m].modality in ("both", modality(n))]
 REQUIRED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
 REFUSED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if not METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]

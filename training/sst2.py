@@ -34,8 +34,8 @@ from transformers import (
 
 ROOT = Path(__file__).resolve().parents[1]
 CHOICE = (
-    "The checkpoint is the last one of a training of fixed length. A few recipes were tried and this figure was seen\nfor "
-    "each, so it is a little optimistic."
+    "The checkpoint is the last one of a training of fixed length. A few recipes were tried and this figure "
+    "was seen for each, so it is a little optimistic."
 )
 LABELS = {0: "negative", 1: "positive"}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -132,11 +132,22 @@ class Resolver:
             if isinstance(index, bool) or not isinstance(index, int):
                 raise InputError(f"a class is an index or a name, not {index!r}")
             _check_class(index, classes)
+        if not (target is None or isinstance(target, int | list) or callable(target)):
+            raise InputError(f"the target is a class index or name, a list of them, or a function of logits, not {target!r}")
         self.target, self.labels = target, labels
+        self._check_named(classes)
+
+    def _check_named(self, classes: int | None) -> None:
+        """The classes that a target of :mod:`whyformer.targets` names."""
+        if isinstance(self.target, targets.Logit | targets.Probability | targets.LogProbability | targets.Contrast):
+            for named in (self.target.index, getattr(self.target, "other", 0)):
+                for index in torch.as_tensor(named).flatten().tolist():
+                    _check_class(index, classes)
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
         """The target for samples with these logits."""
         if callable(self.target):
+            self._check_named(logits.shape[-1])
             return self.target
         indices = self.indices(logits)
         _check_class(int(indices.max()), logits.shape[-1])

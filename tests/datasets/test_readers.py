@@ -93,7 +93,9 @@ def test_imagenet_validation_goes_through_the_devkits_own_numbers(tmp_path: Path
     with pytest.raises(LayoutError, match="cannot be scored"):
         imagenet_validation(images)
     (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("2\n1\n2\n")
-    synsets = np.array([(1, "n00000009"), (2, "n00000004"), (1001, "n00000001")], dtype=[("ILSVRC2012_ID", "i4"), ("WNID", "O")])
+    synsets = np.array(
+        [(1, "n00000009"), (2, "n00000004"), (1001, "n00000001")], dtype=[("ILSVRC2012_ID", "i4"), ("WNID", "O")]
+    )
     savemat(devkit / "meta.mat", {"synsets": synsets})
     # ID 2 is n00000004, the first of the sorted synsets; ID 1 the second; 1001 is no class
     assert [p.label for p in imagenet_validation(images)] == [0, 1, 0]
@@ -205,7 +207,11 @@ def test_sst2_keeps_quotes_as_they_are(tmp_path: Path) -> None:
     found = sst2(tmp_path)
     assert [(t.id, t.text, t.label) for t in found] == [("dev-0", 'an " odd " film', 1), ("dev-1", "bad", 0)]
     assert found.labels == ("negative", "positive")
-    for text, message in (("text\ty\nx\t1\n", "columns"), ("sentence\tlabel\nx\t5\n", "labels 0 to 1"), ("sentence\tlabel\n", "rows")):
+    for text, message in (
+        ("text\ty\nx\t1\n", "columns"),
+        ("sentence\tlabel\nx\t5\n", "labels 0 to 1"),
+        ("sentence\tlabel\n", "rows"),
+    ):
         (tmp_path / "dev.tsv").write_text(text)
         with pytest.raises(LayoutError, match=message):
             sst2(tmp_path)
@@ -215,7 +221,10 @@ def test_imdb(tmp_path: Path) -> None:
     for name, text in (("neg/1_2.txt", "dull<br />film"), ("pos/0_9.txt", "great")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    assert [(t.id, t.text, t.label) for t in imdb(tmp_path)] == [("neg/1_2.txt", "dull film", 0), ("pos/0_9.txt", "great", 1)]
+    assert [(t.id, t.text, t.label) for t in imdb(tmp_path)] == [
+        ("neg/1_2.txt", "dull film", 0),
+        ("pos/0_9.txt", "great", 1),
+    ]
     (tmp_path / "pos" / "0_9.txt").unlink()
     with pytest.raises(LayoutError, match="no pos"):
         imdb(tmp_path)
@@ -261,7 +270,9 @@ def test_eraser_takes_the_union_of_all_evidence(tmp_path: Path) -> None:
 
     def write(*spans: tuple[int, int], doc: str = "negR_1.txt") -> None:
         evidences = [[{"docid": doc, "start_token": a, "end_token": b}] for a, b in spans]
-        (tmp_path / "val.jsonl").write_text(json.dumps({"annotation_id": "negR_1.txt", "classification": "NEG", "evidences": evidences}) + "\n")
+        (tmp_path / "val.jsonl").write_text(
+            json.dumps({"annotation_id": "negR_1.txt", "classification": "NEG", "evidences": evidences}) + "\n"
+        )
 
     write((0, 2), (1, 4))
     (found,) = eraser(tmp_path).items
@@ -301,8 +312,12 @@ def test_saved_data_sets(tmp_path: Path) -> None:
     datasets = _library()
     if datasets is None:
         pytest.skip("reading saved data sets needs the package datasets, which is not installed")
-    features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    datasets.Dataset.from_dict({"sentence": ["good", "bad"], "label": [1, 0]}, features=features).save_to_disk(str(tmp_path / "t"))
+    features = datasets.Features(
+        {"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    datasets.Dataset.from_dict({"sentence": ["good", "bad"], "label": [1, 0]}, features=features).save_to_disk(
+        str(tmp_path / "t")
+    )
     found = saved_texts(tmp_path / "t")
     assert [(t.text, t.label) for t in found] == [("good", 1), ("bad", 0)]
     assert found.labels == ("no", "yes")

@@ -20,7 +20,11 @@ from whyformer.evaluate.runner import run_benchmark
 
 FEW = "raw_attention,transformer_attribution:start_layer=1"
 TEXT = {"rationales": movie_folder, "bias": None, "activation": sentence_file}
-OPTIONS = {"sanity": {"draws": 1, "subsets": 5}, "ablation": {}, "perturbation": {"measures": "positive,negative,deletion,insertion", "steps": 3}}
+OPTIONS = {
+    "sanity": {"draws": 1, "subsets": 5},
+    "ablation": {},
+    "perturbation": {"measures": "positive,negative,deletion,insertion", "steps": 3},
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,17 @@ def bert():
 def run(name: str, out: Path, data: Path | None, vit, bert, text: bool, **more):
     model, tool = bert if text else (vit, processor())
     methods = more.pop("methods", None if name == "ablation" else FEW)
-    return run_benchmark(name, model, data, out, methods=methods, processor=tool, samples_per_batch=2, batch_size=7, **{**OPTIONS.get(name, {}), **more})
+    return run_benchmark(
+        name,
+        model,
+        data,
+        out,
+        methods=methods,
+        processor=tool,
+        samples_per_batch=2,
+        batch_size=7,
+        **{**OPTIONS.get(name, {}), **more},
+    )
 
 
 @pytest.mark.parametrize("name", sorted(BENCHMARKS))
@@ -81,7 +95,9 @@ def test_the_floor_and_the_ceiling(tmp_path: Path, vit, bert) -> None:
 def test_published_figures_only_where_the_settings_are_the_papers() -> None:
     from whyformer.evaluate.published import CVPR_SETTINGS
 
-    same, other = parse_methods("transformer_attribution:start_layer=1,transformer_attribution:start_layer=0", CVPR_SETTINGS)
+    same, other = parse_methods(
+        "transformer_attribution:start_layer=1,transformer_attribution:start_layer=0", CVPR_SETTINGS
+    )
     assert (same.label, same.published) == ("transformer_attribution", "transformer_attribution")
     assert (other.label, other.published) == ("transformer_attribution (start_layer=0)", None)
 
@@ -90,7 +106,9 @@ def test_shared_forwards_give_the_figures_of_separate_runs(tmp_path: Path, vit, 
     data = picture_folder(tmp_path / "data")
     both = run("perturbation", tmp_path / "both", data, vit, bert, False).report.tables[0].cells
     for method in ("raw_attention", "transformer_attribution:start_layer=1"):
-        alone = run("perturbation", tmp_path / method[:3], data, vit, bert, False, methods=method).report.tables[0].cells
+        alone = (
+            run("perturbation", tmp_path / method[:3], data, vit, bert, False, methods=method).report.tables[0].cells
+        )
         for (row, column), cell in alone.items():
             assert both[row, column].measured.value == pytest.approx(cell.measured.value)
 
@@ -155,7 +173,9 @@ def test_labels_outside_the_models_classes_are_refused(tmp_path: Path, vit, bert
     (data / "index.json").write_text(json.dumps(rows))
     with pytest.raises(InputError, match="no label"):
         run("perturbation", tmp_path / "out", data, vit, bert, False)
-    assert run("segmentation", tmp_path / "out", data, vit, bert, False).report.unscored == 0  # predicted class: no labels needed
+    assert (
+        run("segmentation", tmp_path / "out", data, vit, bert, False).report.unscored == 0
+    )  # predicted class: no labels needed
 
 
 @pytest.mark.parametrize(
@@ -173,7 +193,9 @@ def test_labels_outside_the_models_classes_are_refused(tmp_path: Path, vit, bert
         ("perturbation", {"batch_size": 0}, "batch size"),
     ],
 )
-def test_bad_options_are_refused_before_any_work(name: str, options: dict, message: str, tmp_path: Path, vit, bert) -> None:
+def test_bad_options_are_refused_before_any_work(
+    name: str, options: dict, message: str, tmp_path: Path, vit, bert
+) -> None:
     data = picture_folder(tmp_path / "data")
     with pytest.raises(InputError, match=message):
         if "batch_size" in options:
@@ -196,7 +218,16 @@ def test_cost_is_said_before_the_work(tmp_path: Path, vit) -> None:
         started.append(len(said))
         return work
 
-    run_benchmark("segmentation", vit, picture_folder(tmp_path / "data"), tmp_path / "out", methods=FEW, processor=processor(), say=said.append, track=track)
+    run_benchmark(
+        "segmentation",
+        vit,
+        picture_folder(tmp_path / "data"),
+        tmp_path / "out",
+        methods=FEW,
+        processor=processor(),
+        say=said.append,
+        track=track,
+    )
     assert started == [1]
     assert "forward" in said[0] and "backward" in said[0] and "about" in said[0]
     assert "20 explanations to score (5 samples)" in said[0]

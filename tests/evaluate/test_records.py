@@ -93,7 +93,9 @@ def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: 
         file.write(b'{"sample": "images/7.png", "ke')
     model = tiny_vit()
     resumed = run_benchmark("segmentation", model, data, out, methods="raw_attention,rollout", processor=processor())
-    whole = run_benchmark("segmentation", model, data, tmp_path / "whole", methods="raw_attention,rollout", processor=processor())
+    whole = run_benchmark(
+        "segmentation", model, data, tmp_path / "whole", methods="raw_attention,rollout", processor=processor()
+    )
     assert 0 < resumed.resumed < 8 * 4
     assert resumed.resumed + resumed.measured == 8 * 4
     assert resumed.report.tables[0].cells == whole.report.tables[0].cells

@@ -37,7 +37,9 @@ def test_pooled_figures_against_scikit_learn(ties: bool) -> None:
     sums = {k: np.sum([getattr(c, k) for c in found], axis=0) for k in ("correct", "labelled", "intersection", "union")}
     assert pixel_accuracy(sums["correct"], sums["labelled"]) == pytest.approx(100 * accuracy_score(truth, predicted))
     # over the concatenation of all pictures, not a mean over pictures
-    assert mean_iou(sums["intersection"], sums["union"]) == pytest.approx(100 * jaccard_score(truth, predicted, average="macro"))
+    assert mean_iou(sums["intersection"], sums["union"]) == pytest.approx(
+        100 * jaccard_score(truth, predicted, average="macro")
+    )
     for (s, m), c in zip(data, found, strict=True):
         scaled = minmax(s).ravel()
         both = average_precision_score(np.concatenate([~m.ravel(), m.ravel()]), np.concatenate([1 - scaled, scaled]))

@@ -30,7 +30,9 @@ def bert():
     return tiny_bert()
 
 
-def slow_curve(model, x: torch.Tensor, scores: np.ndarray, target: int, steps: list[float], fill: torch.Tensor) -> list[float]:
+def slow_curve(
+    model, x: torch.Tensor, scores: np.ndarray, target: int, steps: list[float], fill: torch.Tensor
+) -> list[float]:
     """Remove pixel by pixel in a Python loop, the highest first."""
     order = sorted(range(scores.size), key=lambda i: (-scores.ravel()[i], i))
     found = []
@@ -126,7 +128,9 @@ def test_masks_and_rationales(vit, bert) -> None:
     model, tokenizer = bert
     ids = tokenizer("good film is great", return_tensors="pt")["input_ids"]
     truth = np.array([[0, 1, 0, 0, 1, 0]])
-    assert evaluate(model, {"input_ids": ids}, truth.astype(float), "token_f1", tokenizer, rationale=truth, k=2).value == 1
+    assert (
+        evaluate(model, {"input_ids": ids}, truth.astype(float), "token_f1", tokenizer, rationale=truth, k=2).value == 1
+    )
     assert evaluate(model, {"input_ids": ids}, truth.astype(float), "auprc", tokenizer, rationale=truth).value == 1
 
 

@@ -12,7 +12,28 @@ import torch
 from PIL import Image
 
 CLASSES = 4
-WORDS = ["the", "a", "good", "bad", "film", "is", "was", "not", "very", "plot", "story", "dull", "fine", "actor", "scene", "slow", "ann", "bob", "quiet", "great"]
+WORDS = [
+    "the",
+    "a",
+    "good",
+    "bad",
+    "film",
+    "is",
+    "was",
+    "not",
+    "very",
+    "plot",
+    "story",
+    "dull",
+    "fine",
+    "actor",
+    "scene",
+    "slow",
+    "ann",
+    "bob",
+    "quiet",
+    "great",
+]
 
 
 def tiny_vit(size: int = 32, patch: int = 8) -> Any:
@@ -35,11 +56,15 @@ def tiny_bert() -> tuple[Any, Any]:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-    vocabulary = {t: i for i, t in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##ly", "."])}
+    vocabulary = {
+        t: i for i, t in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##ly", "."])
+    }
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
         model_max_length=64,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,15 +51,17 @@ def open_pictures(place: str | Path, kind: str | None = None, **options: Any) ->
         count = name.partition(":")[2] or "100"
         if not count.isdigit() or int(count) < 1:
             raise InputError(f"scenes:COUNT needs a number of scenes, not {count!r}")
-        return "scenes", scene_objects(int(count), **options)
+        return "scenes", scene_objects(int(count), **_fitting(scene_objects, options))
     chosen = kind or _picture_kind(Path(place))
-    return chosen, _reader(PICTURE_READERS, chosen)(place, **_fitting(options))
+    read = _reader(PICTURE_READERS, chosen)
+    return chosen, read(place, **_fitting(read, options))
 
 
 def open_texts(place: str | Path, kind: str | None = None, **options: Any) -> tuple[str, Texts]:
     """(reader's name, texts) of a folder or file."""
     chosen = kind or _text_kind(Path(place))
-    return chosen, _reader(TEXT_READERS, chosen)(place, **_fitting(options))
+    read = _reader(TEXT_READERS, chosen)
+    return chosen, read(place, **_fitting(read, options))
 
 
 def modality_of(place: str | Path) -> str:
@@ -77,8 +80,14 @@ def _has_pictures(place: str | Path) -> bool:
     return info.is_file() and '"Image"' in info.read_text()
 
 
-def _fitting(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if v is not None}
+def _fitting(read: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given; one that the reader does not know is refused."""
+    given = {k: v for k, v in options.items() if v is not None}
+    known = inspect.signature(read).parameters
+    for name in given:
+        if name not in known:
+            raise InputError(f"{read.__name__} data have no {name} to choose")
+    return given
 
 
 def _reader(readers: dict[str, Any], kind: str) -> Any:

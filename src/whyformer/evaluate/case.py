@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.substrates import substrate
+from whyformer.explain import class_names
 from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs
 from whyformer.models.structure import read_logits
@@ -57,7 +58,11 @@ class Case:
     @cached_property
     def clean(self) -> NDArray[np.float64]:
         """``[B]`` probability of the target."""
-        return softmax(self.logits)[np.arange(len(self)), self.target]
+        return self.probabilities(self.logits)[np.arange(len(self)), self.target]
+
+    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Softmax, or the sigmoid of each where the model's classes do not exclude one another."""
+        return 1 / (1 + np.exp(-logits)) if class_names(self.model)[1] else softmax(logits)
 
     def features(self, sample: int) -> NDArray[np.float64]:
         """``[n]`` scores of what can be removed: all pixels, or the content tokens."""

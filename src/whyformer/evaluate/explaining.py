@@ -17,11 +17,12 @@ from whyformer.explanation import Explanation
 
 
 class Unusable(Exception):  # noqa: N818
-    """A map without information; ``kind`` is "constant", "nan" or "failed"."""
+    """A map without information; ``kind`` is "constant" (then ``scores`` is the map), "nan" or "failed"."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, scores: NDArray[np.float64] | None = None) -> None:
         super().__init__(message)
         self.kind = kind
+        self.scores = scores
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def usable(scores: NDArray[np.float64]) -> NDArray[np.float64]:
     if not np.isfinite(scores).all():
         raise Unusable("nan", "the map holds NaN or infinity")
     if scores.size > 1 and scores.max() == scores.min():
-        raise Unusable("constant", "all scores are equal, so they say nothing")
+        raise Unusable("constant", "all scores are equal, so they say nothing", scores)
     return scores
 
 

@@ -42,6 +42,8 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table; each column with any published figure becomes two."""
+        if not self.columns:
+            return "\n".join([f"### {self.title}", "", self.note, ""])
         twice = {c: any(self._cell(r, c).published is not None for r in self.rows) for c in self.columns}
         head = [self.corner]
         for column in self.columns:

@@ -71,7 +71,7 @@ def run_benchmark(
     study.configurations = [FLOOR, *study.configurations, *([CEILING] if benchmark.ceiling(study) else [])]
     common = {
         "benchmark": name,
-        "options": _stated(study.options),
+        "options": _stated(benchmark, study.options),
         "model": fingerprint(study.model),
         "data": f"{study.reader}:{study.data_name}",
         "seed": seed,
@@ -193,9 +193,10 @@ def _data_name(data: str | Path | None) -> str:
     return "own" if data is None else "/".join(Path(str(data)).parts[-2:])
 
 
-def _stated(options: dict[str, Any]) -> dict[str, Any]:
-    """Options that change a sample's figures: not how many samples are taken."""
-    return {k: v for k, v in options.items() if k not in ("count", "files", "terms", "templates")}
+def _stated(benchmark: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
+    """Options not at their defaults that change a sample's figures: not which samples, nor how they are summed."""
+    plain = ("count", "files", "constant")
+    return {k: v for k, v in options.items() if k not in plain and v != benchmark.options.get(k)}
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -12,7 +12,6 @@ from whyformer.errors import InputError
 from whyformer.evaluate import activation, perturbation
 from whyformer.evaluate.arbitration import ranked_faithfulness
 from whyformer.evaluate.case import Case
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.infidelity import infidelity as infidelity_of
 from whyformer.evaluate.infidelity import random_subsets
 from whyformer.evaluate.metrics import metric
@@ -39,7 +38,7 @@ def _probabilities(
     rows = []
     for i in range(len(case)):
         masks = _removed(case, i, fractions, highest_first=highest_first)
-        rows.append(softmax(case.run(i, masks, how, reveal=reveal))[:, case.target[i]])
+        rows.append(case.probabilities(case.run(i, masks, how, reveal=reveal))[:, case.target[i]])
     return np.stack(rows)
 
 
@@ -153,7 +152,7 @@ def _erased(case: Case, how: str, *, reveal: bool) -> Curves:
     for i in range(len(case)):
         order = perturbation.removal_order(case.features(i))
         masks = [perturbation.removal_mask(order, max(1, round(s * order.size))) for s in SHARES]
-        rows.append(case.clean[i] - softmax(case.run(i, masks, how, reveal=reveal))[:, case.target[i]])
+        rows.append(case.clean[i] - case.probabilities(case.run(i, masks, how, reveal=reveal))[:, case.target[i]])
     curves = np.stack(rows)
     return curves.mean(-1), curves
 
@@ -164,7 +163,8 @@ def auac(case: Case, *, substrate: str, replace: str) -> Curves:
     rows = []
     for i in range(len(case)):
         masks = activation.reveal_masks(case.features(i))
-        rows.append(softmax(case.run(i, list(masks), _how(case, substrate, replace), reveal=True))[:, case.target[i]])
+        logits = case.run(i, list(masks), _how(case, substrate, replace), reveal=True)
+        rows.append(case.probabilities(logits)[:, case.target[i]])
     return activation.auac(np.stack(rows)), np.stack(rows)
 
 
@@ -213,7 +213,7 @@ def rft(case: Case, *, replace: str) -> NDArray[np.float64]:
     for i in range(len(case)):
         scores = case.features(i)
         logits = case.run(i, list(np.eye(scores.size, dtype=bool)), replace)
-        rows.append(ranked_faithfulness(scores, case.clean[i] - softmax(logits)[:, case.target[i]]))
+        rows.append(ranked_faithfulness(scores, case.clean[i] - case.probabilities(logits)[:, case.target[i]]))
     return np.array(rows)
 
 

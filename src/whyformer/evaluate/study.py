@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from whyformer.datasets.samples import Picture, Text
+from whyformer.errors import InputError
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
 from whyformer.evaluate.forwards import Forwards
@@ -80,17 +81,42 @@ class Benchmark:
     own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Any], Sequence[str]]] | None = None
 
 
+CONSTANT = ("leave_out", "count")
+"""What becomes of constant maps (option ``constant``): left out of the figures, or counted as the reference does."""
+
+
+def check_constant(study: Study) -> None:
+    if study.options["constant"] not in CONSTANT:
+        raise InputError(f"constant must be one of {', '.join(CONSTANT)}, not {study.options['constant']!r}")
+
+
 def counts_of(study: Study, records: dict[str, dict[str, Record]]) -> dict[str, dict[str, int]]:
-    """label -> number of samples scored, failed, constant and with NaN."""
+    """label -> number of samples scored, failed, constant and with NaN; constant ones that are counted are scored."""
     made = {}
     for configuration in study.configurations:
         found = {"scored": 0, "failed": 0, "constant": 0, "nan": 0}
         for record in records.get(configuration.label, {}).values():
-            found[record["kind"] if "error" in record else "scored"] += 1
+            left_out = "values" in record and _left_out(study, record)
+            found["constant" if left_out else record["kind"] if "error" in record else "scored"] += 1
         made[configuration.label] = found
     return made
 
 
-def values_of(records: dict[str, dict[str, Record]], label: str) -> list[Values]:
+def values_of(study: Study, records: dict[str, dict[str, Record]], label: str) -> list[Values]:
     """The figures of the samples that have any, in the order of the samples' ids."""
-    return [r["values"] for _, r in sorted(records.get(label, {}).items()) if "values" in r]
+    found = sorted(records.get(label, {}).items())
+    return [r["values"] for _, r in found if "values" in r and not _left_out(study, r)]
+
+
+def _left_out(study: Study, record: Record) -> bool:
+    return bool(record["values"].get("constant")) and study.options.get("constant") != "count"
+
+
+def constant_remarks(study: Study, records: dict[str, dict[str, Record]], meaning: str) -> list[str]:
+    """One sentence for each configuration whose constant maps are counted."""
+    made = []
+    for label in (c.label for c in study.configurations):
+        flat = sum(bool(v.get("constant")) for v in values_of(study, records, label))
+        if flat:
+            made.append(f"{flat} maps of {label} are constant and are counted: {meaning}.")
+    return made

@@ -98,7 +98,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         return inputs
     if isinstance(inputs, str | Image.Image):
         inputs = [inputs]
-    if isinstance(inputs, Sequence) and not isinstance(inputs, tuple) and len(inputs) == 0:
+    if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
         made = _from_texts(model, list(inputs), processor, truncate)
@@ -149,12 +149,15 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     tensors = [(n, t) for n, t in named if isinstance(t, Tensor)]
     if not tensors:
         raise InputError("no tensor among the inputs")
+    if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
+        raise InputError("the batch is empty")
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() in (4, 5):
             return Inputs(args, kwargs, "image", name, pictures=_undo_normalisation(tensor, processor))
     integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
     for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
+        _check_length(tensor.shape[1], _longest(model, None), "shorten it, or cut the ids off yourself")
         mask = kwargs.get("attention_mask")
         mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
         tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
@@ -174,9 +177,12 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
 
 def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
     size = getattr(getattr(model, "config", None), "vocab_size", None)
-    if isinstance(size, int) and ids.numel() and (int(ids.max()) >= size or int(ids.min()) < 0):
+    if ids.numel() == 0:
+        raise InputError("the text is empty")
+    worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+    if isinstance(size, int) and not 0 <= worst < size:
         raise InputError(
-            f"token id {int(ids.max())} is outside the model's vocabulary of {size}: is this the model's own tokenizer?"
+            f"token id {worst} is outside the model's vocabulary of {size}: is this the model's own tokenizer?"
         )
 
 
@@ -204,11 +210,7 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
     )
     offsets = encoded.pop("offset_mapping", None)
     ids = encoded["input_ids"]
-    if limit is not None and ids.shape[1] > limit:
-        raise InputError(
-            f"the text has {ids.shape[1]} tokens and the model takes at most {limit}: shorten "
-            "it, or allow truncation (truncate=True, --truncate)"
-        )
+    _check_length(ids.shape[1], limit, "shorten it, or allow truncation (truncate=True, --truncate)")
     special = _special_tokens(ids, tokenizer)
     if bool(special.all(1).any()):
         raise InputError("the text holds no tokens the tokenizer knows")
@@ -220,6 +222,11 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
         None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets],
         texts, fill_ids=_fill_ids(tokenizer),
     )  # fmt: skip
+
+
+def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
+    if limit is not None and tokens > limit:
+        raise InputError(f"the text has {tokens} tokens and the model takes at most {limit}: {way_out}")
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
@@ -279,6 +286,8 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     made = [processor(p) for p in rgb]
     if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
         raise InputError("the processor must return a tensor [C, H, W] for a picture")
+    if len({m.shape for m in made}) > 1:
+        raise InputError("the processor must bring pictures of one batch to the same size")
     pixels = torch.stack(made)
     return Inputs((pixels,), {}, "image", 0, pictures=_undo_normalisation(pixels, processor))
 

@@ -60,7 +60,7 @@ class Task:
                 raise InputError(
                     f"the target must return one number a sample, shape [{leaf.shape[0]}], not {list(value.shape)}"
                 )
-            (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+            (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True) if value.requires_grad else (None,)
         if seed is None:
             raise InputError("the target does not depend on the logits")
         return seed

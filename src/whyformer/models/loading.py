@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
@@ -66,7 +67,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
             processor = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except LoadError:
         raise
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
             first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
@@ -86,7 +87,7 @@ def _place(name: str) -> str:
             )
         return str(resources.files("whyformer") / "bundled" / short)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name.strip() and path.is_dir():
         if not (path / "config.json").is_file():
             raise LoadError(f"the folder {name} has no config.json: it was not written by save_pretrained")
         if not any(path.glob("*.safetensors")):

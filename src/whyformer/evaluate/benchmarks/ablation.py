@@ -66,7 +66,7 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     cells = {}
     for c in study.configurations:
-        values = values_of(records, c.label)
+        values = values_of(study, records, c.label)
         pooled = segmentation.figures([v["segmentation"] for v in values if "segmentation" in v])
         perturbed = [v for v in values if "clean" in v]
         for column, title in COLUMNS.items():
@@ -96,7 +96,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     return Report("ablation", (table,), inner.curves, conventions, counts_of(study, records), tuple(study.remarks))
 
 
-OPTIONS: dict[str, Any] = {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None, "constant": "leave_out"}
+OPTIONS: dict[str, Any] = {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None}
 
 BENCHMARK = Benchmark(
     "ablation",

@@ -114,7 +114,7 @@ def column_of(study: Study) -> str:
 
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     labels = tuple(c.label for c in study.configurations)
-    values = {label: values_of(records, label) for label in labels}
+    values = {label: values_of(study, records, label) for label in labels}
     column = column_of(study)
     cells = {}
     for c in study.configurations:

@@ -78,7 +78,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     columns = ("slope (1)", "intercept (0)", "error (0)", "correlation (1)")
     cells, lines, sources = {}, {}, {}
     for label in labels:
-        vs = values_of(records, label)
+        vs = values_of(study, records, label)
         if not vs:
             continue
         x, y = np.array([v["logit"] for v in vs]), np.array([v["sum"] for v in vs])

@@ -13,7 +13,7 @@ from whyformer.evaluate.bootstrap import Interval, bootstrap
 from whyformer.evaluate.perturbation import accuracy_auc, aopc, curve_fractions, log_odds, mean_curve_area
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Curves, Report, Table
-from whyformer.evaluate.study import Study, Values, counts_of, values_of
+from whyformer.evaluate.study import Study, Values, constant_remarks, counts_of, values_of
 
 EXPLAINED = ("predicted", "target")
 
@@ -29,7 +29,7 @@ def auc_interval(values: Sequence[Values], explained: str, direction: str) -> In
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     tables, curves = [], []
     labels = tuple(c.label for c in study.configurations)
-    values = {label: values_of(records, label) for label in labels}
+    values = {label: values_of(study, records, label) for label in labels}
     plain = study.options["substrate"] == "black"
     directions = [d for d in ("negative", "positive") if d in study.options["measures"]]
     cells = {}
@@ -56,6 +56,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     more = _probability_table(study, values, labels)
     tables += [more] if more.rows else []
     accuracy = [v["clean"]["correct"] for v in values[labels[0]]]
+    remarks = [*study.remarks, *constant_remarks(study, records, "their pixels go row by row")]
     conventions = {
         "class explained": ", ".join(study.options["explained"]) + "; accuracy always against the label",
         "removed": "per pixel, exactly ⌊f · pixels⌋ at f = 0.1 … 0.9; positive: highest scores first, negative: "
@@ -74,9 +75,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         else "nothing scored",
         **geometry(study),
     }
-    return Report(
-        "perturbation", tuple(tables), tuple(curves), conventions, counts_of(study, records), tuple(study.remarks)
-    )
+    return Report("perturbation", tuple(tables), tuple(curves), conventions, counts_of(study, records), tuple(remarks))
 
 
 def _accuracy_curves(study: Study, values: dict[str, list[Values]], direction: str, explained: str) -> Curves:

@@ -24,7 +24,7 @@ from whyformer.evaluate.perturbation import (
     removal_order,
     removed_count,
 )
-from whyformer.evaluate.study import Benchmark, Measured, Study, Values
+from whyformer.evaluate.study import Benchmark, Measured, Study, Values, check_constant
 from whyformer.evaluate.substrates import SUBSTRATES, substrate
 
 MEASURES = ("positive", "negative", "deletion", "insertion")
@@ -65,7 +65,8 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
                 "probability": float(batch.probabilities[i, batch.predicted[i]]),
                 "predicted": batch.predicted[i],
             }
-            yield sample.id, configuration, {"clean": clean, **mine}
+            flat = {"constant": 1} if any(_flat(wanted[c, i, name]) for name in mine) else {}
+            yield sample.id, configuration, {"clean": clean, **mine, **flat}
 
 
 def _maps_by_class(study: Study, batch: Batch, configuration: Configuration) -> Iterator[dict[str, Map]]:
@@ -88,12 +89,13 @@ def run_curves(
     needs: dict[tuple[int, int, str], dict[str, tuple[int, str, bytes]]] = {}
     result: dict[tuple[int, int, str], Values | Unusable] = {}
     for key, found in wanted.items():
-        if isinstance(found, Unusable):
-            result[key] = found
+        scores = found.scores if isinstance(found, Unusable) and _flat(found) else found
+        if scores is None or isinstance(scores, Unusable):
+            result[key] = found if isinstance(found, Unusable) else Unusable("failed", "no map")
             continue
         needs[key] = {}
         for name in study.options["measures"]:
-            order = removal_order(found, highest_first=name != "negative")
+            order = removal_order(scores, highest_first=name != "negative")
             place = (
                 key[1],
                 name if name not in ("positive", "negative") else "remove",
@@ -107,6 +109,11 @@ def run_curves(
         label, top = batch.samples[key[1]].label, batch.predicted[key[1]]
         result[key] = {name: _curve(found_logits[place], label, top) for name, place in by_measure.items()}
     return result
+
+
+def _flat(found: Map) -> bool:
+    """A constant map: its pixels go by index, and the record says so."""
+    return isinstance(found, Unusable) and found.kind == "constant"
 
 
 def _curve(logits: NDArray[np.float64], label: int | None, top: int) -> Values:
@@ -166,6 +173,7 @@ def prepare(study: Study) -> None:
             raise InputError(f"{name} must be one of {', '.join(SUBSTRATES)}, not {options[name]!r}")
     if not isinstance(options["steps"], int) or options["steps"] < 1:
         raise InputError(f"steps must be a whole number from 1, not {options['steps']!r}")
+    check_constant(study)
     check_labels(study)
 
 
@@ -182,6 +190,7 @@ OPTIONS: dict[str, Any] = {
     "explained": EXPLAINED,
     "measures": ("positive", "negative"),
     "substrate": "black",
+    "constant": "leave_out",
     "steps": 28,
     "deletion_substrate": "mean",
     "insertion_substrate": "blur",

@@ -112,7 +112,7 @@ def prepare(study: Study) -> None:
 
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     labels = tuple(c.label for c in study.configurations)
-    values = {label: values_of(records, label) for label in labels}
+    values = {label: values_of(study, records, label) for label in labels}
     rows: dict[str, Any] = {}
     for k in TOP_K:
         rows[f"token-F1, top {k} (macro) ↑"] = lambda vs, k=k: bootstrap(

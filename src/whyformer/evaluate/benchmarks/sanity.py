@@ -189,7 +189,7 @@ def prepare(study: Study) -> None:
 
 def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     labels = tuple(c.label for c in study.configurations)
-    values = {label: values_of(records, label) for label in labels}
+    values = {label: values_of(study, records, label) for label in labels}
     cells: dict[tuple[str, str], Cell] = {}
     curves = []
     measures = ("spearman", "absolute", "ssim") if study.modality == "image" else ("spearman", "absolute")

@@ -17,7 +17,16 @@ from whyformer.evaluate.explaining import Unusable
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Report, Table
 from whyformer.evaluate.segmentation import average_precision, counts, mean_iou, pixel_accuracy
-from whyformer.evaluate.study import Benchmark, Measured, Study, Values, counts_of, values_of
+from whyformer.evaluate.study import (
+    Benchmark,
+    Measured,
+    Study,
+    Values,
+    check_constant,
+    constant_remarks,
+    counts_of,
+    values_of,
+)
 
 
 def explained_class(study: Study) -> str:
@@ -38,7 +47,7 @@ def measure_batch(study: Study, batch: Batch, configuration: Configuration) -> I
         mask = batch.mask(i)
         if mask is None or not mask.any():
             yield sample.id, configuration, Unusable("failed", "the mask is empty")
-        elif isinstance(found, Unusable) and found.kind == "constant" and study.options["constant"] == "background":
+        elif isinstance(found, Unusable) and found.kind == "constant":
             made = {**background(mask), "constant": 1}
             yield sample.id, configuration, {**made, "correct_class": int(batch.predicted[i] == sample.label)}
         elif isinstance(found, Unusable):
@@ -49,7 +58,7 @@ def measure_batch(study: Study, batch: Batch, configuration: Configuration) -> I
 
 
 def background(mask: NDArray[np.bool_]) -> Values:
-    """What the reference code makes of a constant map: scores of 0, background everywhere (option ``constant``)."""
+    """What the reference code makes of a constant map: scores of 0, background everywhere ."""
     inside, size = int(mask.sum()), int(mask.size)
     outside = size - inside
     return {
@@ -74,8 +83,7 @@ def prepare(study: Study) -> None:
         )
     if study.options["explained"] not in (None, "predicted", "target"):
         raise InputError(f"explained must be predicted or target, not {study.options['explained']!r}")
-    if study.options["constant"] not in ("leave_out", "background"):
-        raise InputError(f"constant must be leave_out or background, not {study.options['constant']!r}")
+    check_constant(study)
     if explained_class(study) == "target":
         check_labels(study)
     empty = [s.id for s in study.samples if not s.mask().any()]
@@ -122,13 +130,13 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     labels = tuple(c.label for c in study.configurations)
     cells = {}
     for c in study.configurations:
-        found = figures(values_of(records, c.label))
+        found = figures(values_of(study, records, c.label))
         for row, title in names.items():
             figure = (
                 published.TABLE_2.get(row, {}).get(c.published or "") if explained_class(study) == "predicted" else None
             )
             cells[title, c.label] = Cell(found.get(row), figure)
-    any_values = values_of(records, labels[0])
+    any_values = values_of(study, records, labels[0])
     share = float(np.mean([v["foreground"] for v in any_values])) if any_values else float("nan")
     right = float(np.mean([v["correct_class"] for v in any_values])) if any_values else float("nan")
     table = Table(
@@ -154,11 +162,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         else "unknown: the data have no classes of the model",
         **geometry(study),
     }
-    remarks = list(study.remarks)
-    for label in labels:
-        flat = sum("constant" in v for v in values_of(records, label))
-        if flat:
-            remarks.append(f"{flat} maps of {label} are constant and count as background, as in the reference code.")
+    remarks = [*study.remarks, *constant_remarks(study, records, "background everywhere, as in the reference code")]
     if len(any_values) < 100:
         remarks.append(
             f"{len(any_values)} pictures: the intervals are wide, and small differences between methods mean nothing."

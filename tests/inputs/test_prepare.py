@@ -1,0 +1,187 @@
+"""From what a user has to what a model takes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import whyformer
+from whyformer.inputs import Inputs, prepare
+from whyformer.models.loading import Loaded, load
+from zoo import build, rows
+
+SENTENCES = ["A fine film!", "dull, dull and far too long"]
+
+
+@cache
+def sst2() -> Loaded:
+    return load("bundled:sst2")
+
+
+@cache
+def digits() -> Loaded:
+    return load("bundled:digits")
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+def test_text_becomes_tokens_with_their_places() -> None:
+    made = prepare(sst2().model, SENTENCES, sst2().processor)
+    assert made.modality == "text"
+    assert made.batch == 2
+    assert made.texts == SENTENCES
+    assert made.tokens is not None and made.offsets is not None and made.mask is not None and made.special is not None
+    for sentence, tokens, offsets, special in zip(SENTENCES, made.tokens, made.offsets, made.special.tolist(), strict=True):
+        assert tokens[0] == "[CLS]" and special[0]
+        for token, (start, end), hidden in zip(tokens, offsets, special, strict=True):
+            if not hidden:
+                assert sentence[start:end].lower() == token.removeprefix("##")
+            else:
+                assert (start, end) == (0, 0)
+    assert made.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in made.tokens]
+
+
+def test_special_tokens_and_padding_get_no_score() -> None:
+    result = whyformer.explain(sst2().model, SENTENCES, processor=sst2().processor)
+    assert result.tokens is not None
+    for tokens, scores in zip(result.tokens, result.scores, strict=True):
+        for token, score in zip(tokens, scores.tolist(), strict=True):
+            if token in ("[CLS]", "[SEP]", "[PAD]"):
+                assert score == 0
+        assert scores.ne(0).sum() >= 3
+
+
+def test_a_batch_of_sentences_equals_single_ones() -> None:
+    model, tokenizer = sst2().model, sst2().processor
+    batch = whyformer.explain(model, SENTENCES, processor=tokenizer)
+    for i, sentence in enumerate(SENTENCES):
+        one = whyformer.explain(model, sentence, processor=tokenizer)
+        assert torch.allclose(one.scores[0], batch.scores[i, : one.scores.shape[1]], atol=1e-4 * float(batch.scores[i].abs().max()))
+        assert batch.tokens is not None and one.tokens is not None
+        assert one.tokens[0] == batch.tokens[i][: len(one.tokens[0])]
+
+
+def test_a_mapping_as_the_tokenizer_makes_it() -> None:
+    """The same scores; with the processor its tokens are named too."""
+    model, tokenizer = sst2().model, sst2().processor
+    encoded = tokenizer(SENTENCES, return_tensors="pt", padding=True)
+    from_text = whyformer.explain(model, SENTENCES, processor=tokenizer)
+    from_ids = whyformer.explain(model, encoded, processor=tokenizer)
+    assert torch.equal(from_ids.scores, from_text.scores)
+    assert from_ids.tokens == from_text.tokens
+    bare = whyformer.explain(model, dict(encoded))
+    assert bare.tokens is None
+    assert bare.scores[:, 0].ne(0).any()  # nobody said that this is [CLS]
+
+
+def test_positional_ids() -> None:
+    model, inputs = build("bert")
+    by_name = whyformer.explain(model, {"input_ids": inputs["input_ids"]})
+    assert torch.equal(by_name.scores, whyformer.explain(model, inputs["input_ids"]).scores)
+    both = whyformer.explain(model, (inputs["input_ids"], inputs["attention_mask"]))
+    assert torch.allclose(both.logits, whyformer.explain(model, inputs).logits)
+
+
+def test_integers_of_32_bits_and_arguments_that_are_none() -> None:
+    model, inputs = build("bert")
+    wanted = whyformer.explain(model, inputs).scores
+    given = {**{k: v.int() for k, v in inputs.items()}, "token_type_ids": None}
+    assert torch.equal(whyformer.explain(model, given).scores, wanted)
+
+
+# -- pictures -----------------------------------------------------------------------------------------------------------
+def test_pictures_are_prepared_and_kept_for_display() -> None:
+    pictures = [Image.new("RGB", (60, 40), "red"), Image.new("L", (200, 100), 128)]
+    made = prepare(digits().model, pictures, digits().processor)
+    assert made.modality == "image"
+    assert made.tensor.shape == (2, 3, 112, 112)
+    assert made.image_size == (112, 112)
+    assert made.pictures is not None and made.pictures.dtype == torch.uint8
+    assert made.pictures.shape == (2, 112, 112, 3)
+    assert made.pictures[0, 5, 5].tolist() == [255, 0, 0]
+    assert made.pictures[1, 5, 5].tolist() == [128, 128, 128]
+
+
+def test_a_function_may_be_the_processor() -> None:
+    model, inputs = build("hf_vit")
+
+    def processor(picture: Image.Image) -> Tensor:
+        return inputs[0] if picture.getpixel((0, 0)) == (0, 0, 0) else inputs[1]
+
+    pictures = [Image.new("RGB", (8, 8), "black"), Image.new("RGB", (8, 8), "white")]
+    got = whyformer.explain(model, pictures, processor=processor)
+    assert torch.equal(got.scores, whyformer.explain(model, inputs).scores)
+
+
+def test_one_picture_is_a_batch_of_one() -> None:
+    picture = Image.new("RGB", (112, 112), "gray")
+    result = whyformer.explain(digits().model, picture, processor=digits().processor)
+    assert len(result) == 1
+    assert result.grid == (14, 14)
+
+
+def test_pixels_are_moved_to_the_models_precision() -> None:
+    model, inputs = build("hf_vit")
+    single = inputs.float()
+    assert whyformer.explain(model, single).scores.dtype == torch.float64
+    assert torch.equal(whyformer.explain(model, single).scores, whyformer.explain(model, single.double()).scores)
+
+
+def test_tensors_made_in_inference_mode() -> None:
+    model, inputs = build("hf_vit")
+    with torch.inference_mode():
+        frozen = inputs.clone()
+    assert torch.equal(whyformer.explain(model, frozen, method="lrp_ah_ln").scores, whyformer.explain(model, inputs, method="lrp_ah_ln").scores)
+
+
+# -- other tensors --------------------------------------------------------------------------------------------------------
+def test_vectors_are_explained_too() -> None:
+    """``[B, N, D]``: one score a position."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+            self.head = torch.nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.encoder(x).mean(1))
+
+    result = whyformer.explain(Model().eval(), torch.randn(2, 5, 8))
+    assert result.level == "token"
+    assert result.scores.shape == (2, 5)
+
+
+# -- the value itself -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["bert", "hf_vit"])
+def test_copies_of_every_sample(name: str) -> None:
+    """``with_tensor`` repeats what belongs to each sample as often as the tensor was repeated."""
+    model, inputs = build(name)
+    made = prepare(model, inputs)
+    many = made.with_tensor(made.tensor.repeat_interleave(3, 0))
+    assert many.batch == 6
+    wanted = whyformer.explain(model, rows(inputs, 1)).logits
+    args, kwargs = many.feed
+    with torch.no_grad():
+        logits = model(*args, **kwargs).logits
+    assert torch.allclose(logits[3:], wanted.expand(3, -1))
+
+
+def test_some_of_the_samples() -> None:
+    model, inputs = build("bert")
+    made = prepare(model, inputs).select(slice(1, 2))
+    assert isinstance(made, Inputs)
+    assert made.batch == 1
+    assert made.mask is not None and made.mask.shape == (1, 10)
+    assert torch.equal(made.tensor, inputs["input_ids"][1:])
+
+
+def test_prepared_inputs_pass_as_they_are() -> None:
+    model, inputs = build("bert")
+    made = prepare(model, inputs)
+    assert prepare(model, made) is made
+    assert torch.equal(whyformer.explain(model, made).scores, whyformer.explain(model, inputs).scores)

@@ -1,0 +1,136 @@
+"""What is read off a model instead of being asked of its user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whyformer
+from whyformer import views
+from whyformer.composites import GRADIENT
+from whyformer.errors import ModelError
+from whyformer.intercept.plan import Plan
+from whyformer.intercept.record import record
+from whyformer.methods.task import readout_row
+from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
+from zoo import WINDOWED, ZOO, build, call
+
+# rows of the last block that feed the logits, of a sample with all ten tokens or of a picture
+READOUT = {
+    "hf_vit": [0], "hf_vit_wide": [0], "hf_deit": [0], "hf_deit_teacher": [0, 1], "hf_dinov2": list(range(17)), "timm_vit": [0],
+    "timm_vit_mean": list(range(16)), "timm_deit": [0, 1], "torchvision_vit": [0], "bert": [0], "roberta": [0], "distilbert": [0],
+    "electra": [0], "modernbert_mean": list(range(10)), "modernbert_cls": [0], "gpt2": [9], "llama": [9],
+    "encoder_mean": list(range(10)), "encoder_first": [0], "encoder_sequence_first": list(range(10)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_blocks_are_found(name: str) -> None:
+    model, _ = build(name)
+    assert len(find_blocks(model)) == 3
+
+
+def test_a_model_without_blocks_has_none() -> None:
+    assert find_blocks(nn.Linear(2, 2)) == []
+    assert find_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+
+
+def test_one_block_is_found_too() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(4, 2)])
+
+    assert len(find_blocks(Model())) == 1
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_readout_rows(name: str) -> None:
+    """From the gradient at the last block's output: CLS, CLS and distillation token, last token, or all."""
+    model, inputs = build(name)
+    feed: tuple[tuple[Any, ...], dict[str, Any]] = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+    recording = record(model, feed, Plan(GRADIENT, first=0, observe=lambda *_: None))
+    recording.backward(torch.nn.functional.one_hot(torch.tensor([1, 1]), 5).double())
+    assert recording.readout is not None
+    row = readout_row(recording.readout)
+    assert torch.allclose(row.sum(-1), torch.ones(2, dtype=row.dtype))
+    assert row[0].gt(1e-12).nonzero()[:, 0].tolist() == READOUT[name]
+    if isinstance(inputs, dict):  # the second sample has seven tokens: its readout leaves padding alone
+        padded = inputs["attention_mask"][1] == 0
+        assert row[1, padded].abs().max() < 1e-12
+
+
+def test_rows_of_a_mean_count_alike() -> None:
+    row = readout_row(torch.ones(2, 5, 3))
+    assert torch.allclose(row, torch.full((2, 5), 0.2))
+    assert torch.equal(readout_row(torch.zeros(1, 4, 3)), torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize(("name", "expected"), [(n, n == "encoder_sequence_first") for n in [*ZOO, *WINDOWED]])
+def test_layout_of_the_tokens(name: str, expected: bool) -> None:
+    assert sequence_first(build(name)[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seen", "wanted"),
+    [
+        (197, (14, 14), (1, (14, 14))),
+        (198, (14, 14), (2, (14, 14))),
+        (201, (14, 14), (5, (14, 14))),  # registers
+        (196, (14, 14), (0, (14, 14))),
+        (16, (3, 5), (1, (3, 5))),
+        (197, None, (1, (14, 14))),
+        (10, (14, 14), (1, (3, 3))),
+        (15, None, (6, (3, 3))),
+        (2, None, None),
+    ],
+)
+def test_patch_grid(tokens: int, seen: tuple[int, int] | None, wanted: Any) -> None:
+    assert views.patch_grid(tokens, seen, None) == wanted
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit", "gpt2"])
+def test_logits_are_read_from_whatever_the_model_returns(name: str) -> None:
+    model, inputs = build(name)
+    wanted = call(model, inputs)
+    if hasattr(model, "config"):
+        model.config.return_dict = False
+        assert torch.equal(whyformer.explain(model, inputs).logits, wanted)
+    assert torch.equal(read_logits(wanted), wanted)
+    assert torch.equal(read_logits((wanted, None)), wanted)
+    assert torch.equal(read_logits([None, wanted]), wanted)
+    assert torch.equal(read_logits({"logits": wanted, "other": wanted * 2}), wanted)
+    assert torch.equal(read_logits({"scores": wanted}), wanted)
+    assert read_logits(wanted[:, 0]).shape == (2, 1)
+
+
+@pytest.mark.parametrize("output", [None, 3, "logits", (), {}, {"loss": 1.0}])
+def test_what_holds_no_logits(output: Any) -> None:
+    with pytest.raises(ModelError, match="without logits"):
+        read_logits(output)
+
+
+def test_the_first_parameter_that_is_not_finite() -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert first_bad_parameter(model) is None
+    with torch.no_grad():
+        model[1].weight[0, 0] = float("nan")  # type: ignore[index,union-attr]
+    assert first_bad_parameter(model) == "1.weight"
+
+
+def test_carrying_a_row_equals_the_product_of_matrices() -> None:
+    """r Ā_L ⋯ Ā_1 without the matrices: O(L N²)."""
+    maps = [torch.rand(2, 5, 5, dtype=torch.float64) for _ in range(3)]
+    row = torch.rand(2, 5, dtype=torch.float64)
+    identity = torch.eye(5, dtype=torch.float64)
+    for with_identity in (True, False):
+        for normalised in (True, False):
+            product: Tensor = identity.expand(2, 5, 5)
+            for one in maps:
+                whole = one + identity if with_identity else one
+                product = (whole / whole.sum(-1, keepdim=True) if normalised else whole) @ product
+            wanted = torch.einsum("bn,bnm->bm", row, product)
+            assert torch.allclose(views.carry(row, maps, identity=with_identity, normalize_rows=normalised), wanted)

@@ -1,0 +1,79 @@
+"""What is explained: logits in, one number a sample out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import whyformer
+from whyformer.targets import Contrast, Logit, LogProbability, Probability
+from zoo import build
+
+LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("index", [1, [1, 2], torch.tensor([1, 2])])
+def test_logit(index: object) -> None:
+    wanted = LOGITS[:, 1] if index == 1 else LOGITS[[0, 1], [1, 2]]
+    assert torch.equal(Logit(index)(LOGITS), wanted)  # type: ignore[arg-type]
+
+
+def test_probability_by_hand() -> None:
+    """softmax(0, ln 3) = (1/4, 3/4); sigmoid(ln 3) = 3/4."""
+    logits = torch.tensor([[0.0, 3.0]], dtype=torch.float64).log().nan_to_num(neginf=0.0)
+    logits[0, 0] = 0
+    assert Probability(1)(logits).item() == pytest.approx(3 / 4)
+    assert Probability(0)(logits).item() == pytest.approx(1 / 4)
+    assert Probability(1, multi_label=True)(logits).item() == pytest.approx(3 / 4)
+    assert Probability(0, multi_label=True)(logits).item() == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_log_probability_is_the_logarithm(multi_label: bool) -> None:
+    got = LogProbability([0, 2], multi_label)(LOGITS)
+    assert torch.allclose(got, Probability([0, 2], multi_label)(LOGITS).log())
+
+
+def test_contrast_is_a_difference() -> None:
+    assert Contrast(2, 0)(LOGITS).tolist() == [3, 3]
+    assert Contrast([2, 0], [0, 1])(LOGITS).tolist() == [3, 1]
+
+
+def test_targets_are_values() -> None:
+    assert Logit(1) == Logit(1)
+    assert Logit(1) != Logit(2)
+    with pytest.raises(AttributeError):
+        Logit(1).index = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_gradient_methods_are_linear_in_the_target(name: str) -> None:
+    """The map of a contrast is the difference of the two classes' maps; a probability scales by p (δ − p)."""
+    model, inputs = build(name)
+
+    def scores(target: object) -> torch.Tensor:
+        return whyformer.explain(model, inputs, method="input_x_gradient", target=target).scores  # type: ignore[arg-type]
+
+    assert torch.allclose(scores(Contrast(2, 4)), scores(2) - scores(4), atol=1e-12)
+    logits = whyformer.explain(model, inputs).logits
+    p = logits.softmax(-1)
+    mixed = sum(p[:, c].reshape(-1, *[1] * (scores(c).dim() - 1)) * scores(c) for c in range(5))
+    assert torch.allclose(scores(LogProbability(1)), scores(1) - mixed, atol=1e-10)
+
+
+def test_a_target_is_named_in_the_result() -> None:
+    model, inputs = build("bert")
+    model.config.id2label = {i: f"class {i}" for i in range(5)}
+    assert whyformer.explain(model, inputs, target=[1, 2]).target_names == ["class 1", "class 2"]
+    contrast = whyformer.explain(model, inputs, target=Contrast(1, [0, 4]))
+    assert contrast.target_names == ["class 1 rather than class 0", "class 1 rather than class 4"]
+    assert contrast.target.tolist() == [1, 1]
+    own = whyformer.explain(model, inputs, target=lambda logits: logits.sum(-1))
+    assert own.target_names == ["custom target"] * 2
+    assert own.target.tolist() == [-1, -1]
+
+
+def test_a_tensor_of_targets() -> None:
+    model, inputs = build("bert")
+    as_list = whyformer.explain(model, inputs, target=[3, 0])
+    assert torch.equal(as_list.scores, whyformer.explain(model, inputs, target=torch.tensor([3, 0])).scores)

@@ -1,0 +1,108 @@
+"""Train a small ViT on MNIST for the activation table; it is not shipped.
+
+    python training/mnist.py --data ../shared/data/mnist --out runs/mnist
+
+Interrupt it and run the same command again to go on from the last epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import ViTConfig, ViTForImageClassification
+
+from whyformer.datasets.mnist import read_idx
+
+PROCESSOR = {
+    "image_processor_type": "ViTImageProcessor",
+    "do_resize": True,
+    "size": {"height": 28, "width": 28},
+    "resample": 2,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+
+
+def read(folder: Path, start: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(``[n, 3, 28, 28]`` in −1..1, labels)."""
+    pixels, labels = (read_idx(next(folder.glob(f"{start}*-{kind}-*"))) for kind in ("images", "labels"))
+    pictures = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
+    return pictures, torch.from_numpy(labels.astype(np.int64))
+
+
+def accuracy(model: torch.nn.Module, pictures: torch.Tensor, labels: torch.Tensor) -> float:
+    model.eval()
+    with torch.inference_mode():
+        top = torch.cat([model(part).logits.argmax(-1) for part in pictures.split(500)])
+    return float((top == labels).float().mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    pictures, labels = read(args.data, "train")
+    model = ViTForImageClassification(
+        ViTConfig(
+            hidden_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=128,
+            image_size=28,
+            patch_size=4,
+            num_labels=10,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.05)
+    args.out.mkdir(parents=True, exist_ok=True)
+    state, first = args.out / "state.pt", 0
+    if state.is_file():
+        saved = torch.load(state, weights_only=True)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        first = saved["epoch"]
+    begin = time.perf_counter()
+    for epoch in range(first, args.epochs):
+        model.train()
+        generator = torch.Generator().manual_seed(args.seed + epoch)
+        for step, batch in enumerate(torch.randperm(len(labels), generator=generator).split(64)):
+            done = (epoch + step * 64 / len(labels)) / args.epochs
+            for group in optimizer.param_groups:
+                group["lr"] = args.rate * min(1, 20 * done + 0.05) * (1 - done)
+            shift = torch.randint(-2, 3, (2,), generator=generator).tolist()
+            moved = torch.roll(pictures[batch], shift, (-2, -1))  # digits have a margin of 4 pixels
+            loss = functional.cross_entropy(model(moved).logits, labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.save(
+            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1},
+            state.with_suffix(".new"),
+        )
+        state.with_suffix(".new").replace(state)
+        print(f"epoch {epoch + 1}/{args.epochs} loss {loss.item():.4f} {time.perf_counter() - begin:.0f}s", flush=True)
+    score = accuracy(model, *read(args.data, "t10k"))
+    model.save_pretrained(args.out)
+    (args.out / "preprocessor_config.json").write_text(json.dumps(PROCESSOR, indent=1) + "\n")
+    print(f"accuracy {100 * score:.2f} % of the 10,000 test digits", flush=True)
+
+
+if __name__ == "__main__":
+    main()
