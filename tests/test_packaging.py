@@ -31,7 +31,7 @@ ARROWS = {
     "evaluate": {"targets", "views", "models", "inputs", "datasets", "intercept"},
 }
 # Metrics see results, never methods; what runs a whole benchmark has to make the results first.
-RUNNERS = re.compile(r"evaluate/(benchmarks/\w+|configurations|explaining|runner)\.py")
+RUNNERS = re.compile(r"evaluate/(benchmarks/\w+|case|configurations|explaining|runner)\.py")
 
 
 def imported(path):

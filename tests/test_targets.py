@@ -14,7 +14,7 @@ LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
 
 @pytest.mark.parametrize("index", [1, [1, 2], torch.tensor([1, 2])])
 def test_logit(index: object) -> None:
-    wanted = LOGITS[:, 1] if index == 1 else LOGITS[[0, 1], [1, 2]]
+    wanted = LOGITS[:, 1] if isinstance(index, int) else LOGITS[[0, 1], [1, 2]]
     assert torch.equal(Logit(index)(LOGITS), wanted)  # type: ignore[arg-type]
 
 

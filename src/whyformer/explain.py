@@ -133,7 +133,7 @@ class Resolver:
                 raise InputError(f"a class is an index or a name, not {index!r}")
             _check_class(index, classes)
         if not (target is None or isinstance(target, int | list) or callable(target)):
-            raise InputError(f"the target is a class index or name, a list of them, or a function of logits, not {target!r}")
+            raise InputError(f"a target is a class index or name, a list of these or a function, not {target!r}")
         self.target, self.labels = target, labels
         self._check_named(classes)
 

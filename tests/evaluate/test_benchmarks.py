@@ -153,6 +153,36 @@ def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, mon
     assert found.counts["transformer_attribution"]["scored"] == 5
 
 
+@pytest.mark.parametrize("name", ["perturbation", "segmentation"])
+def test_constant_maps_may_be_counted_as_the_reference_does(name: str, tmp_path: Path, vit, bert, monkeypatch) -> None:
+    module = sys.modules["whyformer.explain"]
+    plain = module.explain
+
+    def flat(model, inputs, method, *rest, **settings):
+        e = plain(model, inputs, method, *rest, **settings)
+        return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
+
+    monkeypatch.setattr(module, "explain", flat)
+    data = picture_folder(tmp_path / "data")
+    left_out = run(name, tmp_path / "out", data, vit, bert, False)
+    counted = run(name, tmp_path / "out", data, vit, bert, False, constant="count")
+    assert left_out.report.unscored == 5
+    assert counted.measured == 0  # the same records, summed up otherwise
+    assert counted.report.unscored == 0
+    assert any("5 maps of raw_attention are constant" in r for r in counted.report.remarks)
+    if name == "segmentation":
+        from sklearn.metrics import average_precision_score
+
+        cells = counted.report.tables[0].cells
+        masks = [np.asarray(Image.open(data / "masks" / f"{i}.png").resize((32, 32), 0)) > 127 for i in range(5)]
+        ground = np.mean([1 - m.mean() for m in masks])
+        assert cells["Pixel accuracy ↑", "raw_attention"].measured.value == pytest.approx(100 * ground)
+        assert cells["mIoU ↑", "raw_attention"].measured.value == pytest.approx(50 * ground)
+        truths = [np.concatenate([~m.ravel(), m.ravel()]) for m in masks]
+        wanted = np.mean([average_precision_score(t, np.repeat([1.0, 0.0], 1024)) for t in truths])
+        assert cells["mAP ↑", "raw_attention"].measured.value == pytest.approx(100 * wanted)
+
+
 def test_empty_masks_are_left_out_and_said(tmp_path: Path, vit, bert) -> None:
     data = picture_folder(tmp_path / "data")
     Image.fromarray(np.zeros((40, 36), dtype=np.uint8)).save(data / "masks" / "1.png")

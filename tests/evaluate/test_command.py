@@ -31,7 +31,19 @@ def model_folder(tmp_path: Path) -> Path:
 
 def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) -> None:
     data, out = picture_folder(tmp_path / "data"), tmp_path / "out"
-    words = ["segmentation", "--model", str(model_folder), "--data", str(data), "--out", str(out), "--methods", "rollout:start_layer=1", "--count", "3"]
+    words = [
+        "segmentation",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--methods",
+        "rollout:start_layer=1",
+        "--count",
+        "3",
+    ]
     first = CliRunner().invoke(app, [*words, "--option", "explained=target"])
     assert first.exit_code == 0, first.output
     assert "3 samples" in first.output
@@ -44,14 +56,26 @@ def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) ->
     assert quiet.output == ""
 
 
-def test_exit_status_tells_of_samples_without_figures(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_status_tells_of_samples_without_figures(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import sys
 
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(sys.modules["whyformer.explain"], "explain", broken)
-    words = ["segmentation", "--model", str(model_folder), "--data", str(picture_folder(tmp_path / "d")), "--out", str(tmp_path / "o"), "--methods", "rollout"]
+    words = [
+        "segmentation",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(picture_folder(tmp_path / "d")),
+        "--out",
+        str(tmp_path / "o"),
+        "--methods",
+        "rollout",
+    ]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == INCOMPLETE
     assert "no figures" in found.output

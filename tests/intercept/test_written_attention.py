@@ -123,7 +123,6 @@ def test_a_softmax_that_is_no_attention_is_none() -> None:
             return super().forward(x * x.softmax(-1), bias)
 
     model = Model(at)
-    model.blocks[1] = Gated(at).double().eval()
-    model.blocks[1].load_state_dict(model.blocks[0].state_dict())
+    model.blocks = nn.ModuleList([Gated(at) for _ in range(2)]).double().eval()
     scores = whyformer.explain(model, given(), method="rollout").scores
     assert scores.shape == (2, TOKENS)

@@ -92,7 +92,7 @@ def test_patch_grid(tokens: int, seen: tuple[int, int] | None, wanted: Any) -> N
     assert views.patch_grid(tokens, seen, None) == wanted
 
 
-@pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit", "gpt2"])
+@pytest.mark.parametrize("name", ["bert", "timm_vit"])
 def test_logits_are_read_from_whatever_the_model_returns(name: str) -> None:
     model, inputs = build(name)
     wanted = call(model, inputs)

@@ -176,7 +176,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
     remarks = [
         *study.remarks,
         "The paper shows a figure of top-ranked names and publishes no lists, so there is no published column.",
-        "A name's score is the sum over its word pieces; the random row shows what the number of pieces does by itself.",
+        "A name's score is the sum over its word pieces; the random row shows what the number of pieces does.",
     ]
     return Report(
         "bias", (table, outputs, listed), (), conventions, counts_of(study, records), tuple(remarks), {"terms": top}
