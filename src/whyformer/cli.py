@@ -1,5 +1,4 @@
 """The ``whyformer`` command. Thin: it reads arguments, calls the library, and shows what came back.
-
 torch and the rest of the library are imported inside the commands, so that ``--help`` and ``--version`` stay quick.
 """
 
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from whyformer import more_commands
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 
 if TYPE_CHECKING:
@@ -341,10 +341,10 @@ def _errors_as_sentences(debug: bool) -> Iterator[None]:
     raise typer.Exit(status)
 
 
+more_commands.add(app, _errors_as_sentences)
+
+
 def main() -> None:
     """Entry point of the ``whyformer`` command."""
     app()
 
-
-if __name__ == "__main__":
-    main()

@@ -111,9 +111,9 @@ class Explanation:
 
         if self.level == "token":
             raise InputError("heatmap() is for pictures; for text use .scores and .tokens")
-        maps = self.scores if self.level == "pixel" else self.scores.reshape(len(self), *(self.grid or ()))
-        if maps.dim() != 3:
+        if self.level == "patch" and self.grid is None:
             raise InputError("these patch scores have no grid, so they cannot be laid out as a picture")
+        maps = self.scores if self.level == "pixel" else self.scores.reshape(len(self), *(self.grid or ()))
         return views.resize(maps, size or self.image_size)
 
     # -- keeping ---------------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""``whyformer maximize`` and ``whyformer benchmark``, through the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PIL import Image
+from typer.testing import CliRunner
+
+from whyformer import cli
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_maximize_draws_a_picture(tmp_path: Path) -> None:
+    status, output = run("maximize", "3", "--steps", "3", "--quiet", "--out", str(tmp_path / "three.png"))
+    assert status == 0, output
+    with Image.open(tmp_path / "three.png") as picture:
+        assert picture.size == (112, 112)
+
+
+def test_maximize_refuses_what_it_cannot_write_or_climb(tmp_path: Path) -> None:
+    status, output = run("maximize", "3", "--out", str(tmp_path / "three.gif"))
+    assert (status, "must end in .png" in output) == (2, True)
+    status, output = run("maximize", "elephant", "--quiet", "--out", str(tmp_path / "e.png"))
+    assert status == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_benchmark_has_its_own_help_and_refuses_unknown_names(tmp_path: Path) -> None:
+    status, output = run("benchmark", "--help")
+    assert status == 0
+    assert "--methods" in output
+    status, output = run("benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b"))
+    assert status == 2
+    assert "perturbation" in output
+
+
+def test_benchmark_runs_on_scenes(tmp_path: Path) -> None:
+    status, output = run(
+        "benchmark", "segmentation", "--model", "bundled:digits", "--data", "scenes:4", "--methods", "rollout",
+        "--out", str(tmp_path / "b"),
+    )  # fmt: skip
+    assert status == 0, output
+    assert "rollout" in output
