@@ -81,6 +81,7 @@ def test_relevance_is_conserved_through_all_blocks(shared: Path) -> None:
         assert max(explained(shared, name).diagnostics["conservation"]["error"]) < 1e-3
 
 
+@pytest.mark.slow
 def test_masking_what_is_relevant_hurts(shared: Path) -> None:
     """50 pictures, 30 % of the pixels replaced by the mean colour: most relevant, at random, least relevant."""
     loaded = deit(shared)
