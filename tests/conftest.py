@@ -10,6 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
+import hypothesis
 import pytest
 import torch
 
@@ -25,6 +26,9 @@ for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshol
         # defined already: this torchvision came with its operators
         pass
 
+# the same examples in every run, and no time limit on a busy machine
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
 # tiny tensors: a second thread only waits, very long on a machine that is busy
 torch.set_num_threads(1)
 

@@ -107,7 +107,11 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(args.start)
         model = AutoModelForSequenceClassification.from_pretrained(args.start, num_labels=len(names))
     else:
-        tokenizer = build_tokenizer([t.text for t in train], args.vocabulary, args.longest, args.smiles)
+        if (args.out / "tokenizer.json").is_file():  # made before an interruption: equally frequent pieces may differ
+            tokenizer = AutoTokenizer.from_pretrained(args.out)
+        else:
+            tokenizer = build_tokenizer([t.text for t in train], args.vocabulary, args.longest, args.smiles)
+            tokenizer.save_pretrained(args.out)
         model = BertForSequenceClassification(
             BertConfig(
                 vocab_size=len(tokenizer),

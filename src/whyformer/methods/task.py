@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -109,6 +110,10 @@ class Task:
 
     def blocks(self) -> int:
         """Number of blocks that the model lists (0 if it lists none)."""
+        return self._block_count
+
+    @cached_property
+    def _block_count(self) -> int:
         return len(find_blocks(self.model))
 
     # -- checks on what was seen -----------------------------------------------------------------------------

@@ -41,22 +41,20 @@ def refuse_unfit(model: Any) -> None:
     """Raise where an explanation would be wrong or impossible, before any work."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule) or any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
-        raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module instead")
-    if any(type(m).__name__ == "OptimizedModule" for m in model.modules()):
-        raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
-    if any(m.training for m in model.modules()):
-        raise ModelError(
-            "the model is in training mode, so dropout would make the explanation random: call model.eval() first"
-        )
+    training = False
     for name, module in model.named_modules():
-        for flag in ("gradient_checkpointing", "grad_checkpointing"):
-            if getattr(module, flag, False) is True:
-                raise ModelError(
-                    "activation checkpointing is on (module "
-                    f"'{name or type(module).__name__}'), which hides operations: "
-                    "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
-                )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
+        if type(module).__name__ == "OptimizedModule":
+            raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
+        if any(module.__dict__.get(flag) is True for flag in ("gradient_checkpointing", "grad_checkpointing")):
+            raise ModelError(
+                f"activation checkpointing is on (module '{name or type(module).__name__}') and hides operations: "
+                "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
+            )
+        training = training or module.training
+    if training:
+        raise ModelError("the model is in training mode, so dropout would make the explanation random: call model.eval()")
 
 
 def first_bad_parameter(model: nn.Module) -> str | None:
