@@ -54,7 +54,7 @@ def refuse_unfit(model: Any) -> None:
             )
         training = training or module.training
     if training:
-        raise ModelError("the model is in training mode, so dropout would make the explanation random: call model.eval()")
+        raise ModelError("the model is in training mode, so dropout would make scores random: call model.eval()")
 
 
 def first_bad_parameter(model: nn.Module) -> str | None:
