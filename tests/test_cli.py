@@ -19,7 +19,6 @@ from whyformer import cli
 
 ROOT = Path(__file__).parents[1]
 SST2 = ROOT / "src" / "whyformer" / "bundled" / "sst2"
-DIGITS = ROOT / "src" / "whyformer" / "bundled" / "digits"
 # A user has no torchvision that does not fit torch; the one of the tests is out of the way in a process of its own.
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"
 SENTENCE = "An utterly charming film, though it drags."
@@ -352,7 +351,6 @@ def test_no_cuda_is_said_in_a_sentence(photo, tiny_vit):
     assert "cuda" in refused("explain", str(photo), "--model", tiny_vit, "--device", "cuda")
 
 
-@pytest.mark.skipif(not (DIGITS / "config.json").is_file(), reason="bundled:digits is not trained yet")
 def test_the_bundled_digits_end_to_end(tmp_path):
     picture = ROOT / "examples" / "pictures" / "digits_37.png"
     done = whyformer("explain", str(picture), "-t", "3", "-t", "7", "--out", str(tmp_path), "--format", "png,html")

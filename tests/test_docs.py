@@ -13,7 +13,6 @@ from whyformer.cli import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TRAINED = (ROOT / "src" / "whyformer" / "bundled" / "digits" / "config.json").is_file()
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -39,15 +38,11 @@ def test_python(page, workplace, capsys):
     """The blocks of a page run one after the other, like cells of a notebook."""
     space: dict[str, object] = {"__name__": "__example__"}
     for block in blocks(page, "python"):
-        if "bundled:digits" in block and not TRAINED:
-            continue
         exec(compile(block, str(page), "exec"), space)
 
 
 @pytest.mark.parametrize("command", commands())
 def test_console(command, workplace):
-    if "digits" in command and not TRAINED:
-        pytest.skip("bundled:digits is not trained yet")
     result = CliRunner().invoke(app, shlex.split(command))
     assert result.exit_code == 0, result.output
 

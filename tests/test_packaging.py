@@ -73,9 +73,7 @@ def test_drawing_never_needs_torch(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_stay_small(path):
-    # the mode is one table of cases and does not come apart well
-    limit = 550 if path.name == "mode.py" else 350
-    assert len(path.read_text().splitlines()) <= limit
+    assert len(path.read_text().splitlines()) <= 350
 
 
 def test_the_public_names_are_sorted_few_and_there():

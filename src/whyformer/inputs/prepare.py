@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.inputs.pictures import MAX_PIXELS
 
-MAX_PIXELS = 64_000_000
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
 

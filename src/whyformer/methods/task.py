@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer import views
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
 from whyformer.intercept.plan import Plan
@@ -155,8 +154,3 @@ def readout_row(gradient: Tensor) -> Tensor:
     norms = gradient.double().norm(dim=-1) if gradient.dim() == 3 else gradient.double().abs()
     total = norms.sum(-1, keepdim=True)
     return torch.where(total > 0, norms / torch.where(total > 0, total, 1), 0).to(gradient.dtype)
-
-
-def rollout(row: Tensor, maps: list[Tensor], *, normalize_rows: bool = False, identity: bool = True) -> Tensor:
-    """See :func:`whyformer.views.carry`."""
-    return views.carry(row, maps, identity=identity, normalize_rows=normalize_rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -120,8 +119,3 @@ def _device(device: str | torch.device) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' was asked for, and this machine (or this build of torch) has none; use 'cpu'")
     return chosen
-
-
-def model_card(name: str) -> dict[str, Any]:
-    """The config of a bundled model as a dict, for display."""
-    return json.loads((Path(_place(name)) / "config.json").read_text())
