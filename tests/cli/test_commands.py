@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from show.made import ATTACK
 from whyformer import cli
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SST2 = ROOT / "src" / "whyformer" / "bundled" / "sst2"
 # A user has no torchvision that does not fit torch; the one of the tests is out of the way in a process of its own.
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"

@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
-from zoo_evaluate import picture_folder, tiny_vit
 
-from whyformer.errors import InputError
-from whyformer.evaluate.command import INCOMPLETE, benchmark
-
-app = typer.Typer()
-app.command()(benchmark)
+from evaluate.zoo_evaluate import picture_folder, tiny_vit
+from whyformer.cli import app
+from whyformer.cli.benchmarking import INCOMPLETE
 
 
 @pytest.fixture
@@ -44,15 +40,15 @@ def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) ->
         "--count",
         "3",
     ]
-    first = CliRunner().invoke(app, [*words, "--option", "explained=target"])
+    first = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
     assert first.exit_code == 0, first.output
     assert "3 samples" in first.output
     assert "backward passes" in first.output
     for name in ("records.jsonl", "table.md", "table.csv", "report.json"):
         assert (out / name).is_file()
-    again = CliRunner().invoke(app, [*words, "--option", "explained=target"])
+    again = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
     assert "9 of 9 are there" in again.output
-    quiet = CliRunner().invoke(app, [*words, "--option", "explained=target", "--quiet"])
+    quiet = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target", "--quiet"])
     assert quiet.output == ""
 
 
@@ -76,12 +72,13 @@ def test_exit_status_tells_of_samples_without_figures(
         "--methods",
         "rollout",
     ]
-    found = CliRunner().invoke(app, words)
+    found = CliRunner().invoke(app, ["benchmark", *words])
     assert found.exit_code == INCOMPLETE
     assert "no figures" in found.output
 
 
 def test_an_option_without_a_value_is_refused(tmp_path: Path, model_folder: Path) -> None:
     words = ["segmentation", "--model", str(model_folder), "--data", str(tmp_path), "--option", "explained"]
-    found = CliRunner().invoke(app, words)
-    assert isinstance(found.exception, InputError)
+    found = CliRunner().invoke(app, ["benchmark", *words])
+    assert found.exit_code == 2
+    assert "KEY=VALUE" in found.stderr

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from whyformer.cli.options import Debug, Device
+from whyformer.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
 
 INCOMPLETE = 3
@@ -20,8 +22,9 @@ def benchmark(
     name: Annotated[
         str,
         typer.Argument(
-            help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, "
-            "arbitration."
+            metavar="NAME",
+            help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity or "
+            "arbitration.",
         ),
     ],
     model: Annotated[
@@ -55,39 +58,30 @@ def benchmark(
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in one plain forward pass.")] = 64,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    device: Device = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no table: only the files.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Score methods over a data set, as the founding papers did. Kill it and start it again: it goes on where it
     stopped."""
     from rich.console import Console
 
-    from whyformer.evaluate.runner import run_benchmark
+    with errors_as_sentences(debug):
+        from whyformer.evaluate.runner import run_benchmark
 
-    talk = Console(stderr=True, quiet=quiet)
-    outcome = run_benchmark(
-        name,
-        model,
-        data,
-        out,
-        methods=methods,
-        split=split,
-        reader=reader,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        say=lambda text: talk.print(text, highlight=False),
-        track=_bar(talk),
-        **_options(option, count),
-    )
-    if not quiet:
-        typer.echo(outcome.report.markdown())
-    talk.print(f"wrote {', '.join(str(f) for f in outcome.files)}", highlight=False)
-    if outcome.report.unscored:
-        talk.print(
-            f"{outcome.report.unscored} explanations have no figures (see 'Samples without figures')", style="yellow"
-        )
-        raise typer.Exit(INCOMPLETE)
+        talk = Console(stderr=True, quiet=quiet)
+        outcome = run_benchmark(
+            name, model, data, out, methods=methods, split=split, reader=reader, batch_size=batch_size, seed=seed,
+            device=device, say=lambda text: talk.print(text, highlight=False), track=_bar(talk),
+            **_options(option, count),
+        )  # fmt: skip
+        if not quiet:
+            typer.echo(outcome.report.markdown())
+        talk.print(f"wrote {', '.join(str(f) for f in outcome.files)}", highlight=False)
+        lacking = outcome.report.unscored
+        if lacking:
+            talk.print(f"{lacking} explanations have no figures (see 'Samples without figures')", style="yellow")
+            raise typer.Exit(INCOMPLETE)
 
 
 def _options(given: list[str] | None, count: int | None) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""How commands speak: a console for results, and errors as sentences with an exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from whyformer.errors import WhyformerError
+
+
+def console() -> Any:
+    """Where results go, without rich's own ideas of what to colour."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks and control characters."""
+    from whyformer.show.words import visible
+
+    return visible(re.sub(r"\s+", " ", str(error)).strip()) or type(error).__name__
+
+
+@contextmanager
+def errors_as_sentences(debug: bool) -> Iterator[None]:
+    """Status 2 and one sentence for what the user can mend, 1 for a bug; third-party chatter is for --debug."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    status = 2
+    try:
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore")
+            yield
+            return
+    except WhyformerError as error:
+        if debug:
+            raise
+        message = one_line(error)
+    except KeyboardInterrupt:
+        status, message = 130, "interrupted"
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(status)
