@@ -112,7 +112,8 @@ def _finish(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
         target_names=names, grid=None if grid is None else (int(grid[0]), int(grid[1])), tokens=inputs.tokens,
         offsets=inputs.offsets, texts=inputs.texts, labels=labels, multi_label=multi_label,
-        image_size=inputs.image_size, pictures=inputs.pictures, diagnostics=dict(scores.diagnostics),
+        image_size=inputs.image_size, pictures=inputs.pictures, originals=inputs.originals,
+        geometry=inputs.geometry, diagnostics=dict(scores.diagnostics),
     )  # fmt: skip
 
 

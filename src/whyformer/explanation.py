@@ -8,14 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
+from whyformer.geometry import Geometry
 
 LEVELS = ("patch", "token", "pixel")
 _FORMAT = 1
-_BATCHED_LISTS = ("tokens", "offsets", "texts", "target_names")
+_ORIGINAL = "original."
+_BATCHED_LISTS = ("tokens", "offsets", "texts", "target_names", "originals", "geometry")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +43,8 @@ class Explanation:
         multi_label: True if the classes do not exclude one another (probability = sigmoid instead of softmax).
         image_size: (height, width) in pixels of the model's input, for pictures.
         pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
+        originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
+        geometry: for each of them, where the model's input lies on it.
         diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods.
     """
 
@@ -57,6 +63,8 @@ class Explanation:
     multi_label: bool = False
     image_size: tuple[int, int] | None = None
     pictures: Tensor | None = None
+    originals: list[Image.Image] | None = None
+    geometry: list[Geometry] | None = None
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -109,12 +117,32 @@ class Explanation:
         """
         from whyformer import views
 
+        return views.resize(self._maps(), size or self.image_size)
+
+    def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
+        """``[height, width]`` map of one sample on the original picture, NaN where the model did not see it.
+
+        The inverse of the processor's resizing, cropping and padding, bilinear from the patch grid. Where the geometry
+        is unknown, the picture is taken as the model saw it.
+
+        Args:
+            size: (height, width) to draw the whole picture at; the original's own by default.
+        """
+        from whyformer import views
+
+        maps = self._maps()
+        known = Geometry.whole(self.image_size or (int(maps.shape[1]), int(maps.shape[2])))
+        known = known if self.geometry is None else self.geometry[sample]
+        known = known if size is None else known.scaled(size)
+        return views.place(maps[sample], known.box, known.size)
+
+    def _maps(self) -> Tensor:
+        """``[B, rows, columns]`` of patches or pixels."""
         if self.level == "token":
-            raise InputError("heatmap() is for pictures; for text use .scores and .tokens")
+            raise InputError("a heatmap is for pictures; for text use .scores and .tokens")
         if self.level == "patch" and self.grid is None:
             raise InputError("these patch scores have no grid, so they cannot be laid out as a picture")
-        maps = self.scores if self.level == "pixel" else self.scores.reshape(len(self), *(self.grid or ()))
-        return views.resize(maps, size or self.image_size)
+        return self.scores if self.level == "pixel" else self.scores.reshape(len(self), *(self.grid or ()))
 
     # -- keeping ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +158,7 @@ class Explanation:
     def _facts(self) -> dict[str, Any]:
         plain = ("level", "method", "grid", "tokens", "offsets", "texts", "target_names", "multi_label", "image_size")
         facts = {name: getattr(self, name) for name in plain}
+        facts["geometry"] = None if self.geometry is None else [g.to_dict() for g in self.geometry]
         facts["settings"] = _plain(self.settings)
         facts["diagnostics"] = _plain(self.diagnostics)
         facts["labels"] = None if self.labels is None else {str(k): v for k, v in self.labels.items()}
@@ -146,6 +175,8 @@ class Explanation:
         tensors = {"scores": self.scores, "target": self.target, "logits": self.logits}
         if self.pictures is not None:
             tensors["pictures"] = self.pictures
+        for i, picture in enumerate(self.originals or ()):
+            tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
         header = {"whyformer": json.dumps({"format": _FORMAT, **self._facts()})}
         partial = path.with_name(path.name + ".partial")
         try:
@@ -175,9 +206,13 @@ class Explanation:
         facts["labels"] = None if facts["labels"] is None else {int(k): v for k, v in facts["labels"].items()}
         for name in ("grid", "image_size"):
             facts[name] = None if facts[name] is None else tuple(facts[name])
+        if facts.get("geometry") is not None:
+            facts["geometry"] = [Geometry.from_dict(g) for g in facts["geometry"]]
+        count = sum(name.startswith(_ORIGINAL) for name in tensors)
+        originals = [Image.fromarray(tensors.pop(f"{_ORIGINAL}{i}").numpy()) for i in range(count)]
         if facts["offsets"] is not None:
             facts["offsets"] = [[tuple(span) for span in sample] for sample in facts["offsets"]]
-        return cls(**tensors, **facts)
+        return cls(**tensors, **facts, originals=originals or None)
 
     # -- showing ---------------------------------------------------------------------------------------------
     def __str__(self) -> str:

@@ -19,6 +19,35 @@ def resize(maps: Tensor, size: tuple[int, int] | None) -> Tensor:
     return torch.nn.functional.interpolate(wide[:, None], size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
+def place(map_: Tensor, box: tuple[float, float, float, float], size: tuple[int, int]) -> Tensor:
+    """A map ``[h, w]`` laid over a box of a canvas, ``[height, width]``: bilinear, NaN outside of the box.
+
+    A canvas pixel whose centre lies at the share u of the box takes the map's value at u · h − ½ (between the centres
+    of its cells, and constant beyond the outermost ones), as :func:`resize` does where the box is the canvas.
+
+    Args:
+        box: (left, top, right, bottom) in canvas pixels, fractions included; it may reach beyond the canvas.
+        size: (height, width) of the canvas.
+    """
+    left, top, right, bottom = box
+    rows = _interpolation(map_.shape[0], top, bottom, size[0])
+    columns = _interpolation(map_.shape[1], left, right, size[1])
+    return rows @ map_.double().cpu() @ columns.T
+
+
+def _interpolation(cells: int, start: float, end: float, pixels: int) -> Tensor:
+    """``[pixels, cells]`` weights of each pixel's value; NaN for pixels outside of start to end."""
+    share = (torch.arange(pixels, dtype=torch.float64) + 0.5 - start) / (end - start)
+    at = (share * cells - 0.5).clamp(0, cells - 1)
+    below = at.floor().long().clamp(max=max(0, cells - 2))
+    above = (below + 1).clamp(max=cells - 1)
+    weights = torch.zeros(pixels, cells, dtype=torch.float64)
+    index = torch.arange(pixels)
+    weights[index, below] += 1 - (at - below)
+    weights[index, above] += at - below
+    return torch.where(((share >= 0) & (share < 1))[:, None], weights, torch.nan)
+
+
 def patch_grid(
     tokens: int, seen: tuple[int, ...] | None, configured: tuple[int, int] | None
 ) -> tuple[int, tuple[int, int]] | None:

@@ -7,12 +7,12 @@ from PIL import Image
 
 from show.made import ATTACK, picture, sentence
 from whyformer.errors import InputError
-from whyformer.show import colours, image
+from whyformer.show import Look, colours, html, image, overlay
 
 
 def test_the_brightest_place_of_the_overlay_is_the_brightest_patch():
     e = picture(grid=(4, 6), size=(32, 48))
-    drawn = image.overlay(e).astype(float)
+    drawn = overlay(e).astype(float)
     colourfulness = drawn.max(-1) - drawn.min(-1)
     row, column = np.unravel_index(colourfulness.argmax(), colourfulness.shape)
     height, width = colourfulness.shape
@@ -21,31 +21,31 @@ def test_the_brightest_place_of_the_overlay_is_the_brightest_patch():
 
 @pytest.mark.parametrize(("size", "grid"), [((32, 48), (4, 6)), ((48, 32), (6, 4)), ((16, 160), (2, 20)), ((224, 224), (14, 14))])
 def test_the_overlay_keeps_the_aspect_ratio(size, grid):
-    height, width, _ = image.overlay(picture(torch.rand(grid), grid=grid, size=size)).shape
+    height, width, _ = overlay(picture(torch.rand(grid), grid=grid, size=size)).shape
     assert height * size[1] == width * size[0]
     assert min(height, width) >= 224
 
 
 def test_opacity_zero_is_the_grey_picture():
-    drawn = image.overlay(picture(), opacity=0)
+    drawn = overlay(picture(), opacity=0)
     assert (drawn == drawn[..., :1]).all()
 
 
 def test_all_zero_scores_draw_nothing():
-    drawn = image.overlay(picture(torch.zeros(4, 6)))
+    drawn = overlay(picture(torch.zeros(4, 6)))
     assert (drawn == drawn[..., :1]).all()
 
 
 def test_full_opacity_without_fading_is_the_colour_map():
     e = picture(torch.ones(4, 6))
-    drawn = image.overlay(e, opacity=1, fade=False, cmap="jet")
+    drawn = overlay(e, opacity=1, fade=False, cmap="jet")
     assert np.abs(drawn[0, 0] / 255 - colours.lookup("jet")[-1]).max() < 0.01
 
 
 def test_signed_scores_are_warm_and_cold():
     scores = torch.zeros(4, 6)
     scores[:, :3], scores[:, 3:] = 1, -1
-    drawn = image.overlay(picture(scores)).astype(int)
+    drawn = overlay(picture(scores)).astype(int)
     assert (drawn[:, 5, 0] > drawn[:, 5, 2]).all()
     assert (drawn[:, -5, 2] > drawn[:, -5, 0]).all()
 
@@ -60,7 +60,82 @@ def test_scores_are_not_changed_by_drawing():
 @pytest.mark.parametrize("opacity", [-0.1, 1.5])
 def test_opacity_out_of_range(opacity):
     with pytest.raises(InputError, match="opacity must be between 0 and 1"):
-        image.overlay(picture(), opacity=opacity)
+        overlay(picture(), opacity=opacity)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"contours": 10}, "contours must be"), ({"contours": 1.5}, "contours must be"), ({"keep": 0}, "keep must be"), ({"above": 1.1}, "above must be"),
+    ({"keep": 0.5, "above": 0.5}, "give one of them"), ({"alpha": 1}, "no option 'alpha'; its options: opacity, cmap"),
+])  # fmt: skip
+def test_impossible_looks(options, message):
+    for draw in (overlay, image.figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o)):
+        with pytest.raises(InputError, match=message):
+            draw(picture(), **options)
+
+
+def test_only_what_matters_keeps_its_colours():
+    """The share asked for is shown as it is; the rest is dark and grey."""
+    red = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
+    red[..., 0] = 220
+    e = picture(torch.arange(64.0).reshape(8, 8), grid=(8, 8), size=(64, 64), pictures=red)
+    for share in (0.1, 0.25, 0.6):
+        drawn = overlay(e, keep=share).astype(int)
+        kept = (drawn == [220, 0, 0]).all(-1)
+        assert abs(kept.mean() - share) < 0.03
+        assert kept[-1, -1] and not kept[0].any()
+        assert drawn[0, :, 0].max() < 80
+    half = overlay(e, above=0.5).astype(int)
+    assert abs((half == [220, 0, 0]).all(-1).mean() - 0.5) < 0.05
+
+
+def test_a_masked_view_never_shows_what_speaks_against_the_class():
+    scores = torch.zeros(4, 6)
+    scores[:, :3], scores[0, 5] = -5, 1
+    bright = torch.full((1, 32, 48, 3), 200, dtype=torch.uint8)
+    for options in ({"keep": 1.0}, {"keep": 0.9}, {"above": 0.01}):
+        drawn = overlay(picture(scores, pictures=bright), **options)
+        shown = (drawn == 200).all(-1)
+        assert shown.any()
+        assert not shown[:, : shown.shape[1] // 2].any()
+
+
+def test_contours_lie_where_the_map_has_their_level():
+    e = picture(torch.linspace(0, 1, 8).repeat(8, 1), grid=(8, 8), size=(64, 64), pictures=torch.full((1, 64, 64, 3), 128, dtype=torch.uint8))
+    drawn = overlay(e, contours=1, opacity=0)
+    light = np.argwhere((drawn > 200).all(-1).all(0)).ravel()
+    # half of the largest score is in the middle, whatever the enlargement
+    assert abs((light.mean() + 0.5) / drawn.shape[1] - 0.5) < 0.01
+    assert 1 <= len(light) <= 4
+    assert (drawn < 60).all(-1).all(0).any()  # the dark rim
+    lines = (overlay(e, contours=3, opacity=0) > 200).all(-1).all(0).astype(int)
+    assert (np.diff(lines) == 1).sum() == 3
+
+
+def test_signed_maps_have_contours_on_both_sides():
+    e = picture(torch.linspace(-1, 1, 8).repeat(8, 1), grid=(8, 8), size=(64, 64), pictures=torch.full((1, 64, 64, 3), 128, dtype=torch.uint8))
+    lines = (overlay(e, contours=1, opacity=0) > 200).all(-1).all(0).astype(int)
+    assert (np.diff(lines) == 1).sum() == 2
+
+
+def test_a_masked_view_says_what_it_shows():
+    assert "the 20 % with the highest scores" in html.page(picture(), keep=0.2)
+    assert any("20 %" in t.get_text() for axes in image.figure(picture(), keep=0.2).axes for t in axes.texts)
+    assert Look(above=0.5).note == "at least 0.5 of the highest score"
+
+
+def test_a_colour_map_reaches_picture_and_bar():
+    plain, other = html.page(picture()), html.page(picture(), cmap="viridis")
+    assert "#440154" in other and "#440154" not in plain
+
+
+@pytest.mark.parametrize("size", [(3, 2), (1, 1), (1, 400), (2000, 3), (5000, 40)])
+def test_pictures_of_any_size_can_be_drawn(size):
+    e = picture(torch.rand(4, 6), size=size, pictures=torch.randint(0, 255, (1, *size, 3), dtype=torch.uint8))
+    for options in ({}, {"contours": 2}, {"keep": 0.3}):
+        drawn = overlay(e, **options)
+        assert drawn.shape[0] * size[1] == drawn.shape[1] * size[0]
+        assert max(drawn.shape) <= max(4096, *size)
+    assert max(overlay(e, longest=300).shape) <= 300
 
 
 @pytest.mark.parametrize("e", [picture(), picture(pictures=None), picture(pictures=None, image_size=None), sentence(), picture(torch.rand(8, 8), level="pixel", size=(8, 8))])

@@ -11,7 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.geometry import Geometry
 from whyformer.inputs.pictures import MAX_PIXELS
+from whyformer.inputs.placing import geometry_of
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -27,6 +29,8 @@ class Inputs:
         scored: position or name of the argument whose features get scores.
         mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
+        pictures: ``[B, H, W, 3]`` uint8 as the model saw them; originals: as they were given; geometry: where the
+            former lie on the latter, None if unknown.
     """
 
     args: tuple[Any, ...]
@@ -39,6 +43,8 @@ class Inputs:
     offsets: list[list[tuple[int, int]]] | None = None
     texts: list[str] | None = None
     pictures: Tensor | None = None
+    originals: list[Image.Image] | None = None
+    geometry: list[Geometry] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -269,27 +275,33 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
             )
         if 0 in picture.size:
             raise InputError("the picture is empty")
-    rgb = [p.convert("RGB") for p in pictures]
-    if hasattr(processor, "image_processor"):
-        processor = processor.image_processor
+    # the very pictures where they are RGB already, so that many explanations of a large one share it
+    rgb = [p if p.mode == "RGB" else p.convert("RGB") for p in pictures]
+    processor = getattr(processor, "image_processor", processor)
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    scored: str | int
     if hasattr(processor, "preprocess"):
-        encoded = dict(processor(images=rgb, return_tensors="pt"))
-        pixels = encoded["pixel_values"]
-        return Inputs(
-            (), {"pixel_values": pixels}, "image", "pixel_values", pictures=_undo_normalisation(pixels, processor)
-        )
-    if not callable(processor):
+        pixels = dict(processor(images=rgb, return_tensors="pt"))["pixel_values"]
+        kwargs, scored = {"pixel_values": pixels}, "pixel_values"
+    elif callable(processor):
+        made = [processor(p) for p in rgb]
+        if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
+            raise InputError("the processor must return a tensor [C, H, W] for a picture")
+        if len({m.shape for m in made}) > 1:
+            raise InputError("the processor must bring pictures of one batch to the same size")
+        pixels = torch.stack(made)
+        args, scored = (pixels,), 0
+    else:
         raise InputError(
             "processor must be a Hugging Face image processor or a function picture -> tensor, "
             f"not {type(processor).__name__}"
         )
-    made = [processor(p) for p in rgb]
-    if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
-        raise InputError("the processor must return a tensor [C, H, W] for a picture")
-    if len({m.shape for m in made}) > 1:
-        raise InputError("the processor must bring pictures of one batch to the same size")
-    pixels = torch.stack(made)
-    return Inputs((pixels,), {}, "image", 0, pictures=_undo_normalisation(pixels, processor))
+    shown = _undo_normalisation(pixels, processor)
+    geometry = geometry_of(processor, rgb, None if shown is None else shown.numpy())
+    return Inputs(
+        args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry
+    )
 
 
 def _undo_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:

@@ -1,7 +1,9 @@
 """Draw explanations: terminal, HTML, pictures. From an Explanation alone; never imports torch or a method."""
 
 from whyformer.show.html import fragment, page
-from whyformer.show.image import encode, figure, overlay
+from whyformer.show.image import encode, figure
+from whyformer.show.look import Look
+from whyformer.show.painting import overlay
 from whyformer.show.terminal import plain, render
 
-__all__ = ["encode", "figure", "fragment", "overlay", "page", "plain", "render"]
+__all__ = ["Look", "encode", "figure", "fragment", "overlay", "page", "plain", "render"]

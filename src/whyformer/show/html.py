@@ -5,17 +5,24 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-from whyformer.show import colours, image
+from whyformer.show import colours
 from whyformer.show.layout import Section, sections
+from whyformer.show.look import Look
+from whyformer.show.painting import base, drawn_size, overlay, png
 from whyformer.show.words import figure_of, heading, visible, words
 
 if TYPE_CHECKING:
     from whyformer.explanation import Explanation
 
+_PLAIN = Look()
+_PIXELS = 672  # longest side of a picture in a page: sharp at 260 CSS pixels on any screen, and still a small file
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 # Ink and paper are both set, so that a dark notebook or browser cannot make one of them unreadable.
 _CARD = (
@@ -36,15 +43,20 @@ th{font-weight:600;overflow-wrap:anywhere}.grid td{min-width:150px}.grid img{wid
 """
 
 
-def fragment(e: Explanation) -> str:
-    """A card for each sample, for notebooks: the map, its scale, and the top classes; inline styles only."""
-    return "".join(_card(sample) for sample in e)
+def fragment(e: Explanation, **look: Any) -> str:
+    """A card for each sample, for notebooks: the map, its scale, and the top classes; inline styles only.
+
+    Args:
+        **look: options of :class:`~whyformer.show.look.Look`, for pictures.
+    """
+    chosen = Look.of(look)
+    return "".join(_card(sample, chosen) for sample in e)
 
 
-def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer") -> str:
+def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
-    parts = sections(explanations)
-    body = "".join(_pictures(p) if p.first.level != "token" else _sentences(p) for p in parts)
+    parts, chosen = sections(explanations), Look.of(look)
+    body = "".join(_pictures(p, chosen) if p.first.level != "token" else _sentences(p) for p in parts)
     name = text(title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -61,39 +73,41 @@ def text(raw: str) -> str:
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
-def _card(e: Explanation) -> str:
+def _card(e: Explanation, look: Look) -> str:
     head = f"<div><b><bdi>{text(heading(e))}</bdi></b> <span style=\"{_SMALL}\">{text(e.method)}</span></div>"
     drawable = e.level != "patch" or e.grid is not None
     if e.level == "token":
         body = _highlight(e)
     elif drawable:
-        body = f'<img alt="{_description(e)}" style="max-width:100%;display:block;margin:6px 0" src="{_source(e)}">'
+        style = "max-width:100%;display:block;margin:6px 0"
+        body = f'<img alt="{_description(e)}" style="{style}" src="{_source(e, look)}">'
     else:
         body = f'<div style="{_SMALL}">patch scores without a grid: read them from .scores</div>'
     foot = f'<div style="{_SMALL}">{_classes(e)}</div>'
-    return f'<div style="{_CARD}">{head}{body}{_scale(e)}{foot}</div>'
+    return f'<div style="{_CARD}">{head}{body}{_scale(e, look)}{foot}</div>'
 
 
-def _pictures(part: Section) -> str:
+def _pictures(part: Section, look: Look) -> str:
     """Rows are methods, columns the classes; the picture itself stands before them."""
     head = "".join(f"<th scope=\"col\"><bdi>{text(heading(e))}</bdi></th>" for e in _columns(part))
     original = ""
-    if part.first.pictures is not None:
-        pixels = base64.b64encode(image.png(part.first.pictures[0].numpy())).decode()
-        look = 'alt="the picture as the model saw it" style="max-width:260px;width:100%"'
-        original = f'<p><img {look} src="data:image/png;base64,{pixels}"></p>'
+    plain = base(part.first)
+    if plain is not None:
+        size = drawn_size(part.first, 0, _PIXELS)[::-1]
+        style = 'alt="the picture" style="max-width:260px;width:100%"'
+        original = f'<p><img {style} src="{_data(np.asarray(plain.resize(size, Image.Resampling.BICUBIC)))}"></p>'
     rows = []
     for name, row in zip(part.methods, part.cells, strict=True):
-        cells = "".join(f"<td>{_map(e)}</td>" if e is not None else "<td></td>" for e in row)
+        cells = "".join(f"<td>{_map(e, look)}</td>" if e is not None else "<td></td>" for e in row)
         rows.append(f"<tr><th scope=\"row\">{text(name)}{_agnostic(row)}</th>{cells}</tr>")
     table = f'<table class="grid"><tr><td></td>{head}</tr>{"".join(rows)}</table>'
     return f'<section>{original}<p class="s">{_classes(part.first)}</p><div class="wide">{table}</div></section>'
 
 
-def _map(e: Explanation) -> str:
+def _map(e: Explanation, look: Look) -> str:
     if e.level == "patch" and e.grid is None:
         return "<small>patch scores without a grid</small>"
-    return f'<img alt="{_description(e)}" src="{_source(e)}">{_scale(e)}'
+    return f'<img alt="{_description(e)}" src="{_source(e, look)}">{_scale(e, look)}'
 
 
 def _sentences(part: Section) -> str:
@@ -138,20 +152,21 @@ def _highlight(e: Explanation) -> str:
     return f'<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'
 
 
-def _scale(e: Explanation) -> str:
+def _scale(e: Explanation, look: Look = _PLAIN) -> str:
     """The colour bar with its ends, or a note where there is nothing to draw."""
     scale = colours.scale_of(e)
-    if scale.note is not None:
-        return f'<div style="{_SMALL}">{scale.note}</div>'
+    note = scale.note or (look.note if e.level != "token" else None)
+    if note is not None:
+        return f'<div style="{_SMALL}">{note}</div>'
     steps = np.linspace(-1 if scale.signed else 0, 1, 9)
     if e.level == "token":
         stops = [colours.tint(float(u), 0.85) for u in steps]
     else:
-        stops = [tuple(np.rint(c * 255).astype(int).tolist()) for c in colours.paint(steps, scale.signed)]
+        stops = [tuple(np.rint(c * 255).astype(int).tolist()) for c in colours.paint(steps, scale.signed, look.cmap)]
     ramp = ",".join(f"#{r:02x}{g:02x}{b:02x}" for r, g, b in stops)
     low, high = scale.ends
-    look = f"display:inline-block;width:8em;height:.7em;margin:0 .4em;background:linear-gradient(to right,{ramp})"
-    bar = f'<span style="{look}"></span>'
+    style = f"display:inline-block;width:8em;height:.7em;margin:0 .4em;background:linear-gradient(to right,{ramp})"
+    bar = f'<span style="{style}"></span>'
     return f'<div style="{_SMALL}">{low}{bar}{high}</div>'
 
 
@@ -164,5 +179,9 @@ def _description(e: Explanation) -> str:
     return text(f"{e.method}: why {heading(e)}")
 
 
-def _source(e: Explanation) -> str:
-    return "data:image/png;base64," + base64.b64encode(image.png(image.overlay(e))).decode()
+def _source(e: Explanation, look: Look) -> str:
+    return _data(overlay(e, longest=_PIXELS, **asdict(look)))
+
+
+def _data(pixels: NDArray[np.uint8]) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode()

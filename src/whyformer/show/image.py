@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from whyformer.errors import InputError
 from whyformer.show import colours, sentence
 from whyformer.show.layout import Section, sections
-from whyformer.show.words import array, heading, short
+from whyformer.show.look import Look
+from whyformer.show.painting import base, drawn_size, overlay
+from whyformer.show.words import heading, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,62 +23,27 @@ if TYPE_CHECKING:
     from whyformer.explanation import Explanation
 
 FORMATS = ("png", "svg", "pdf")
-OPACITY = 0.8
-_SMALLEST = 336  # a 112-pixel picture is enlarged before the map is laid over it, so that the map stays smooth
+_PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
 _TOP, _GAP, _BAR, _LABEL = 0.34, 0.16, 0.62, 0.34  # inches: title, space, colour bar with ticks, row label
-
-
-def overlay(
-    e: Explanation, sample: int = 0, *, opacity: float = OPACITY, cmap: str | None = None, fade: bool = True
-) -> NDArray[np.uint8]:
-    """The map of one sample over its picture, ``[H, W, 3]``.
-
-    The picture is drawn in grey, so every colour comes from the map: colour = (1 - a) · grey + a · map, with
-    a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed
-    maps fade with a = opacity · |score| / max |score| between the two end colours, so that 0 is the picture itself.
-
-    Args:
-        opacity: 0 (picture alone) to 1.
-        cmap: a matplotlib colour map, e.g. "jet"; see :func:`whyformer.show.colours.paint`.
-        fade: let the picture show where scores are near 0.
-    """
-    if not 0 <= opacity <= 1:
-        raise InputError(f"opacity must be between 0 and 1, not {opacity!r}")
-    height, width = _size(e)
-    scale = colours.scale_of(e, sample)
-    unit = scale.unit(array(e[sample].heatmap((height, width))[0]))
-    if e.pictures is None:
-        return _bytes(colours.paint(unit, scale.signed, cmap))
-    shown = Image.fromarray(e.pictures[sample].numpy()).resize((width, height), Image.Resampling.BICUBIC)
-    grey = np.asarray(shown.convert("L"), dtype=np.float64)[..., None] / 255
-    if scale.limit == 0:
-        return _bytes(np.repeat(grey, 3, -1))
-    if fade and scale.signed:
-        a, tinted = opacity * np.abs(unit), colours.paint(np.where(unit < 0, -1, 1), True, cmap)
-    else:
-        a = opacity * np.sqrt(np.abs(unit)) if fade else np.full_like(unit, opacity)
-        tinted = colours.paint(unit, scale.signed, cmap)
-    return _bytes((1 - a[..., None]) * grey + a[..., None] * tinted)
 
 
 def figure(
     explanations: Explanation | Iterable[Explanation],
     *,
-    opacity: float = OPACITY,
-    cmap: str | None = None,
-    fade: bool = True,
     picture: bool = True,
+    **look: Any,
 ) -> Figure:
     """A matplotlib figure of explanations: rows are methods (and inputs), columns the picture and then the classes.
 
     Text becomes a listing, one line a method under each class. Each map has its own colour bar: maps are scaled one by
-    one. ``picture=False`` leaves the plain picture out.
+    one. ``picture=False`` leaves the plain picture out; ``look`` are the options of :func:`overlay`.
     """
+    Look.of(look)
     parts = sections(explanations)
     if any(part.first.level == "token" for part in parts):
         return sentence.figure(parts)
-    return _grid(parts, picture, {"opacity": opacity, "cmap": cmap, "fade": fade})
+    return _grid(parts, picture, look)
 
 
 def encode(drawing: Figure, kind: str = "png", dpi: int = 150) -> bytes:
@@ -88,70 +53,53 @@ def encode(drawing: Figure, kind: str = "png", dpi: int = 150) -> bytes:
     import matplotlib
 
     dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    for axes in drawing.axes:
+        for shown in axes.images:  # files of vectors hold the pixels themselves, those of pixels a smooth reduction
+            shown.set_interpolation("antialiased" if kind == "png" else "none")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "whyformer", "text.hinting": "no_hinting"}):
         drawing.savefig(buffer, format=kind, dpi=dpi, metadata=dates[kind])
     return buffer.getvalue()
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Pixels ``[H, W, 3]`` as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
-    return buffer.getvalue()
-
-
-def _bytes(colour: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.asarray(np.rint(np.clip(colour, 0, 1) * 255), dtype=np.uint8)
-
-
-def _size(e: Explanation) -> tuple[int, int]:
-    """(height, width) to draw at: a whole multiple of the picture's own, at its aspect ratio."""
-    if e.grid is None and e.level == "patch":
-        raise InputError("these patch scores have no grid, so they cannot be drawn as a picture; read e.scores")
-    shape = tuple(e.pictures.shape[1:3]) if e.pictures is not None else e.image_size
-    if shape is None:
-        shape = e.grid if e.level == "patch" and e.grid is not None else tuple(e.scores.shape[1:3])
-    times = math.ceil(_SMALLEST / max(1, min(shape)))
-    return int(shape[0]) * times, int(shape[1]) * times
-
-
-def _grid(parts: list[Section], picture: bool, style: dict[str, Any]) -> Figure:
-    """Cells of one size in inches, laid out by hand so that no label ever meets another."""
+def _grid(parts: list[Section], picture: bool, look: dict[str, Any]) -> Figure:
+    """Cells of one width in inches, laid out by hand so that no label ever meets another; rows as high as they need."""
     from matplotlib.figure import Figure
 
     rows = [(part, r) for part in parts for r in range(len(part.cells))]
-    picture = picture and any(part.first.pictures is not None for part in parts)
+    picture = picture and any(base(part.first) is not None for part in parts)
     columns = max(len(part.targets) for part in parts)
-    sizes = [_size(part.first) for part in parts]
-    ratio = max(h / w for h, w in sizes)
-    wide, high = (_CELL, _CELL * ratio) if ratio <= 1 else (_CELL / ratio, _CELL)
-    wide = max(wide, 1.2)
+    sizes = [drawn_size(part.first) for part in parts]
+    ratios = [h / w for h, w in sizes]
+    wide = max(1.2, _CELL / max(1.0, min(ratios)))
+    # at least as high as a row's label needs, and a colour bar's numbers
+    highs = {id(part): min(_CELL, max(1.1, wide * ratio)) for part, ratio in zip(parts, ratios, strict=True)}
     left = _LABEL + (wide + _GAP if picture else 0)
     width = left + columns * (wide + _BAR) + 0.06
-    height = len(rows) * (high + _TOP) + _GAP
+    below = np.cumsum([highs[id(part)] + _TOP for part, _ in rows])
+    height = float(below[-1]) + _GAP
     drawing = Figure(figsize=(width, height), facecolor="white")
 
     def place(row: int, x: float, w: float) -> Axes:
-        bottom = height - (row + 1) * (high + _TOP)
+        bottom, high = height - float(below[row]), highs[id(rows[row][0])]
         axes = drawing.add_axes((x / width, bottom / height, w / width, high / height))
         axes.set_axis_off()
         return axes
 
     for row, (part, r) in enumerate(rows):
-        first = part.first
-        middle = 1 - (row * (high + _TOP) + _TOP + high / 2) / height
+        first, high = part.first, highs[id(part)]
+        middle = 1 - (float(below[row]) - high / 2) / height
         room = int(high * 15)
         label = "\n".join(_broken(part.methods[r], room))
         write(drawing, label, 0.17 / width, middle, size=8, rotation=90, ha="center", va="center")
-        if picture and first.pictures is not None and (r == 0 or len(parts) == 1):
-            axes = place(row, _LABEL, wide)
-            if r == 0:
-                axes.imshow(first.pictures[0].numpy(), interpolation="bicubic")
+        plain = base(first)
+        if picture and plain is not None and r == 0:
+            pixels = plain.resize(drawn_size(first, 0, _PIXELS)[::-1], Image.Resampling.BICUBIC)
+            place(row, _LABEL, wide).imshow(pixels, interpolation="antialiased")
         for column, e in enumerate(part.cells[r]):
             if e is not None:
                 x = left + column * (wide + _BAR)
-                _cell(drawing, place(row, x, wide), e, (x, wide, width), style)
+                _cell(drawing, place(row, x, wide), e, (x, wide, width), look)
     return drawing
 
 
@@ -163,15 +111,17 @@ def _broken(name: str, room: int) -> list[str]:
     return [name[:at], short(name[at:], room)]
 
 
-def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float, float], style: dict[str, Any]) -> None:
+def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float, float], look: dict[str, Any]) -> None:
     """One overlay with title and colour bar; ``span`` is (x, cell width, figure width) in inches."""
     x, wide, width = span
     scale = colours.scale_of(e)
-    axes.imshow(overlay(e, **style), interpolation="none")
+    axes.imshow(overlay(e, longest=_PIXELS, **look), interpolation="antialiased")
     top = axes.get_position().y1 + 0.06 / drawing.get_figheight()
     write(drawing, short(heading(e), int(wide * 12)), (x + wide / 2) / width, top, size=9, ha="center", va="bottom")
-    if scale.note is not None:
-        axes.text(0.5, 0.04, scale.note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
+    chosen = Look.of(look)
+    note = scale.note or chosen.note
+    if note is not None:
+        axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
                   bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
         return
     # anchored to what imshow drew, which is smaller than the cell where the aspect ratios of several inputs differ
@@ -181,7 +131,7 @@ def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float,
     bottom = -1.0 if scale.signed else 0.0
     ramp = np.linspace(bottom, 1, 256)[:, None]
     bar.imshow(
-        colours.paint(ramp, scale.signed, style["cmap"]), origin="lower", aspect="auto", extent=(0, 1, bottom, 1)
+        colours.paint(ramp, scale.signed, chosen.cmap), origin="lower", aspect="auto", extent=(0, 1, bottom, 1)
     )
     bar.set_xticks([])
     low, high = scale.ends

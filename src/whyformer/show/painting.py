@@ -1,0 +1,150 @@
+"""One map over its picture, as pixels: exactly where the model saw it, at the picture's own resolution."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from whyformer.errors import InputError
+from whyformer.show import colours
+from whyformer.show.look import Look
+from whyformer.show.words import array
+
+if TYPE_CHECKING:
+    from whyformer.explanation import Explanation
+
+Array = NDArray[Any]
+
+_SMALLEST = 336  # a 112-pixel picture is enlarged before the map is laid over it, so that the map stays smooth
+_LARGEST = 4096  # but a picture that is very long and narrow is not enlarged without end
+_LIGHT, _DARK = 1.0, 0.08
+
+
+def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **look: Any) -> NDArray[np.uint8]:
+    """The map of one sample on its original picture, ``[H, W, 3]``.
+
+    The picture is drawn in grey, so every colour comes from the map: colour = (1 - a) · grey + a · map, with
+    a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed
+    maps fade with a = opacity · |score| / max |score| between the two end colours, so that 0 is the picture itself.
+    What the model did not see (cut off by its processor) is bleached and hatched: it has no score.
+
+    Args:
+        longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and
+            a small picture enlarged.
+        **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above.
+    """
+    chosen = Look.of(look)
+    height, width = size = drawn_size(e, sample, longest)
+    unit = unit_map(e, sample, size)
+    scale = colours.scale_of(e, sample)
+    shown = base(e, sample)
+    if shown is None:
+        return _bytes(_lines(colours.paint(np.nan_to_num(unit), scale.signed, chosen.cmap), unit, scale, chosen))
+    colour = np.asarray(shown.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64) / 255
+    grey = (colour @ [0.299, 0.587, 0.114])[..., None]
+    made = np.repeat(grey, 3, -1)
+    if scale.limit:
+        made = _kept(colour, grey, unit, chosen) if chosen.masked else _tinted(grey, unit, scale, chosen)
+    unseen = np.isnan(unit)
+    if unseen.any():
+        made = np.where(unseen[..., None], _hatched(grey), made)
+    # around single pixels there would be nothing but lines
+    return _bytes(made if chosen.masked and e.level == "pixel" else _lines(made, unit, scale, chosen))
+
+
+def base(e: Explanation, sample: int = 0) -> Image.Image | None:
+    """The picture to draw on: the original where the geometry is known, else as the model saw it."""
+    if e.originals is not None and e.geometry is not None:
+        return e.originals[sample]
+    return None if e.pictures is None else Image.fromarray(e.pictures[sample].numpy())
+
+
+def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> tuple[int, int]:
+    """(height, width) to draw at: the picture's own, a whole multiple of it if it is small, or less if asked for."""
+    if e.grid is None and e.level == "patch":
+        raise InputError("these patch scores have no grid, so they cannot be drawn as a picture; read e.scores")
+    picture = base(e, sample)
+    cells = e.grid or (int(e.scores.shape[1]), int(e.scores.shape[-1]))
+    high, wide = (picture.height, picture.width) if picture is not None else e.image_size or cells
+    times = max(1, min(math.ceil(_SMALLEST / min(high, wide)), _LARGEST // max(high, wide)))
+    high, wide = high * times, wide * times
+    if longest is not None and max(high, wide) > longest:
+        high, wide = (max(1, round(side * longest / max(high, wide))) for side in (high, wide))
+    return high, wide
+
+
+def unit_map(e: Explanation, sample: int, size: tuple[int, int]) -> Array:
+    """The map on the picture drawn at ``size``, -1 to 1 or 0 to 1; NaN where the model saw nothing."""
+    placed = array(e.placed(sample, size))
+    return np.where(np.isnan(placed), np.nan, colours.scale_of(e, sample).unit(np.nan_to_num(placed)))
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Pixels ``[H, W, 3]`` as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG", optimize=pixels.size < 3_000_000)
+    return buffer.getvalue()
+
+
+def _bytes(colour: Array) -> NDArray[np.uint8]:
+    return np.asarray(np.rint(np.clip(colour, 0, 1) * 255), dtype=np.uint8)
+
+
+def _tinted(grey: Array, unit: Array, scale: colours.Scale, look: Look) -> Array:
+    unit = np.nan_to_num(unit)
+    if look.fade and scale.signed:
+        a, tinted = look.opacity * np.abs(unit), colours.paint(np.where(unit < 0, -1, 1), True, look.cmap)
+    else:
+        a = look.opacity * np.sqrt(np.abs(unit)) if look.fade else np.full_like(unit, look.opacity)
+        tinted = colours.paint(unit, scale.signed, look.cmap)
+    return np.asarray((1 - a[..., None]) * grey + a[..., None] * tinted)
+
+
+def threshold(unit: Array, look: Look) -> float:
+    """The least score, in units of the largest, that a masked view shows; what is not above 0 is never shown."""
+    seen = unit[~np.isnan(unit)]
+    if not seen.size:
+        return math.inf
+    least = float(np.quantile(seen, 1 - look.keep)) if look.keep is not None else float(seen.max()) * (look.above or 1)
+    return max(least, float(np.nextafter(0, 1)))
+
+
+def _kept(colour: Array, grey: Array, unit: Array, look: Look) -> Array:
+    """The picture in colour where scores are high, and dark and grey elsewhere."""
+    inside = np.nan_to_num(unit, nan=-1.0) >= threshold(unit, look)
+    return np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
+
+
+def _hatched(grey: Array) -> Array:
+    """Bleached, with faint diagonal lines: seen on white and on black paper alike, and like no score's colour."""
+    height, width = grey.shape[:2]
+    step = max(8, min(height, width) // 30)
+    lines = (np.add.outer(np.arange(height), np.arange(width)) % step < max(2, step // 5))[..., None]
+    pale = 0.62 + 0.3 * grey
+    return np.asarray(np.repeat(np.where(lines, pale - 0.15, pale), 3, -1))
+
+
+def _lines(colour: Array, unit: Array, scale: colours.Scale, look: Look) -> Array:
+    """Contour lines, light with a dark rim, around equal shares of the largest score; or around what is kept."""
+    even = [k / (look.contours + 1) for k in range(1, look.contours + 1)]
+    levels = [threshold(unit, look)] if look.masked else even
+    if scale.limit == 0 or not levels or not np.isfinite(levels).all():
+        return colour
+    filled = np.nan_to_num(unit)
+    slope = np.hypot(*np.gradient(filled)) if min(filled.shape) > 1 else np.ones_like(filled)
+    wide = max(1.0, min(filled.shape) / 300)
+    signs = (1, -1) if scale.signed and not look.masked else (1,)
+    away = np.full(filled.shape, np.inf)  # distance in pixels to the nearest line, from value and slope
+    for level in (sign * level for sign in signs for level in levels):
+        distance = np.abs(filled - level) / np.maximum(slope, 1e-9)
+        np.minimum(away, distance, out=away)
+    away[np.isnan(unit)] = np.inf
+    for tone, reach in ((_DARK, 1.8 * wide), (_LIGHT, 0.8 * wide)):
+        cover = np.clip(reach + 0.5 - away, 0, 1)[..., None]
+        colour = (1 - cover) * colour + cover * tone
+    return colour
