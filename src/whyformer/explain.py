@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
-from whyformer.models.loading import load
+from whyformer.models.loading import load, model_name
 from whyformer.models.structure import refuse_unfit
 
 Target = None | int | str | Sequence[int] | Callable[[Tensor], Tensor]
+Track = Callable[..., Iterable[Any]]
 
 
 def explain(
@@ -31,7 +33,7 @@ def explain(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
     truncate: bool = False,
-    progress: bool = False,
+    progress: bool | Track = False,
     **settings: Any,
 ) -> Explanation:
     """Explain a prediction: which patches, pixels or tokens made the model say this class.
@@ -48,7 +50,8 @@ def explain(
             ``model`` is a name.
         device, dtype: where and in which precision a model given by name is loaded.
         truncate: allow text longer than the model takes to be cut off.
-        progress: show a progress bar on long work.
+        progress: show a progress bar on long work; or a function (iterable, description, total) -> iterable that
+            stands around it, such as another kind of bar (it may raise, to stop the work).
         **settings: the method's settings; see :func:`whyformer.methods`.
 
     Returns:
@@ -59,6 +62,7 @@ def explain(
     """
     chosen = find(method)
     full = chosen.complete(settings)
+    name = model if isinstance(model, str) else model_name(model)
     if isinstance(model, str):
         loaded = load(model, device=device, dtype=dtype)
         model, processor = loaded.model, processor or loaded.processor
@@ -82,7 +86,7 @@ def explain(
     explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
     if not chosen.class_specific:
         explanation.diagnostics.setdefault("class_specific", False)
-    return explanation
+    return replace(explanation, model=name)
 
 
 def _finish(
@@ -226,14 +230,17 @@ def class_count(model: nn.Module) -> int | None:
     return count if isinstance(count, int) and count > 0 else None
 
 
-def _progress(wanted: bool) -> Callable[..., Any]:
-    """A function (iterable, description, total) -> iterable that draws a bar if wanted."""
+def _progress(wanted: bool | Track) -> Track:
+    """A function (iterable, description, total) -> iterable: the caller's own, or one that draws a bar if wanted."""
+    if not isinstance(wanted, bool):
+        return wanted
 
     def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterable[Any]:
         if not wanted:
             return work
+        from rich.console import Console
         from rich.progress import track as rich_track
 
-        return rich_track(work, description=description, total=total)
+        return rich_track(work, description=description, total=total, console=Console(stderr=True))
 
     return track

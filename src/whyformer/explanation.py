@@ -15,10 +15,14 @@ from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
 from whyformer.geometry import Geometry
+from whyformer.versions import versions
 
 LEVELS = ("patch", "token", "pixel")
 _FORMAT = 1
 _ORIGINAL = "original."
+_PLAIN = (
+    "model", "level", "method", "grid", "tokens", "offsets", "texts", "target_names", "multi_label", "image_size",
+)  # fmt: skip
 _BATCHED_LISTS = ("tokens", "offsets", "texts", "target_names", "originals", "geometry")
 
 
@@ -45,6 +49,7 @@ class Explanation:
         pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
         originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
         geometry: for each of them, where the model's input lies on it.
+        model: name of the model: as it was given, as its config has it, or its class.
         diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods.
     """
 
@@ -65,6 +70,7 @@ class Explanation:
     pictures: Tensor | None = None
     originals: list[Image.Image] | None = None
     geometry: list[Geometry] | None = None
+    model: str | None = None
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,8 +162,7 @@ class Explanation:
         }
 
     def _facts(self) -> dict[str, Any]:
-        plain = ("level", "method", "grid", "tokens", "offsets", "texts", "target_names", "multi_label", "image_size")
-        facts = {name: getattr(self, name) for name in plain}
+        facts = {name: getattr(self, name) for name in _PLAIN}
         facts["geometry"] = None if self.geometry is None else [g.to_dict() for g in self.geometry]
         facts["settings"] = _plain(self.settings)
         facts["diagnostics"] = _plain(self.diagnostics)
@@ -177,7 +182,7 @@ class Explanation:
             tensors["pictures"] = self.pictures
         for i, picture in enumerate(self.originals or ()):
             tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
-        header = {"whyformer": json.dumps({"format": _FORMAT, **self._facts()})}
+        header = {"whyformer": json.dumps({"format": _FORMAT, "versions": versions(), **self._facts()})}
         partial = path.with_name(path.name + ".partial")
         try:
             save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
@@ -203,6 +208,7 @@ class Explanation:
             raise LoadError(f"{path} is not a saved explanation: {error}") from error
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")
+        facts.pop("versions", None)
         facts["labels"] = None if facts["labels"] is None else {int(k): v for k, v in facts["labels"].items()}
         for name in ("grid", "image_size"):
             facts[name] = None if facts[name] is None else tuple(facts[name])

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, LoadError, ModelError
-from whyformer.explain import _progress, class_count, class_names, find_class
+from whyformer.explain import Track, _progress, class_count, class_names, find_class
 from whyformer.inputs.prepare import _undo_normalisation, prepare
 from whyformer.methods.removal import gaussian_blur
 from whyformer.models.loading import load
@@ -92,7 +92,7 @@ def maximize_activation(
     seed: int = 0,
     start: str | Tensor = "noise",
     processor: Any = None,
-    progress: bool = False,
+    progress: bool | Track = False,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> Maximized:
@@ -116,7 +116,7 @@ def maximize_activation(
         start: "noise" (N(0, 0.1²)), "zero", or a tensor to start from.
         processor: Hugging Face image processor whose normalisation :meth:`Maximized.picture` undoes (found by itself
             for a model given by name); without one the picture is scaled to its own range.
-        progress: show a progress bar.
+        progress: show a progress bar, or a function as in :func:`whyformer.explain`.
         device, dtype: for a model given by name.
 
     Raises:

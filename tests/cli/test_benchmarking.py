@@ -81,4 +81,13 @@ def test_an_option_without_a_value_is_refused(tmp_path: Path, model_folder: Path
     words = ["segmentation", "--model", str(model_folder), "--data", str(tmp_path), "--option", "explained"]
     found = CliRunner().invoke(app, ["benchmark", *words])
     assert found.exit_code == 2
-    assert "KEY=VALUE" in found.stderr
+    assert "key=value" in found.stderr
+
+
+def test_it_has_its_own_help_and_refuses_unknown_names(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["benchmark", "--help"])
+    assert found.exit_code == 0
+    assert "--methods" in found.output
+    found = CliRunner().invoke(app, ["benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b")])
+    assert found.exit_code == 2
+    assert "perturbation" in found.output

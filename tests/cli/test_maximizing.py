@@ -1,4 +1,4 @@
-"""``whyformer maximize`` and ``whyformer benchmark``, through the command line."""
+"""``whyformer maximize``."""
 
 from __future__ import annotations
 
@@ -28,21 +28,3 @@ def test_maximize_refuses_what_it_cannot_write_or_climb(tmp_path: Path) -> None:
     status, output = run("maximize", "elephant", "--quiet", "--out", str(tmp_path / "e.png"))
     assert status == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_benchmark_has_its_own_help_and_refuses_unknown_names(tmp_path: Path) -> None:
-    status, output = run("benchmark", "--help")
-    assert status == 0
-    assert "--methods" in output
-    status, output = run("benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b"))
-    assert status == 2
-    assert "perturbation" in output
-
-
-def test_benchmark_runs_on_scenes(tmp_path: Path) -> None:
-    status, output = run(
-        "benchmark", "segmentation", "--model", "bundled:digits", "--data", "scenes:4", "--methods", "rollout",
-        "--out", str(tmp_path / "b"),
-    )  # fmt: skip
-    assert status == 0, output
-    assert "rollout" in output

@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
+from whyformer.cli import completion
 from whyformer.cli.benchmarking import benchmark
 from whyformer.cli.explaining import compare, explain
 from whyformer.cli.listing import methods
 from whyformer.cli.maximizing import maximize
+from whyformer.cli.schema import schema
 
 __all__ = ["app", "main"]
 
@@ -39,6 +41,7 @@ app.command(epilog=_EXAMPLES)(compare)
 app.command()(methods)
 app.command()(benchmark)
 app.command()(maximize)
+app.command()(schema)
 
 
 def _version(wanted: bool) -> None:
@@ -58,4 +61,4 @@ def root(
 
 def main() -> None:
     """Entry point of the ``whyformer`` command."""
-    app()
+    completion.run(app)

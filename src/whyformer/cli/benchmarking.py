@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterable
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from whyformer.cli.options import Debug, Device
-from whyformer.cli.telling import errors_as_sentences
-from whyformer.errors import InputError
-
-INCOMPLETE = 3
-"""Exit status where some samples got no figures (a method failed, or a map was constant or NaN); the tables are
-written."""
+from whyformer.cli import completion
+from whyformer.cli.options import AsJson, Debug, Device, Quiet, pair
+from whyformer.cli.progress import Working
+from whyformer.cli.schema import record
+from whyformer.cli.telling import INCOMPLETE, errors_as_sentences
 
 
 def benchmark(
@@ -25,12 +22,17 @@ def benchmark(
             metavar="NAME",
             help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity or "
             "arbitration.",
+            autocompletion=completion.complete_benchmark,
         ),
     ],
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", metavar="ID|FOLDER", help="Hub id, local folder, bundled:digits or bundled:sst2."
+            "--model",
+            "-m",
+            metavar="ID|FOLDER",
+            help="Hub id, local folder, bundled:digits or bundled:sst2.",
+            autocompletion=completion.complete_model,
         ),
     ],
     data: Annotated[
@@ -38,7 +40,12 @@ def benchmark(
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", metavar="LIST", help="name:key=value:key=value,name ... Default: the paper's."),
+        typer.Option(
+            "--methods",
+            metavar="LIST",
+            help="name:key=value:key=value,name ... Default: the paper's.",
+            autocompletion=completion.complete_configurations,
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for records and tables; the same folder resumes.")
@@ -54,69 +61,46 @@ def benchmark(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="An option of the benchmark; repeat for several."),
+        typer.Option(
+            "--option",
+            metavar="KEY=VALUE",
+            help="An option of the benchmark; repeat for several.",
+            autocompletion=completion.complete_option,
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Samples in one plain forward pass.")] = 64,
     seed: Annotated[int, typer.Option("--seed", help="Of everything random.")] = 0,
     device: Device = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar, no table: only the files.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Score methods over a data set, as the founding papers did. Kill it and start it again: it goes on where it
     stopped."""
-    from rich.console import Console
-
     with errors_as_sentences(debug):
-        from whyformer.evaluate.runner import run_benchmark
+        options = dict(pair(one, "an option") for one in option or [])
+        if count is not None:
+            options["count"] = count
 
-        talk = Console(stderr=True, quiet=quiet)
-        outcome = run_benchmark(
-            name, model, data, out, methods=methods, split=split, reader=reader, batch_size=batch_size, seed=seed,
-            device=device, say=lambda text: talk.print(text, highlight=False), track=_bar(talk),
-            **_options(option, count),
-        )  # fmt: skip
-        if not quiet:
+        def say(text: str) -> None:
+            if not quiet:
+                typer.echo(text, err=True)
+
+        with Working(quiet) as working:
+            with working.step("loading"):
+                from whyformer.evaluate.runner import run_benchmark
+
+            outcome = run_benchmark(
+                name, model, data, out, methods=methods, split=split, reader=reader, batch_size=batch_size, seed=seed,
+                device=device, say=say, track=working.track, **options,
+            )  # fmt: skip
+        files = [str(path) for path in outcome.files]
+        if as_json:
+            found = {"measured": outcome.measured, "resumed": outcome.resumed, "unscored": outcome.report.unscored}
+            typer.echo(json.dumps(record("benchmark", **outcome.report.facts(), **found, files=files)))
+        elif not quiet:
             typer.echo(outcome.report.markdown())
-        talk.print(f"wrote {', '.join(str(f) for f in outcome.files)}", highlight=False)
-        lacking = outcome.report.unscored
-        if lacking:
-            talk.print(f"{lacking} explanations have no figures (see 'Samples without figures')", style="yellow")
+        say(f"wrote {', '.join(files)}")
+        if outcome.report.unscored:
+            say(f"{outcome.report.unscored} explanations have no figures (see 'Samples without figures')")
             raise typer.Exit(INCOMPLETE)
-
-
-def _options(given: list[str] | None, count: int | None) -> dict[str, Any]:
-    made: dict[str, Any] = {} if count is None else {"count": count}
-    for one in given or []:
-        key, equals, value = one.partition("=")
-        if not equals:
-            raise InputError(f"--option takes KEY=VALUE, not {one!r}")
-        try:
-            made[key.strip()] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            made[key.strip()] = {"true": True, "false": False}.get(value.casefold(), value)
-    return made
-
-
-def _bar(console: Any) -> Any:
-    def track(work: Iterable[Any], title: str, total: int) -> Iterable[Any]:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("batches"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, disable=console.quiet) as progress:
-            yield from progress.track(work, total=total, description=title)
-
-    return track

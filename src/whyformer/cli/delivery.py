@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from whyformer.cli.schema import record
 from whyformer.cli.telling import console
 
 if TYPE_CHECKING:
@@ -16,10 +18,14 @@ if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
 
 
+_LONGEST = 672  # pixels, of the picture in a JSON file
+
+
 @dataclass(frozen=True)
 class Delivery:
     """Where results go: a folder and the kinds of files in it, and what is printed."""
 
+    command: str
     folder: Path
     formats: list[str]
     top: int
@@ -30,14 +36,33 @@ class Delivery:
 def deliver(results: list[Explanation], asked: Argument, model: str, to: Delivery) -> None:
     """Make everything in memory, write the files, and only then print."""
     from whyformer.show import files, terminal, words
+    from whyformer.versions import versions
 
-    record = {"model": model, "input": asked.title, "explanations": [e.to_dict() for e in results]}
-    contents = files.contents(results, asked.name, asked.title, record, to.formats)
+    facts = record(
+        to.command, versions=versions(), model=model, input=asked.title, explanations=[e.to_dict() for e in results]
+    )
+    whole = {**facts, **_picture(results)} if "json" in to.formats else facts
+    contents = files.contents(results, asked.name, asked.title, whole, to.formats)
     written = files.write_all(to.folder, contents) if contents else []
     if to.as_json:
-        typer.echo(json.dumps({**record, "files": [str(path) for path in written]}))
+        typer.echo(json.dumps({**facts, "files": [str(path) for path in written]}))
     elif not to.quiet:
         out = console()
         out.print(terminal.render(results, to.top))
         for path in written:
             out.print(f"wrote {words.visible(str(path))}", markup=False, soft_wrap=True)
+
+
+def _picture(results: list[Explanation]) -> dict[str, Any]:
+    """What the maps lie on, so that a JSON file can be drawn again on its own."""
+    import numpy as np
+
+    from whyformer.show import painting
+
+    for e in results:
+        shown = painting.base(e)
+        if shown is not None:
+            shown = shown.convert("RGB")
+            shown.thumbnail((_LONGEST, _LONGEST))
+            return {"picture": "data:image/png;base64," + base64.b64encode(painting.png(np.asarray(shown))).decode()}
+    return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from whyformer.cli.options import (
     chosen_formats,
     chosen_methods,
 )
+from whyformer.cli.progress import Working
 from whyformer.cli.telling import errors_as_sentences, one_line
 from whyformer.errors import InputError, MethodNotApplicable
 
@@ -56,13 +56,13 @@ def explain(
         chosen_formats(format, "")
         asked = read_argument(source)
         chosen = chosen_methods(method, setting, asked.kind)
-        loaded = _load(model, asked.kind, device, dtype, quiet or as_json)
-        wanted: list[str] | list[None] = target or [None]
-        results = [
-            _explain(loaded, asked, one, t, given, truncate, quiet or as_json) for one, given in chosen for t in wanted
-        ]
         formats = chosen_formats(format, "png" if asked.kind == "image" else "html")
-        deliver(results, asked, loaded.name, Delivery(out, formats, top, quiet, as_json))
+        with Working(quiet) as working:
+            work = _Work(asked, truncate, working)
+            work.load(model, device, dtype)
+            wanted: list[str] | list[None] = target or [None]
+            results = [work.explain(one, t, given) for one, given in chosen for t in wanted]
+        deliver(results, asked, work.loaded.name, Delivery("explain", out, formats, top, quiet, as_json))
 
 
 def compare(
@@ -81,49 +81,61 @@ def compare(
         formats = chosen_formats(format, "png,html")
         asked = read_argument(source)
         chosen = chosen_methods(method, setting, asked.kind)
-        loaded = _load(model, asked.kind, device, dtype, quiet or as_json)
-        results: list[Explanation] = []
-        targets: list[Any] = list(target) if target else [None]
-        refusals = []
-        for one, given in chosen:
-            try:
-                row = [_explain(loaded, asked, one, t, given, truncate, quiet or as_json) for t in targets]
-                if targets == [None] and asked.kind == "image":
-                    targets = [index for index, *_ in row[0].top(0, 2)]
-                    row = [_explain(loaded, asked, one, t, given, truncate, quiet or as_json) for t in targets]
-            except MethodNotApplicable as error:
-                if method is not None:
-                    raise
-                refusals.append(error)
-            else:
-                results += row
-        if not results:
-            raise refusals[0]
+        with Working(quiet) as working:
+            work = _Work(asked, truncate, working)
+            work.load(model, device, dtype)
+            results, refusals = _compared(work, chosen, list(target) if target else [None], named=method is not None)
         for refusal in refusals:
-            typer.echo(f"left out: {one_line(refusal)}", err=True)
-        deliver(results, asked, loaded.name, Delivery(out, formats, top, quiet, as_json))
+            if not quiet:
+                typer.echo(f"left out: {one_line(refusal)}", err=True)
+        deliver(results, asked, work.loaded.name, Delivery("compare", out, formats, top, quiet, as_json))
 
 
-def _load(name: str | None, kind: str, device: str | None, dtype: str | None, silent: bool) -> Loaded:
-    from rich.console import Console
+def _compared(
+    work: _Work, chosen: list[tuple[Method, dict[str, Any]]], targets: list[Any], *, named: bool
+) -> tuple[list[Explanation], list[MethodNotApplicable]]:
+    """All methods for all targets, and why some do not apply; one that was asked for by name has to."""
+    results: list[Explanation] = []
+    refusals = []
+    for one, given in chosen:
+        try:
+            row = [work.explain(one, t, given) for t in targets]
+            if targets == [None] and work.asked.kind == "image":
+                targets = [index for index, *_ in row[0].top(0, 2)]
+                row = [work.explain(one, t, given) for t in targets]
+        except MethodNotApplicable as error:
+            if named:
+                raise
+            refusals.append(error)
+        else:
+            results += row
+    if not results:
+        raise refusals[0]
+    return results, refusals
 
-    from whyformer.models import load
 
-    name = name or DEFAULT_MODEL[kind]
-    with Console(stderr=True, quiet=silent).status(f"loading {name}", spinner="dots"):
-        loaded = load(name, device=device, dtype=dtype)
-    if loaded.modality != kind:
-        reads, got = ("pictures", "a text") if loaded.modality == "image" else ("text", "a picture")
-        raise InputError(f"{name} reads {reads}, and this is {got}: choose another --model")
-    return loaded
+class _Work:
+    """One input and one model, explained as often as is asked."""
 
+    loaded: Loaded
 
-def _explain(
-    loaded: Loaded, asked: Argument, method: Method, target: Any, settings: dict[str, Any], truncate: bool, silent: bool
-) -> Explanation:
-    import whyformer
+    def __init__(self, asked: Argument, truncate: bool, working: Working) -> None:
+        self.asked, self.truncate, self.working = asked, truncate, working
 
-    return whyformer.explain(
-        loaded.model, asked.content, method.name, target, loaded.processor,
-        truncate=truncate, progress=not silent and sys.stdout.isatty(), **settings,
-    )  # fmt: skip
+    def load(self, name: str | None, device: str | None, dtype: str | None) -> None:
+        with self.working.step(f"loading {name or DEFAULT_MODEL[self.asked.kind]}"):
+            from whyformer.models import load
+
+            self.loaded = load(name or DEFAULT_MODEL[self.asked.kind], device=device, dtype=dtype)
+        if self.loaded.modality != self.asked.kind:
+            reads, got = ("pictures", "a text") if self.loaded.modality == "image" else ("text", "a picture")
+            raise InputError(f"{self.loaded.name} reads {reads}, and this is {got}: choose another --model")
+
+    def explain(self, method: Method, target: Any, settings: dict[str, Any]) -> Explanation:
+        import whyformer
+
+        with self.working.step(method.name if target is None else f"{method.name}, class {target}"):
+            return whyformer.explain(
+                self.loaded.model, self.asked.content, method.name, target, self.loaded.processor,
+                truncate=self.truncate, progress=self.working.track, **settings,
+            )  # fmt: skip

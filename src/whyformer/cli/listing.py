@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
-from whyformer.cli.options import AsJson, Debug
+from whyformer.cli.completion import complete_method
+from whyformer.cli.options import AsJson, Debug, Quiet
+from whyformer.cli.schema import record
 from whyformer.cli.telling import console, errors_as_sentences
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method to describe in full.")] = None,
-    as_json: AsJson = False, debug: Debug = False,
+    name: Annotated[
+        str | None, typer.Argument(help="A method to describe in full.", autocompletion=complete_method)
+    ] = None,
+    quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
 ) -> None:  # fmt: skip
     """List the methods, or describe one with its settings and their defaults."""
     with errors_as_sentences(debug):
@@ -23,6 +27,6 @@ def methods(
 
         known = whyformer.methods() if name is None else [find(name)]
         if as_json:
-            typer.echo(json.dumps([facts(m) for m in known] if name is None else facts(known[0]), indent=1))
-        else:
+            typer.echo(json.dumps(record("methods", methods=[facts(m) for m in known]), indent=1))
+        elif not quiet:
             console().print(catalogue(known) if name is None else describe(known[0]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from whyformer.cli import completion
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ ModelName = Annotated[
     typer.Option(
         "--model", "-m", metavar="ID|FOLDER",
         help="Hub id, local folder, bundled:digits or bundled:sst2. Default: the bundled one for the kind of input.",
+        autocompletion=completion.complete_model,
     ),
 ]  # fmt: skip
 Targets = Annotated[
@@ -39,31 +43,50 @@ Targets = Annotated[
 ]  # fmt: skip
 Names = Annotated[
     str,
-    typer.Option("--method", metavar="NAMES", help="A method, or several with commas between; see: whyformer methods."),
-]
+    typer.Option(
+        "--method", metavar="NAMES", help="A method, or several with commas between; see: whyformer methods.",
+        autocompletion=completion.complete_methods,
+    ),
+]  # fmt: skip
 SomeNames = Annotated[
     str | None,
-    typer.Option("--method", metavar="NAMES", help="Methods, separated by commas. Default: a choice that applies."),
-]
+    typer.Option(
+        "--method", metavar="NAMES", help="Methods, separated by commas. Default: a choice that applies.",
+        autocompletion=completion.complete_methods,
+    ),
+]  # fmt: skip
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--setting", "-s", metavar="KEY=VALUE",
         help="A setting of the method (see: whyformer methods NAME); repeat for several.",
+        autocompletion=completion.complete_setting,
     ),
 ]  # fmt: skip
 Formats = Annotated[
     str | None,
     typer.Option(
-        "--format", "-f", metavar="LIST", help=f"Files to write, separated by commas: {', '.join(FORMATS)}; or none."
+        "--format", "-f", metavar="LIST", help=f"Files to write, separated by commas: {', '.join(FORMATS)}; or none.",
+        autocompletion=completion.complete_format,
     ),
-]
+]  # fmt: skip
 Top = Annotated[int, typer.Option("--top", min=1, help="How many of the likeliest classes to list.")]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
-Device = Annotated[str | None, typer.Option("--device", metavar="cpu|cuda", help="Where the model runs.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", metavar="TYPE", help="float32 (default), float64 or bfloat16.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="cpu|cuda", help="Where the model runs.", autocompletion=completion.complete_device
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="TYPE", help="float32 (default), float64 or bfloat16.",
+        autocompletion=completion.complete_dtype,
+    ),
+]  # fmt: skip
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut off text that is longer than the model takes.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -82,7 +105,7 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     import whyformer
     from whyformer.methods import find
 
-    given = dict(map(_pair, setting or []))
+    given = dict(map(pair, setting or []))
     if names is None:
         known = {m.name: m for m in whyformer.methods()}
         chosen = [known[n] for n in COMPARED if n in known and known[n].modality in ("both", kind)]
@@ -99,11 +122,12 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     return pairs
 
 
-def _pair(setting: str) -> tuple[str, Any]:
-    key, sign, value = setting.partition("=")
+def pair(given: str, what: str = "a setting") -> tuple[str, Any]:
+    """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
+    key, sign, value = given.partition("=")
     if not sign or not key.strip():
-        raise InputError(f"a setting is written key=value, not '{setting}'")
-    try:
-        return key.strip(), json.loads(value)
-    except ValueError:
-        return key.strip(), {"True": True, "False": False, "None": None}.get(value, value)
+        raise InputError(f"{what} is written key=value, not '{given}'")
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return key.strip(), read(value.strip())
+    return key.strip(), {"true": True, "false": False, "none": None}.get(value.strip().casefold(), value)

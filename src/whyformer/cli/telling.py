@@ -1,4 +1,8 @@
-"""How commands speak: a console for results, and errors as sentences with an exit status."""
+"""How commands speak: results as text or JSON, and errors as sentences with an exit status.
+
+Status 0: done. 1: a bug. 2: something that the user can mend. 3 (:data:`INCOMPLETE`): done, but something is missing
+from the result. 130: interrupted.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,10 @@ from typing import Any
 import typer
 
 from whyformer.errors import WhyformerError
+
+INCOMPLETE = 3
+"""Exit status of work that was finished and written, but lacks something it should have: samples without figures (a
+method failed, or a map was constant or NaN), or files of a report that cannot be read."""
 
 
 def console() -> Any:
@@ -50,7 +58,7 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
         message = one_line(error)
     except KeyboardInterrupt:
         status, message = 130, "interrupted"
-    except (typer.Exit, typer.Abort):
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # the last: who read this has gone; typer ends quietly
         raise
     except Exception as error:
         if debug:

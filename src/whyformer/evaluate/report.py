@@ -59,6 +59,18 @@ class Table:
             lines.append(_row(found))
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
+    def facts(self) -> dict[str, Any]:
+        """What stands around the figures; the figures themselves are :meth:`entries`."""
+        return {
+            "table": self.name,
+            "title": self.title,
+            "corner": self.corner,
+            "rows": self.rows,
+            "columns": self.columns,
+            "digits": self.digits,
+            "note": self.note,
+        }
+
     def entries(self) -> list[dict[str, Any]]:
         """One dict a cell: table, row, column, measured, low, high, samples, published."""
         made = []
@@ -137,6 +149,21 @@ class Report:
         parts += ["", "### Conventions", ""] + [f"- **{k}**: {v}" for k, v in self.conventions.items()]
         return "\n".join(parts).rstrip() + "\n"
 
+    def facts(self) -> dict[str, Any]:
+        """Everything as plain values, NaN as None: what ``report.json`` holds."""
+        return _plain(
+            {
+                "benchmark": self.benchmark,
+                "conventions": self.conventions,
+                "counts": self.counts,
+                "remarks": self.remarks,
+                "tables": [t.facts() for t in self.tables],
+                "figures": [e for t in self.tables for e in t.entries()],
+                "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
+                "extra": self.extra,
+            }
+        )
+
     def write(self, folder: Path) -> list[Path]:
         """``table.md``, ``table.csv``, ``report.json`` and, where there are curves, ``curves.png``; each whole or
         not at all."""
@@ -146,21 +173,12 @@ class Report:
             writer = csv.DictWriter(text, list(entries[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(entries)
-        facts = {
-            "benchmark": self.benchmark,
-            "conventions": self.conventions,
-            "counts": self.counts,
-            "remarks": self.remarks,
-            "figures": entries,
-            "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
-            "extra": self.extra,
-        }
         made = [
             _replace(folder / "table.md", self.markdown().encode()),
             _replace(folder / "table.csv", text.getvalue().encode()),
             _replace(
                 folder / "report.json",
-                (json.dumps(_plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
+                (json.dumps(self.facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
             ),
         ]
         if self.curves:

@@ -19,6 +19,7 @@ from whyformer.evaluate.forwards import Forwards
 from whyformer.evaluate.records import Record, RecordFile
 from whyformer.evaluate.report import Report
 from whyformer.evaluate.study import Benchmark, Study
+from whyformer.versions import versions
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
@@ -213,10 +214,6 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _conventions(study: Study) -> dict[str, Any]:
-    from importlib.metadata import version
-
-    from whyformer import __version__
-
     methods = "; ".join(
         f"{c.label}: {', '.join(f'{k}={v}' for k, v in c.settings.items()) or 'no settings'}"
         for c in study.configurations
@@ -229,5 +226,5 @@ def _conventions(study: Study) -> dict[str, Any]:
         "model": study.model_name,
         "data": f"{len(study.samples)} samples ({study.reader}: {study.data_name})",
         "batch": f"{study.forwards.batch_size} a forward, seed {study.seed}, {study.forwards.place['dtype']}",
-        "versions": f"whyformer {__version__}, torch {torch.__version__}, transformers {version('transformers')}",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
     }

@@ -116,14 +116,34 @@ def methods() -> list[Method]:
     return [METHODS[name] for name in sorted(METHODS)]
 
 
+@dataclass(frozen=True)
+class AtLeast:
+    """A check: a number from ``low`` up. A class, so that a form can read the bound."""
+
+    low: float
+
+    def __call__(self, value: Any) -> bool:
+        return not isinstance(value, bool) and value >= self.low
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A check: one of some values. A class, so that a form can offer them."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> bool:
+        return any(value == x and type(value) is type(x) for x in self.values)
+
+
 def at_least(low: float) -> tuple[str, Check]:
-    """A check: a number from ``low`` up."""
-    return f"a number of at least {low}", lambda v: not isinstance(v, bool) and v >= low
+    """A number from ``low`` up."""
+    return f"a number of at least {low}", AtLeast(low)
 
 
 def one_of(*values: Any) -> tuple[str, Check]:
-    """A check: one of some values."""
-    return "one of " + ", ".join(map(repr, values)), lambda v: any(v == x and type(v) is type(x) for x in values)
+    """One of some values."""
+    return "one of " + ", ".join(map(repr, values)), OneOf(values)
 
 
 BLOCK = (

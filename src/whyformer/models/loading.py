@@ -77,6 +77,15 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     return Loaded(model.eval(), processor, "image" if image else "text", name)
 
 
+def model_name(model: nn.Module) -> str:
+    """The name that a module's config says it was loaded from, as :func:`load` takes it; else its class."""
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    if not isinstance(name, str) or not name:
+        return type(model).__name__
+    path = Path(name)
+    return f"bundled:{path.name}" if path.parent == Path(str(resources.files("whyformer") / "bundled")) else name
+
+
 def _place(name: str) -> str:
     if name.startswith("bundled:"):
         short = name.removeprefix("bundled:")
