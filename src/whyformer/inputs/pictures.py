@@ -11,41 +11,46 @@ from whyformer.errors import InputError, LoadError
 
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 * 2**20
+# Not all that Pillow knows: some of its formats start another program (EPS), and none is needed.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "MPO")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jfif")
 
 
-def open_picture(path: str | Path) -> Image.Image:
+def open_picture(path: str | Path, *, pixels: int = MAX_PIXELS, size: int = MAX_BYTES) -> Image.Image:
     """The picture as RGB, turned upright as its EXIF orientation says; the first frame of an animation.
 
     Transparent parts are laid on white.
 
+    Args:
+        pixels, size: the most pixels and bytes that are taken.
+
     Raises:
         LoadError: the file is missing, no picture, damaged, or cannot be read.
-        InputError: more than 64 megapixels or 256 MB (checked before anything is decoded).
+        InputError: more pixels or bytes than that (checked before anything is decoded).
     """
     path = Path(path)
     try:
         if path.is_dir():
             raise LoadError(f"{path} is a folder, not a picture")
-        size = path.stat().st_size
+        found = path.stat().st_size
     except FileNotFoundError as error:
         raise LoadError(f"no such file: {path}") from error
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if size == 0:
+    if found == 0:
         raise LoadError(f"{path} is empty")
-    if size > MAX_BYTES:
-        raise InputError(f"{path} has {size / 2**20:.0f} MB; pictures of at most {MAX_BYTES // 2**20} MB are read")
+    if found > size:
+        raise InputError(f"{path} has {found / 2**20:.0f} MB; pictures of at most {size // 2**20} MB are read")
     try:
         with warnings.catch_warnings():
             # our own limit, below, is the stricter one and has the better message
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as raw:
-                if raw.width * raw.height > MAX_PIXELS:
-                    raise InputError(_too_large(path, f"{raw.width} x {raw.height} pixels"))
+            with Image.open(path, formats=FORMATS) as raw:
+                if raw.width * raw.height > pixels:
+                    raise InputError(_too_large(path, f"{raw.width} x {raw.height} pixels", pixels))
                 return _opaque(ImageOps.exif_transpose(raw))
     except Image.DecompressionBombError as error:
-        raise InputError(_too_large(path, "far too many pixels (a decompression bomb?)")) from error
+        raise InputError(_too_large(path, "far too many pixels (a decompression bomb?)", pixels)) from error
     except UnidentifiedImageError as error:
         raise LoadError(f"{path} is not a picture that can be read") from error
     except InputError:
@@ -54,8 +59,8 @@ def open_picture(path: str | Path) -> Image.Image:
         raise LoadError(f"{path} is damaged or cannot be read: {error}") from error
 
 
-def _too_large(path: Path, what: str) -> str:
-    return f"{path} has {what}; at most {MAX_PIXELS // 10**6} megapixels are taken: scale it down first"
+def _too_large(path: Path, what: str, pixels: int) -> str:
+    return f"{path} has {what}; at most {pixels // 10**6} megapixels are taken: scale it down first"
 
 
 def _opaque(picture: Image.Image) -> Image.Image:

@@ -1,0 +1,146 @@
+// Reading values off the maps, walking through words, settings, saving files. Loaded once; listens on the document.
+(() => {
+  const close = (selector, node) => (node instanceof Element ? node.closest(selector) : null);
+  const round = (v) => (v === 0 ? "0" : Number(v.toPrecision(4)).toString());
+  const valuesOf = new WeakMap();
+
+  function values(map) {
+    if (!valuesOf.has(map)) {
+      const bytes = Uint8Array.from(atob(map.dataset.values), (c) => c.charCodeAt(0));
+      valuesOf.set(map, new Float32Array(bytes.buffer));
+    }
+    return valuesOf.get(map);
+  }
+
+  function tell(node, words) {
+    const line = (close("figure", node) || close(".wf-sentences", node))?.querySelector(".wf-value");
+    if (line) line.textContent = words || "\u00a0";
+  }
+
+  // the map may lie on a part of the picture only: left, top, width, height as shares of it
+  const box = (map) => (map.dataset.box || "0,0,1,1").split(",").map(Number);
+
+  function point(map, row, column) {
+    const rows = Number(map.dataset.rows), columns = Number(map.dataset.columns);
+    row = Math.min(rows - 1, Math.max(0, row));
+    column = Math.min(columns - 1, Math.max(0, column));
+    map.dataset.at = `${row},${column}`;
+    const [x, y, w, h] = box(map), cursor = map.querySelector(".wf-cursor");
+    cursor.hidden = false;
+    cursor.style.left = `${100 * (x + (w * column) / columns)}%`;
+    cursor.style.top = `${100 * (y + (h * row) / rows)}%`;
+    cursor.style.width = `${(100 * w) / columns}%`;
+    cursor.style.height = `${(100 * h) / rows}%`;
+    tell(map, `${map.dataset.what} in row ${row}, column ${column}: ${round(values(map)[row * columns + column])}`);
+  }
+
+  document.addEventListener("pointermove", (event) => {
+    const map = close(".wf-map", event.target);
+    if (!map) return;
+    const area = map.getBoundingClientRect(), [x, y, w, h] = box(map);
+    const across = ((event.clientX - area.left) / area.width - x) / w;
+    const down = ((event.clientY - area.top) / area.height - y) / h;
+    if (across < 0 || down < 0 || across >= 1 || down >= 1) return;
+    point(map, Math.floor(down * map.dataset.rows), Math.floor(across * map.dataset.columns));
+  });
+
+  document.addEventListener("pointerout", (event) => {
+    const map = close(".wf-map", event.target);
+    if (map && !map.contains(event.relatedTarget) && document.activeElement !== map) {
+      map.querySelector(".wf-cursor").hidden = true;
+      tell(map, "");
+    }
+  });
+
+  document.addEventListener("focusin", (event) => {
+    const map = close(".wf-map", event.target);
+    if (map && map.matches(":focus-visible")) {
+      const [row, column] = (map.dataset.at || "0,0").split(",").map(Number);
+      point(map, row, column);
+    }
+    const word = close(".wf-word", event.target);
+    if (word) tell(word, `${word.textContent}: ${word.dataset.value}`);
+  });
+
+  document.addEventListener("pointerover", (event) => {
+    const word = close(".wf-word", event.target);
+    if (word) tell(word, `${word.textContent}: ${word.dataset.value}`);
+  });
+
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  document.addEventListener("keydown", (event) => {
+    const step = steps[event.key];
+    const map = close(".wf-map", event.target), word = close(".wf-word", event.target);
+    if (map && step) {
+      event.preventDefault();
+      const [row, column] = (map.dataset.at || "0,0").split(",").map(Number);
+      const stride = event.shiftKey ? 10 : 1;
+      point(map, row + stride * step[0], column + stride * step[1]);
+    } else if (word && (step || event.key === "Home" || event.key === "End")) {
+      event.preventDefault();
+      const all = [...word.parentElement.querySelectorAll(".wf-word")], here = all.indexOf(word);
+      const mirrored = getComputedStyle(word.parentElement).direction === "rtl" && step && step[1] ? -1 : 1;
+      const to = step ? here + mirrored * (step[0] + step[1]) : event.key === "Home" ? 0 : all.length - 1;
+      const next = all[Math.min(all.length - 1, Math.max(0, to))];
+      word.tabIndex = -1;
+      next.tabIndex = 0;
+      next.focus();
+    }
+  });
+
+  document.addEventListener("input", (event) => {
+    const shown = event.target.type === "range" ? event.target.parentElement.querySelector("output") : null;
+    if (shown && close(".wf-form", event.target)) shown.textContent = event.target.value;
+  });
+
+  document.addEventListener("click", async (event) => {
+    const button = close(".wf-copy", event.target);
+    if (!button) return;
+    const code = button.parentElement.nextElementSibling.textContent;
+    try {
+      await navigator.clipboard.writeText(code);
+      button.textContent = "copied";
+    } catch {
+      getSelection().selectAllChildren(button.parentElement.nextElementSibling);
+      button.textContent = "selected: press Ctrl+C";
+    }
+    setTimeout(() => (button.textContent = "copy"), 2000);
+  });
+
+  // method -> setting -> value, as JSON, from whatever fields the form now has
+  window.whyformerSettings = () => {
+    const found = {};
+    for (const field of document.querySelectorAll(".wf-form [data-key]")) {
+      const { method, key, part } = field.dataset;
+      const own = (found[method] ??= {});
+      let value = field.value;
+      if (field.type === "checkbox") value = field.checked;
+      else if (field.type === "number" || field.type === "range") value = field.value === "" ? null : Number(field.value);
+      else if (field.tagName === "SELECT") value = JSON.parse(field.value);
+      else if ("json" in field.dataset) {
+        try {
+          value = field.value.trim() === "" || field.value.trim() === "none" ? null : JSON.parse(field.value);
+        } catch {
+          value = field.value;
+        }
+      }
+      if (part === undefined) own[key] = value;
+      else {
+        own[key] ??= null;
+        if (value !== null) own[key] = { ...own[key], [part]: value };
+      }
+    }
+    return JSON.stringify(found);
+  };
+
+  window.whyformerSave = (file) => {
+    if (!file || !file.base64) return [];
+    const bytes = Uint8Array.from(atob(file.base64), (c) => c.charCodeAt(0));
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([bytes], { type: file.mime }));
+    link.download = file.name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    return [];
+  };
+})();
