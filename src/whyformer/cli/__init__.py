@@ -16,6 +16,7 @@ from whyformer.cli.explaining import compare, explain
 from whyformer.cli.listing import methods
 from whyformer.cli.maximizing import maximize
 from whyformer.cli.schema import schema
+from whyformer.cli.serving import serve_page
 
 __all__ = ["app", "main"]
 
@@ -42,6 +43,7 @@ app.command()(methods)
 app.command()(benchmark)
 app.command()(maximize)
 app.command()(schema)
+app.command("app")(serve_page)
 
 
 def _version(wanted: bool) -> None:

@@ -12,7 +12,7 @@ from whyformer.errors import InputError, LoadError
 MAX_PIXELS = 64_000_000
 MAX_BYTES = 256 * 2**20
 # Not all that Pillow knows: some of its formats start another program (EPS), and none is needed.
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF", "MPO")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jfif")
 
 
@@ -45,7 +45,8 @@ def open_picture(path: str | Path, *, pixels: int = MAX_PIXELS, size: int = MAX_
         with warnings.catch_warnings():
             # our own limit, below, is the stricter one and has the better message
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as raw:
+            Image.init()
+            with Image.open(path, formats=[f for f in FORMATS if f in Image.OPEN]) as raw:
                 if raw.width * raw.height > pixels:
                     raise InputError(_too_large(path, f"{raw.width} x {raw.height} pixels", pixels))
                 return _opaque(ImageOps.exif_transpose(raw))

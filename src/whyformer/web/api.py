@@ -25,7 +25,7 @@ def endpoint(handlers: Handlers) -> Any:
         truncate: bool = False,
         measure: bool = False,
     ) -> dict:  # type: ignore[type-arg]
-        """Explain a text or an uploaded picture: the maps of all methods and classes asked for, and how to repeat them."""
+        """Explain a text or an uploaded picture: all maps asked for, and how to repeat them."""
         try:
             with sentences():
                 return _answer(handlers, text, picture, model, methods, targets, settings, truncate, measure)
@@ -43,10 +43,7 @@ def _answer(
         raise Told("give either text or picture")
     path = picture.get("path") if isinstance(picture, dict) else picture
     kind = "image" if picture else "text"
-    asked = Asked(
-        kind, path, text, model or DEFAULT[kind], list(methods or []), [str(t) for t in targets or []], truncate, 0.8,
-        settings,
-    )  # fmt: skip
+    asked = Asked.read((kind, {"path": path}, text, model or DEFAULT[kind], methods, targets, truncate, None, settings))
     session = Session()
     loaded, view = handlers.full_view(session, asked)
     prediction = work.predict(session, loaded, view)

@@ -34,7 +34,7 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> str:
     default = method.settings[key]
     what = f'data-method="{text(method.name)}" data-key="{text(key)}"'
     name = f"<span>{text(key.replace('_', ' '))}</span>"
-    hint = f'<small>{text(check[0] if check else "")}</small>'
+    hint = f"<small>{text(check[0] if check else '')}</small>"
     if check is AGGREGATION:
         return _aggregation(what, value)
     if isinstance(default, bool):
@@ -45,14 +45,14 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> str:
         slider = f'<input type="range" min="0" max="{blocks - 1}" step="1" value="{at}" {what}>'
         return f"<label>{name}{slider}{shown}<small>blocks count from 0 at the input</small></label>"
     if check is OPTIONAL_BLOCK and blocks:
-        at = value % blocks if isinstance(value, int) else None
-        return f"<label>{name}{_select(what, [None, *range(blocks)], at)}</label>"
+        one = value % blocks if isinstance(value, int) else None
+        return f"<label>{name}{_select(what, [None, *range(blocks)], one)}</label>"
     if check is not None and isinstance(check[1], OneOf):
         return f"<label>{name}{_select(what, check[1].values, value)}</label>"
     if isinstance(default, int | float):
         low = f' min="{check[1].low:g}"' if check is not None and isinstance(check[1], AtLeast) else ""
         step = "1" if isinstance(default, int) else "any"
-        return f'<label>{name}<input type="number" step="{step}"{low} value="{value!r}" {what}>{hint}</label>'
+        return f'<label>{name}<input type="number" step="{step}"{low} value="{text(repr(value))}" {what}>{hint}</label>'
     shown = "" if value is None else json.dumps(value)
     return f'<label>{name}<input type="text" value="{text(shown)}" placeholder="none" {what} data-json>{hint}</label>'
 
@@ -72,7 +72,8 @@ def _aggregation(what: str, value: Any) -> str:
     parts = []
     for part, choices in (("heads", HEADS), ("layers", LAYERS), ("rows", ROWS)):
         own = f'{what} data-part="{part}"'
-        parts.append(f"<label><span>{part}</span>{_select(own, [None, *choices], given.get(part), 'as published')}</label>")
+        choice = _select(own, [None, *choices], given.get(part), "as published")
+        parts.append(f"<label><span>{part}</span>{choice}</label>")
     return f'<fieldset><legend>aggregation</legend><div class="wf-fields">{"".join(parts)}</div></fieldset>'
 
 
@@ -95,7 +96,8 @@ def changed(name: str, given: Mapping[str, Any], blocks: int) -> dict[str, Any]:
     for key, value in full.items():
         default = method.settings[key]
         if method.checks.get(key) in (BLOCK, OPTIONAL_BLOCK) and blocks and isinstance(value, int):
-            same = isinstance(default, int) and value % blocks == default % blocks
+            inside = -blocks <= value < blocks  # a number outside the model is the method's to refuse
+            same = isinstance(default, int) and inside and value % blocks == default % blocks
         else:
             same = value == default and isinstance(value, bool) == isinstance(default, bool)
         if not same:

@@ -1,10 +1,11 @@
-"""How far the maps on the page may be believed: deletion curves beside random ones, and what the runs themselves say."""
+"""How far the maps on the page may be believed: deletion curves beside random ones, and what the runs say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from whyformer.explanation import Explanation
 from whyformer.show.html import text
@@ -51,10 +52,10 @@ def _chart(j: Judged) -> str:
     assert j.random is not None
     x = np.linspace(_LEFT, _WIDTH - 8, len(j.curve))
 
-    def y(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def y(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return _TOP + (1 - np.clip(values, 0, 1)) * (_HEIGHT - _TOP - _BOTTOM)
 
-    def line(values: np.ndarray, look: str) -> str:  # type: ignore[type-arg]
+    def line(values: NDArray[np.float64], look: str) -> str:
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y(values), strict=True))
         return f'<polyline class="{look}" points="{points}"/>'
 
@@ -63,7 +64,8 @@ def _chart(j: Judged) -> str:
     ticks = "".join(
         f'<text x="{_LEFT - 5}" y="{float(y(np.array(p))) + 3:.1f}" text-anchor="end">{p:g}</text>' for p in (0, 0.5, 1)
     ) + "".join(
-        f'<text x="{x[round(f * STEPS)]:.1f}" y="{_HEIGHT - 12}" text-anchor="middle">{f:.0%}</text>' for f in (0, 0.5, 1)
+        f'<text x="{x[round(f * STEPS)]:.1f}" y="{_HEIGHT - 12}" text-anchor="{at}">{f:.0%}</text>'
+        for f, at in ((0, "middle"), (0.5, "middle"), (1, "end"))
     )
     label = text(f"{j.explanation.method}: probability of the class as more is removed. {verdict(j)}")
     return (
@@ -78,7 +80,8 @@ def remarks(judged: Sequence[Judged]) -> str:
     """What a reader should know before believing a map, as a list."""
     found = list(dict.fromkeys(line for j in judged for line in warnings(j.explanation)))
     if not found:
-        return '<p class="wf-note">No warnings: the relevance that was checked is conserved.</p>' if _checked(judged) else ""
+        clean = '<p class="wf-note">No warnings: the relevance that was checked is conserved.</p>'
+        return clean if _checked(judged) else ""
     lines = "".join(f"<li>{text(line)}</li>" for line in found)
     return f'<h3>Before you believe it</h3><ul class="wf-warnings">{lines}</ul>'
 
@@ -93,8 +96,8 @@ def warnings(e: Explanation) -> list[str]:
     conservation = e.diagnostics.get("conservation")
     if isinstance(conservation, dict) and (error := float(conservation["error"][0])) > 0.01:
         found.append(
-            f"{e.method}: relevance is not conserved. On the way through the blocks its sum moves by {_percent(error)} of "
-            "what it started from, so the sizes of scores mean little; their order may still help."
+            f"{e.method}: relevance is not conserved. On the way through the blocks its sum moves by "
+            f"{_percent(error)} of what it started from, so the sizes of scores mean little; their order may help."
         )
     completeness = e.diagnostics.get("completeness")
     if isinstance(completeness, dict):
@@ -105,7 +108,9 @@ def warnings(e: Explanation) -> list[str]:
                 "more steps come closer."
             )
     if e.diagnostics.get("class_specific") is False:
-        found.append(f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class.")
+        found.append(
+            f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."
+        )
     if not bool((e.scores != 0).any()):
         found.append(f"{e.method}: all scores are 0, so this map says nothing.")
     elif e.level == "token" and len(words(e)[0]) < 3:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from whyformer.explain import find_class
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.show.html import text
+from whyformer.show.image import OPACITY
 from whyformer.show.words import visible
 from whyformer.web import controls, curves, maps, reproduce, work
 from whyformer.web.catalogue import DEFAULT, Catalogue
@@ -26,6 +27,9 @@ from whyformer.web.session import Session, Source, Stopped, View
 
 _LOG = logging.getLogger("whyformer.web")
 FIRST = ("transformer_attribution",)
+CANCELLED = "Cancelled."
+RESULTS = ("status", "board", "trust", "code", "more", "opacity", "block", "attended")
+"""The parts of the page that an explanation fills, in the order of its outputs."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,21 @@ class Asked:
     classes: list[str]
     truncate: bool
     opacity: float
-    settings: Any = field(default="")
+    settings: Any = ""
+
+    @classmethod
+    def read(cls, entered: Sequence[Any]) -> Asked:
+        """From what a browser sent, which may be anything."""
+        kind, picture, sentence, model, methods, classes, truncate, opacity, settings = entered
+        if kind not in DEFAULT:
+            raise InputError("choose a picture or a sentence")
+        path = picture.get("path") if isinstance(picture, dict) else None
+        names, wanted = ([str(v) for v in c] if isinstance(c, list) else [] for c in (methods, classes))
+        shade = min(1.0, max(0.0, float(opacity))) if isinstance(opacity, int | float) else OPACITY
+        return cls(
+            kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
+            shade, settings,
+        )  # fmt: skip
 
 
 class Told(Exception):  # noqa: N818 - a sentence on its way to the page
@@ -55,13 +73,13 @@ def sentences() -> Iterator[None]:
     except WhyformerError as error:
         raise Told(" ".join(str(error).split())) from error
     except Stopped as error:
-        raise Told("Cancelled.") from error
+        raise Told(CANCELLED) from error
     except (Told, GeneratorExit):
         raise
     except Exception as error:
         _LOG.exception("the page failed")
         raise Told(
-            f"Something went wrong inside whyformer ({type(error).__name__}); where the page was started, the log says more."
+            f"Something went wrong inside whyformer ({type(error).__name__}); the log of the server says more."
         ) from error
 
 
@@ -94,9 +112,7 @@ class Handlers:
         if loaded.modality != source.kind:
             reads = "pictures" if loaded.modality == "image" else "text"
             raise InputError(f"{asked.model} reads {reads}: choose another model, or give it {reads}")
-        view = View(
-            asked.model, self.catalogue.place(asked.model), source, (), (), bool(asked.truncate), float(asked.opacity)
-        )
+        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.opacity)
         return loaded, view, work.predict(session, loaded, view)
 
     def full_view(self, session: Session, asked: Asked) -> tuple[Loaded, View]:
@@ -107,7 +123,8 @@ class Handlers:
         for name in asked.methods:
             find(name)
         loaded, view, prediction = self.ready(session, asked)
-        chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in dict.fromkeys(asked.methods))
+        names = dict.fromkeys(asked.methods)
+        chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
         # labels of multi-word classes may themselves be numbers, so a number comes first
         targets = [int(c) if str(c).isdigit() else find_class(str(c), prediction.labels) for c in asked.classes]
         wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
@@ -130,67 +147,73 @@ class Handlers:
 
     def look(self, session: Session, *entered: Any) -> tuple[Any, ...]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form."""
-        asked = Asked(*entered)
         try:
             with sentences():
-                if (asked.picture is None) if asked.kind == "image" else not (asked.sentence or "").strip():
+                asked = Asked.read(entered)
+                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
                     return "", gr.update(choices=[], value=[]), gr.skip(), ""
                 _, _, prediction = self.ready(session, asked)
         except Told as told:
             return "", gr.update(choices=[], value=[]), gr.skip(), status(str(told), error=True)
         choices = class_choices(prediction)
         known = {c for _, c in choices}
-        kept = [c for c in asked.classes or [] if c in known]
+        kept = [c for c in asked.classes if c in known]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
         return says(prediction), gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
     def settings(self, session: Session, *entered: Any) -> str:
         """The form of the methods now chosen, with what was set before."""
-        asked = Asked(*entered)
-        blocks = 0
+        try:
+            with sentences():
+                asked = Asked.read(entered)
+                for name in asked.methods:
+                    find(name)
+                given = controls.read_form(asked.settings)
+        except Told as told:
+            return status(str(told), error=True)
         try:
             with sentences():
                 blocks = self.ready(session, asked)[2].blocks
         except Told:
-            pass  # no input yet: block numbers are typed instead of slid
-        return controls.form(asked.methods, controls.read_form(asked.settings), blocks)
+            blocks = 0  # no input yet: block numbers are typed instead of slid
+        return controls.form(asked.methods, given, blocks)
 
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
-        """Maps as they become ready, then how far they may be believed.
-
-        Yields (status, the maps, curves and warnings, snippet and command line, whether there is something to keep).
-        """
+        """Maps as they become ready, then how far they may be believed; values of :data:`RESULTS`."""
         session.begin()
-        keep, began = gr.skip(), time.monotonic()
+        began = time.monotonic()
         try:
             with sentences():
                 track = session.track(_teller(progress))
-                yield status("Reading the input …"), keep, keep, keep, keep
-                loaded, view = self.full_view(session, Asked(*entered))
+                yield _shown(status=status("Reading the input …"))
+                loaded, view = self.full_view(session, Asked.read(entered))
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
                     refused.append(found) if isinstance(found, tuple) else results.append(found)
-                    shown = maps.board(session, results, refused, view.opacity)
-                    yield status(f"{len(results)} of {total} maps …"), shown, keep, keep, keep
-                session.view, session.results = view, results
+                    drawn = maps.board(session, results, refused, view.opacity)
+                    yield _shown(status=status(f"{len(results)} of {total} maps …"), board=drawn)
                 if not results:
-                    raise Told("No method gave a map; below is why.")
+                    raise Told("No method gave a map; the list says why.")
+                session.view, session.results = view, results
                 done = f"{_count(len(results), 'map')} in {time.monotonic() - began:.1f} s"
-                code = recipe(view)
-                yield status(f"{done}; measuring how faithful they are …"), keep, "", code, gr.update(visible=True)
+                yield _shown(
+                    status=status(f"{done}; measuring how faithful they are …"), trust="", code=recipe(view),
+                    attended="", more=gr.update(visible=True), opacity=gr.update(visible=view.source.kind == "image"),
+                    block=gr.update(visible=False, value="mean"),
+                )  # fmt: skip
                 judged = []
                 for one in work.judge(session, loaded, view, results, track):
                     judged.append(one)
-                    yield status(f"{done}; {len(judged)} measured …"), keep, curves.panel(judged), keep, keep
-                yield status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."), keep, keep, keep, keep
+                    yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=curves.panel(judged))
+                yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."))
         except Told as told:
-            yield status(str(told), error=str(told) != "Cancelled."), keep, keep, keep, keep
+            yield _shown(status=status(str(told), error=str(told) != CANCELLED))
 
     def again(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
         """As ``explain``, after a change of a class or a setting; nothing before the first explanation."""
         if session.view is None:
-            yield (gr.skip(),) * 5
+            yield _shown()
             return
         yield from self.explain(session, *entered, progress=progress)
 
@@ -218,7 +241,7 @@ class Handlers:
 
     def stop(self, session: Session) -> str:
         session.stop.set()
-        return status("Cancelled.")
+        return status(CANCELLED)
 
     def download(self, session: Session, kind: str) -> dict[str, str]:
         """A file for the browser to save, in the answer itself: nothing is written on this machine."""
@@ -258,9 +281,15 @@ def recipe(view: View) -> str:
 
     def block(name: str, code: str) -> str:
         copy = '<button type="button" class="wf-copy">copy</button>'
-        return f'<h3>{name} {copy}</h3><pre class="wf-code" tabindex="0" aria-label="{name}"><code>{text(code)}</code></pre>'
+        shown = f'<pre class="wf-code" tabindex="0" role="region" aria-label="{name}"><code>{text(code)}</code></pre>'
+        return f"<h3>{name} {copy}</h3>{shown}"
 
     return block("Python", reproduce.snippet(view)) + block("Command line", reproduce.command(view))
+
+
+def _shown(**new: Any) -> tuple[Any, ...]:
+    """New values of some of :data:`RESULTS`; the others stay as they are."""
+    return tuple(new.get(name, gr.skip()) for name in RESULTS)
 
 
 def _count(number: int, what: str) -> str:

@@ -65,14 +65,15 @@ def uploaded(path: Any, folder: Path) -> Path:
 
 def hub_id(name: str) -> str:
     """A model's id on the hub, checked to be one and not to name a folder of this machine."""
-    if len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".", "-")) or not _HUB_ID.fullmatch(name):
+    odd = len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".", "-"))
+    if odd or not _HUB_ID.fullmatch(name):
         raise InputError(
-            "that is no model id: it is written owner/name. Folders of this machine are offered by name, and only those "
-            "that the page was started with (--model-dir)"
+            "that is no model id: it is written owner/name. Folders of this machine are offered by name, and only "
+            "those that the page was started with (--model-dir)"
         )
     if Path(name).exists():
         raise InputError(
-            f"'{name}' is also a folder where this page was started, so it is not taken for a model id; folders are given "
-            "at the start (--model-dir)"
+            f"'{name}' is also a folder where this page was started, so it is not taken for a model id; folders are "
+            "given at the start (--model-dir)"
         )
     return name

@@ -44,7 +44,8 @@ def _pictures(session: Session, part: Section, opacity: float) -> str:
             if e is not None:
                 cells.append(_map(session, e, name, opacity))
     shape = f"--columns:{max(1, len(part.targets))}"
-    return f'<div class="wf-board" style="{shape}">{_original(part.first)}<div class="wf-grid">{"".join(cells)}</div></div>'
+    grid = f'<div class="wf-grid">{"".join(cells)}</div>'
+    return f'<div class="wf-board" style="{shape}">{_original(part.first)}{grid}</div>'
 
 
 def _original(e: Explanation) -> str:
@@ -60,7 +61,7 @@ def _original(e: Explanation) -> str:
 def _map(session: Session, e: Explanation, name: str, opacity: float) -> str:
     title = f"{name}: {heading(e)}"
     if e.level == "patch" and e.grid is None:
-        return f'<figure><figcaption>{text(title)}</figcaption><p class="wf-note">patch scores without a grid</p></figure>'
+        return f'<figure><figcaption>{text(title)}</figcaption><p class="wf-note">scores without a grid</p></figure>'
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid if e.level == "patch" and e.grid is not None else values.shape
     # the scores themselves are the key: a map drawn once is the same for whoever asks in this session
@@ -73,7 +74,8 @@ def _map(session: Session, e: Explanation, name: str, opacity: float) -> str:
         f'<div class="wf-map" tabindex="0" role="application" aria-roledescription="map of scores" '
         f'aria-label="{text(title)}. Arrow keys read the score of each {what}." data-rows="{rows}" '
         f'data-columns="{columns}" data-what="{what}" data-values="{packed}">'
-        f'<img alt="" draggable="false" src="data:image/png;base64,{source}"><span class="wf-cursor" hidden></span></div>'
+        f'<img alt="" draggable="false" src="data:image/png;base64,{source}">'
+        '<span class="wf-cursor" hidden></span></div>'
         f'{_bar(e)}<p class="wf-value" aria-live="polite">&nbsp;</p></figure>'
     )
 
@@ -111,9 +113,15 @@ def _sentences(part: Section) -> str:
     for column in range(len(part.targets)):
         rows = [(name, e) for name, row in zip(part.methods, part.cells, strict=True) if (e := row[column]) is not None]
         named = next((e for _, e in rows if e.diagnostics.get("class_specific") is not False), rows[0][1])
-        lines = "".join(f'<div class="wf-line"><h4>{_broken(name)}</h4><div>{_line(e, name)}{_bar(e)}</div></div>' for name, e in rows)
+        lines = "".join(
+            f'<div class="wf-line"><h4>{_broken(name)}</h4><div>{_line(e, name)}{_bar(e)}</div></div>'
+            for name, e in rows
+        )
         blocks.append(f"<section><h3><bdi>{text(heading(named))}</bdi></h3>{lines}</section>")
-    hint = '<p class="wf-note">Click a word, or press Enter on it, to see what it attends to. Arrow keys go from word to word.</p>'
+    hint = (
+        '<p class="wf-note">Click a word, or press Enter on it, to see what it attends to. Arrow keys go from word to '
+        "word.</p>"
+    )
     return f'<div class="wf-sentences">{hint}{"".join(blocks)}<p class="wf-value" aria-live="polite">&nbsp;</p></div>'
 
 
@@ -127,7 +135,8 @@ def _line(e: Explanation, name: str) -> str:
         ground = "rgb({},{},{})".format(*colours.tint(float(scale.unit(np.array(piece.score))), 0.85))
         marked.append(
             f'{text(piece.gap)}<button type="button" class="wf-word" tabindex="{0 if i == 0 else -1}" data-word="{i}" '
-            f'data-value="{text(value + parts)}" style="background:{ground}" aria-label="{text(f"{piece.text}, score {value}")}">'
+            f'data-value="{text(value + parts)}" style="background:{ground}" '
+            f'aria-label="{text(f"{piece.text}, score {value}")}">'
             f"{text(piece.text)}</button>"
         )
     return f'<p class="wf-text" dir="auto" role="group" aria-label="{text(name)}">{"".join(marked)}{text(rest)}</p>'
@@ -156,10 +165,11 @@ def attended(e: Explanation, maps: Tensor, word: int, block: int | None) -> str:
         for i, (p, s) in enumerate(zip(pieces, shares, strict=True))
     )
     best = sorted(range(len(shares)), key=lambda i: -shares[i])[:5]
-    listed = "".join(f"<tr><td><bdi>{text(pieces[i].text)}</bdi></td><td>{100 * shares[i]:.1f} %</td></tr>" for i in best)
-    others = max(0.0, sum(shares) - sum(shares[i] for i in best))
-    listed += f"<tr><td>other words</td><td>{100 * others:.1f} %</td></tr>" if len(shares) > 5 else ""
-    listed += f"<tr><td>special tokens ([CLS], [SEP] …)</td><td>{100 * special:.1f} %</td></tr>"
+    rows = [(f"<bdi>{text(pieces[i].text)}</bdi>", shares[i]) for i in best]
+    if len(shares) > 5:
+        rows.append(("other words", max(0.0, sum(shares) - sum(shares[i] for i in best))))
+    rows.append(("special tokens ([CLS], [SEP] …)", special))
+    listed = "".join(f"<tr><td>{name}</td><td>{100 * share:.1f} %</td></tr>" for name, share in rows)
     where = f"the mean of all {len(maps)} blocks" if block is None else f"block {block}"
     return (
         f'<div class="wf-attended"><h3>“<bdi>{text(pieces[word].text)}</bdi>” attends to</h3>'

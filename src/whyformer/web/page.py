@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import gradio as gr
 from whyformer.web import controls
 from whyformer.web.api import endpoint
 from whyformer.web.catalogue import DEFAULT
-from whyformer.web.handlers import FIRST, Handlers, offered
+from whyformer.web.handlers import FIRST, RESULTS, Handlers, offered
 from whyformer.web.session import Session
 
 HERE = Path(__file__).parent
@@ -27,16 +28,8 @@ element.addEventListener('click', (event) => {
 """
 _FORM = "element.addEventListener('change', () => trigger('input'));"
 _SAVE = "(file) => window.whyformerSave(file)"
+KINDS = ("png", "html", "json")
 _KIND = [("a picture", "image"), ("a sentence", "text")]
-
-
-class Picture(gr.Image):
-    """gradio's picture field, which hands over the upload unopened: the limits are checked before anything is decoded."""
-
-    is_template = True  # the browser's side is gradio's own
-
-    def preprocess(self, payload: Any) -> Any:
-        return None if payload is None else payload.path
 
 
 def build(handlers: Handlers) -> gr.Blocks:
@@ -47,20 +40,19 @@ def build(handlers: Handlers) -> gr.Blocks:
         with gr.Row(elem_classes="wf-page"):
             with gr.Column(scale=4, min_width=300, elem_id="wf-ask"):
                 kind = gr.Radio(_KIND, value="image", label="Explain", elem_id="wf-kind")
-                picture = Picture(
-                    type="filepath", sources=["upload", "clipboard"], label="Picture", height=260, elem_id="wf-picture",
-                    image_mode=None, buttons=[],
-                )  # fmt: skip
+                picture = gr.Image(
+                    sources=["upload", "clipboard"], label="Picture", height=260, elem_id="wf-picture", buttons=[]
+                )
                 sentence = gr.Textbox(
                     label="Sentence", lines=3, max_lines=12, visible=False, elem_id="wf-sentence",
                     placeholder="An utterly charming film, though it drags.",
                 )  # fmt: skip
                 truncate = gr.Checkbox(label="Cut off what the model cannot take", visible=False)
                 says = gr.HTML(elem_id="wf-says")
-                hint = "bundled, a folder given at the start" + (", or a hub id: owner/name" if handlers.catalogue.hub else "")
+                more = ", or a hub id: owner/name" if handlers.catalogue.hub else ""
                 model = gr.Dropdown(
                     handlers.catalogue.names(), value=DEFAULT["image"], allow_custom_value=handlers.catalogue.hub,
-                    label="Model", info=hint, elem_id="wf-model",
+                    label="Model", info="bundled, or a folder given at the start" + more, elem_id="wf-model",
                 )  # fmt: skip
                 chosen = gr.Dropdown(
                     offered("image"), value=list(FIRST), multiselect=True, label="Methods", elem_id="wf-methods"
@@ -79,26 +71,36 @@ def build(handlers: Handlers) -> gr.Blocks:
             with gr.Column(scale=8, min_width=300, elem_id="wf-answer"):
                 board = gr.HTML('<p class="wf-empty">The maps appear here.</p>', js_on_load=_WORD, elem_id="wf-board")
                 opacity = gr.Slider(
-                    0, 1, value=0.8, step=0.05, label="Opacity of the map", visible=False, elem_id="wf-opacity", buttons=[]
+                    0, 1, value=0.8, step=0.05, label="Opacity of the map", visible=False, buttons=[],
+                    elem_id="wf-opacity",
                 )  # fmt: skip
-                block = gr.Dropdown([], label="Attention in", visible=False, elem_id="wf-block")
+                block = gr.Dropdown(
+                    [("mean of all blocks", "mean")], value="mean", label="Attention in", visible=False,
+                    elem_id="wf-block",
+                )  # fmt: skip
                 attended = gr.HTML(elem_id="wf-attended")
                 with gr.Column(visible=False, elem_id="wf-more") as more:
                     gr.HTML("<h2>May it be believed?</h2>")
                     trust = gr.HTML(elem_id="wf-trust")
                     gr.HTML("<h2>Keep it</h2>")
                     with gr.Row():
-                        saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in ("png", "html", "json")}
+                        saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
                     code = gr.HTML(elem_id="wf-code")
         file = gr.JSON(visible=False)
         number = gr.Number(visible=False)
 
         entered = [session, kind, picture, sentence, model, chosen, classes, truncate, opacity, slot]
-        results = [status, board, trust, code, more]
+        parts = {
+            "status": status, "board": board, "trust": trust, "code": code, "more": more, "opacity": opacity,
+            "block": block, "attended": attended,
+        }  # fmt: skip
+        results = [parts[name] for name in RESULTS]
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        working = {"concurrency_id": "model", "concurrency_limit": 1, **quiet}
+        # preprocess=False: uploads come unopened, and what the browser sent is checked in one place, Asked.read
+        working = {"concurrency_id": "model", "concurrency_limit": 1, "preprocess": False, **quiet}
 
-        kind.input(handlers.switch, kind, [picture, sentence, truncate, model, chosen, classes, says], queue=False, **quiet).then(
+        fields = [picture, sentence, truncate, model, chosen, classes, says]
+        kind.input(handlers.switch, kind, fields, queue=False, **quiet).then(
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
@@ -128,9 +130,8 @@ def build(handlers: Handlers) -> gr.Blocks:
         board.click(clicked, [session, block], [number, attended, block], **working)
         block.input(handlers.word, [session, number, block], [attended, block], **working)
         for name, button in saves.items():
-            button.click(lambda mine, name=name: handlers.download(mine, name), session, file, queue=False, **quiet).then(
-                None, file, None, js=_SAVE
-            )
+            make = partial(handlers.download, kind=name)
+            button.click(make, session, file, queue=False, **quiet).then(None, file, None, js=_SAVE)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 

@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from whyformer.errors import InputError, LoadError, MissingExtra
 from whyformer.web.catalogue import Catalogue
@@ -17,6 +16,8 @@ from whyformer.web.limits import Limits
 
 USER = "whyformer"
 SHORTEST_PASSWORD = 8
+
+
 def check_door(host: str, share: bool, password: str | None) -> bool:
     """Whether others than this machine can reach the page; refuses that without a password.
 

@@ -14,7 +14,6 @@ from PIL import Image
 
 from whyformer.explanation import Explanation
 
-
 Track = Callable[..., Iterable[Any]]
 
 
@@ -33,7 +32,8 @@ class Source:
 
     @classmethod
     def text(cls, text: str) -> Source:
-        return cls("text", text, " ".join(text.split()[:5]), hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
+        mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+        return cls("text", text, " ".join(text.split()[:5]), mark)
 
     @classmethod
     def picture(cls, picture: Image.Image, name: str) -> Source:

@@ -89,9 +89,7 @@ def check_targets(loaded: Loaded, targets: tuple[int, ...]) -> None:
             raise InputError(f"class {index} is out of range: the model has {count} classes, from 0")
 
 
-def explain(
-    session: Session, loaded: Loaded, view: View, track: Track
-) -> Iterator[Explanation | tuple[str, str]]:
+def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | tuple[str, str]]:
     """The map of each method for each class, or (method, why there is none), as each becomes ready."""
     for name, settings in view.methods:
         method = find(name)
@@ -112,9 +110,7 @@ def explain(
             yield e
 
 
-def _explain(
-    loaded: Loaded, view: View, name: str, settings: dict[str, Any], target: int, track: Track
-) -> Explanation:
+def _explain(loaded: Loaded, view: View, name: str, settings: dict[str, Any], target: int, track: Track) -> Explanation:
     return whyformer.explain(
         loaded.model, view.source.content, name, target, loaded.processor, truncate=view.truncate, progress=track,
         **settings,
@@ -126,11 +122,9 @@ def _for_class(e: Explanation, target: int) -> Explanation:
     return replace(e, target=torch.tensor([target]), target_names=[(e.labels or {}).get(target, str(target))])
 
 
-def judge(
-    session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track
-) -> Iterator[Judged]:
+def judge(session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track) -> Iterator[Judged]:
     """The deletion curve of each map and of random maps of its kind (same cells, random scores)."""
-    options = {"steps": STEPS, **_substitute(loaded)}
+    options: dict[str, Any] = {"steps": STEPS, **_substitute(loaded)}
 
     def measure(e: Explanation) -> tuple[NDArray[np.float64], float]:
         found = whyformer.evaluate(
