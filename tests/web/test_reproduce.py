@@ -13,8 +13,8 @@ from whyformer.cli import app
 from whyformer.web import reproduce
 
 VIEWS = [
-    ("digits_37.png", {"methods": ["transformer_attribution", "rollout", "input_x_gradient"], "classes": ["3", "7"], "settings": {"transformer_attribution": {"start_layer": 1}, "rollout": {"start_layer": 1, "head_fusion": "max"}}, "opacity": 0.4}),
-    ("digits_37.png", {"methods": ["transformer_attribution", "gae"], "settings": {"gae": {"start_layer": 2}}}),
+    ("digits_37.png", {"methods": ["transformer_attribution", "rollout", "input_x_gradient"], "classes": ["3", "7"], "settings": {"transformer_attribution": {"start_layer": 1}, "rollout": {"start_layer": 1, "head_fusion": "max"}}, "opacity": 0.4, "style": "contours"}),
+    ("digits_37.png", {"methods": ["transformer_attribution", "gae"], "settings": {"gae": {"start_layer": 2}}, "style": "kept"}),
     (SENTENCE, {"methods": ["integrated_gradients", "raw_attention"], "classes": ["1"], "settings": {"raw_attention": {"aggregation": {"layers": "mean"}}}}),
     ("-- it's \"fine\"\nor 100% so.png", {"methods": ["gae"]}),
     ("charming", {"methods": ["saliency"]}),

@@ -44,7 +44,8 @@ def test_what_did_not_change_is_not_computed_again(visitor, forwards):
     assert forwards() > 0
     visitor.explain("digits_37.png", **view)
     assert forwards() == 0  # the same again
-    visitor.handlers.redraw(visitor.session, 0.3)
+    visitor.handlers.redraw(visitor.session, "contours", 0.3, 0.2)
+    visitor.handlers.redraw(visitor.session, "kept", 0.3, 0.2)
     visitor.explain("digits_37.png", opacity=0.5, **view)
     assert forwards() == 0  # another opacity
     visitor.explain("digits_37.png", methods=view["methods"], classes=["7"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from whyformer.cli.options import Debug, Quiet
+from whyformer.cli.options import AsJson, Debug, Quiet
+from whyformer.cli.schema import record
 from whyformer.cli.telling import errors_as_sentences
 
 
@@ -34,7 +36,9 @@ def serve_page(
         ),
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    quiet: Quiet = False, debug: Debug = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
 ) -> None:  # fmt: skip
     """Serve the web page, on this machine alone unless asked otherwise."""
     with errors_as_sentences(debug):
@@ -45,7 +49,9 @@ def serve_page(
         catalogue = Catalogue(model_dir or (), hub=not public if hub is None else hub)
 
         def started(address: str) -> None:
-            if not quiet:
+            if as_json:
+                typer.echo(json.dumps(record("app", url=address)))
+            elif not quiet:
                 typer.echo(f"whyformer is at {address} (Ctrl+C ends it)")
 
         serve(catalogue, host=host, port=port, share=share, password=password, browser=browser, started=started)

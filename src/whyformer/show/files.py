@@ -24,11 +24,17 @@ def slug(*parts: str, limit: int = 80) -> str:
 
 
 def contents(
-    results: Sequence[Explanation], name: str, title: str, record: Mapping[str, Any], kinds: Sequence[str]
+    results: Sequence[Explanation],
+    name: str,
+    title: str,
+    record: Mapping[str, Any],
+    kinds: Sequence[str],
+    **look: Any,
 ) -> dict[str, bytes]:
     """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
 
-    File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds.
+    File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds; ``look`` are
+    options of :class:`~whyformer.show.look.Look`.
     """
     methods = list(dict.fromkeys(e.method for e in results))
     specific = [e for e in results if e.diagnostics.get("class_specific") is not False]
@@ -37,8 +43,10 @@ def contents(
 
     def made(kind: str) -> bytes:
         if kind == "html":
-            return html.page(results, title).encode()
-        return (json.dumps(record) + "\n").encode() if kind == "json" else image.encode(image.figure(results), kind)
+            return html.page(results, title, **look).encode()
+        if kind == "json":
+            return (json.dumps(record) + "\n").encode()
+        return image.encode(image.figure(results, **look), kind)
 
     return {f"{stem}.{kind}": made(kind) for kind in kinds}
 

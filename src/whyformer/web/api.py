@@ -43,7 +43,9 @@ def _answer(
         raise Told("give either text or picture")
     path = picture.get("path") if isinstance(picture, dict) else picture
     kind = "image" if picture else "text"
-    asked = Asked.read((kind, {"path": path}, text, model or DEFAULT[kind], methods, targets, truncate, None, settings))
+    asked = Asked.read(
+        (kind, {"path": path}, text, model or DEFAULT[kind], methods, targets, truncate, None, None, None, settings)
+    )
     session = Session()
     loaded, view = handlers.full_view(session, asked)
     prediction = work.predict(session, loaded, view)

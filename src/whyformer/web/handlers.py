@@ -18,7 +18,6 @@ from whyformer.explain import find_class
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.show.html import text
-from whyformer.show.image import OPACITY
 from whyformer.show.words import visible
 from whyformer.web import controls, curves, maps, reproduce, work
 from whyformer.web.catalogue import DEFAULT, Catalogue
@@ -28,7 +27,7 @@ from whyformer.web.session import Session, Source, Stopped, View
 _LOG = logging.getLogger("whyformer.web")
 FIRST = ("transformer_attribution",)
 CANCELLED = "Cancelled."
-RESULTS = ("status", "board", "trust", "code", "more", "opacity", "block", "attended")
+RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended")
 """The parts of the page that an explanation fills, in the order of its outputs."""
 
 
@@ -43,21 +42,20 @@ class Asked:
     methods: list[str]
     classes: list[str]
     truncate: bool
-    opacity: float
+    look: dict[str, Any]
     settings: Any = ""
 
     @classmethod
     def read(cls, entered: Sequence[Any]) -> Asked:
         """From what a browser sent, which may be anything."""
-        kind, picture, sentence, model, methods, classes, truncate, opacity, settings = entered
+        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, settings = entered
         if kind not in DEFAULT:
             raise InputError("choose a picture or a sentence")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = ([str(v) for v in c] if isinstance(c, list) else [] for c in (methods, classes))
-        shade = min(1.0, max(0.0, float(opacity))) if isinstance(opacity, int | float) else OPACITY
         return cls(
             kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
-            shade, settings,
+            look_of(style, opacity, keep), settings,
         )  # fmt: skip
 
 
@@ -112,7 +110,7 @@ class Handlers:
         if loaded.modality != source.kind:
             reads = "pictures" if loaded.modality == "image" else "text"
             raise InputError(f"{asked.model} reads {reads}: choose another model, or give it {reads}")
-        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.opacity)
+        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
         return loaded, view, work.predict(session, loaded, view)
 
     def full_view(self, session: Session, asked: Asked) -> tuple[Loaded, View]:
@@ -191,7 +189,7 @@ class Handlers:
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
                     refused.append(found) if isinstance(found, tuple) else results.append(found)
-                    drawn = maps.board(session, results, refused, view.opacity)
+                    drawn = maps.board(session, results, refused, view.look)
                     yield _shown(status=status(f"{len(results)} of {total} maps …"), board=drawn)
                 if not results:
                     raise Told("No method gave a map; the list says why.")
@@ -199,7 +197,7 @@ class Handlers:
                 done = f"{_count(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 yield _shown(
                     status=status(f"{done}; measuring how faithful they are …"), trust="", code=recipe(view),
-                    attended="", more=gr.update(visible=True), opacity=gr.update(visible=view.source.kind == "image"),
+                    attended="", more=gr.update(visible=True), looks=gr.update(visible=view.source.kind == "image"),
                     block=gr.update(visible=False, value="mean"),
                 )  # fmt: skip
                 judged = []
@@ -217,12 +215,12 @@ class Handlers:
             return
         yield from self.explain(session, *entered, progress=progress)
 
-    def redraw(self, session: Session, opacity: float) -> tuple[Any, Any]:
-        """The same maps at another opacity: nothing is computed again."""
+    def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any]:
+        """The same maps with another look: nothing is computed again."""
         if session.view is None or session.view.source.kind == "text":
             return gr.skip(), gr.skip()
-        session.view = replace(session.view, opacity=min(1.0, max(0.0, float(opacity))))
-        return maps.board(session, session.results, (), session.view.opacity), recipe(session.view)
+        session.view = replace(session.view, look=look_of(style, opacity, keep))
+        return maps.board(session, session.results, (), session.view.look), recipe(session.view)
 
     def word(self, session: Session, number: int, block: str | None) -> tuple[Any, Any]:
         """What a word attends to, and the blocks to choose from."""
@@ -250,6 +248,14 @@ class Handlers:
         name, content = reproduce.download(session, kind)
         mime = {"png": "image/png", "html": "text/html", "json": "application/json"}[kind]
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
+
+
+def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:
+    """Options of :class:`whyformer.show.look.Look` from three controls, which may hold anything."""
+    if style == "kept" and isinstance(keep, int | float):
+        return {"keep": min(1.0, max(0.01, float(keep)))}
+    look = {"opacity": min(1.0, max(0.0, float(opacity)))} if isinstance(opacity, int | float) else {}
+    return look | ({"contours": 4} if style == "contours" else {})
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,18 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.explanation import Explanation
-from whyformer.show import colours, image
+from whyformer.show import colours, painting
 from whyformer.show.html import text
 from whyformer.show.layout import Section, sections
 from whyformer.show.words import array, figure_of, heading, words
 from whyformer.web.session import Session
 
+_PIXELS = 672  # longest side of a map on the page: sharp at 340 CSS pixels on any screen
 
-def board(session: Session, results: Sequence[Explanation], refusals: Sequence[tuple[str, str]], opacity: float) -> str:
+
+def board(
+    session: Session, results: Sequence[Explanation], refusals: Sequence[tuple[str, str]], look: Mapping[str, Any]
+) -> str:
     """All maps side by side: a row a method, a column a class; below, the methods that gave none, and why.
 
     Drawn pictures are remembered in the session, so that each is drawn once while others still come in.
@@ -31,49 +36,67 @@ def board(session: Session, results: Sequence[Explanation], refusals: Sequence[t
     body = ""
     if results:
         part = sections(list(results))[0]
-        body = _sentences(part) if part.first.level == "token" else _pictures(session, part, opacity)
+        body = _sentences(part) if part.first.level == "token" else _pictures(session, part, look)
     why = "".join(f"<li><b>{text(name)}</b>: {text(reason)}</li>" for name, reason in refusals)
     return body + (f'<ul class="wf-refused" role="alert">{why}</ul>' if why else "")
 
 
 # -- pictures ------------------------------------------------------------------------------------------------------
-def _pictures(session: Session, part: Section, opacity: float) -> str:
+def _pictures(session: Session, part: Section, look: Mapping[str, Any]) -> str:
     cells = []
     for name, row in zip(part.methods, part.cells, strict=True):
         for e in row:
             if e is not None:
-                cells.append(_map(session, e, name, opacity))
+                cells.append(_map(session, e, name, look))
     shape = f"--columns:{max(1, len(part.targets))}"
     grid = f'<div class="wf-grid">{"".join(cells)}</div>'
     return f'<div class="wf-board" style="{shape}">{_original(part.first)}{grid}</div>'
 
 
 def _original(e: Explanation) -> str:
-    if e.pictures is None:
+    """The picture, small, with a frame around what the model saw of it."""
+    shown = painting.base(e)
+    if shown is None:
         return ""
-    pixels = _png(e.pictures[0].numpy())
+    small = shown.copy()
+    small.thumbnail((_PIXELS // 2, _PIXELS // 2), reducing_gap=2.0)
+    source = _png(np.asarray(small.convert("RGB")))
+    left, top, width, height = _seen(e)
+    whole = (left, top, width, height) == (0, 0, 1, 1)
+    place = f"left:{100 * left:.2f}%;top:{100 * top:.2f}%;width:{100 * width:.2f}%;height:{100 * height:.2f}%"
+    frame = "" if whole else f'<span class="wf-frame" style="{place}"></span>'
+    note = "the picture" if whole else "the picture; the frame is what the model sees"
     return (
-        '<figure class="wf-original"><img alt="The picture as the model sees it" '
-        f'src="data:image/png;base64,{pixels}"><figcaption>as the model sees it</figcaption></figure>'
+        f'<figure class="wf-original"><div><img alt="{note}" src="data:image/png;base64,{source}">'
+        f"{frame}</div><figcaption>{note}</figcaption></figure>"
     )
 
 
-def _map(session: Session, e: Explanation, name: str, opacity: float) -> str:
+def _seen(e: Explanation) -> tuple[float, float, float, float]:
+    """(left, top, width, height) of the map on the picture, as shares of it; beyond 0..1 where it was padded."""
+    if e.geometry is None or e.originals is None:
+        return 0, 0, 1, 1
+    (high, wide), (left, top, right, bottom) = e.geometry[0].size, e.geometry[0].box
+    return left / wide, top / high, (right - left) / wide, (bottom - top) / high
+
+
+def _map(session: Session, e: Explanation, name: str, look: Mapping[str, Any]) -> str:
     title = f"{name}: {heading(e)}"
     if e.level == "patch" and e.grid is None:
         return f'<figure><figcaption>{text(title)}</figcaption><p class="wf-note">scores without a grid</p></figure>'
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid if e.level == "patch" and e.grid is not None else values.shape
     # the scores themselves are the key: a map drawn once is the same for whoever asks in this session
-    drawn = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, opacity])
-    source = session.once(drawn, lambda: _png(image.overlay(e, opacity=opacity)))
+    drawn = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, dict(look)])
+    source = session.once(drawn, lambda: _png(painting.overlay(e, longest=_PIXELS, **look)))
     packed = base64.b64encode(values.tobytes()).decode()
+    box = ",".join(f"{share:.6f}" for share in _seen(e))
     what = "pixel" if e.level == "pixel" else "patch"
     return (
         f'<figure class="wf-cell"><figcaption><b>{_broken(name)}</b> <bdi>{text(heading(e))}</bdi></figcaption>'
         f'<div class="wf-map" tabindex="0" role="application" aria-roledescription="map of scores" '
         f'aria-label="{text(title)}. Arrow keys read the score of each {what}." data-rows="{rows}" '
-        f'data-columns="{columns}" data-what="{what}" data-values="{packed}">'
+        f'data-columns="{columns}" data-what="{what}" data-box="{box}" data-values="{packed}">'
         f'<img alt="" draggable="false" src="data:image/png;base64,{source}">'
         '<span class="wf-cursor" hidden></span></div>'
         f'{_bar(e)}<p class="wf-value" aria-live="polite">&nbsp;</p></figure>'

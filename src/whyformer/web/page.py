@@ -29,6 +29,7 @@ element.addEventListener('click', (event) => {
 _FORM = "element.addEventListener('change', () => trigger('input'));"
 _SAVE = "(file) => window.whyformerSave(file)"
 KINDS = ("png", "html", "json")
+_STYLES = [("colours", "colours"), ("with contours", "contours"), ("only what matters", "kept")]
 _KIND = [("a picture", "image"), ("a sentence", "text")]
 
 
@@ -70,10 +71,14 @@ def build(handlers: Handlers) -> gr.Blocks:
                 status = gr.HTML('<p class="wf-status" role="status">Choose an input.</p>', elem_id="wf-status")
             with gr.Column(scale=8, min_width=300, elem_id="wf-answer"):
                 board = gr.HTML('<p class="wf-empty">The maps appear here.</p>', js_on_load=_WORD, elem_id="wf-board")
-                opacity = gr.Slider(
-                    0, 1, value=0.8, step=0.05, label="Opacity of the map", visible=False, buttons=[],
-                    elem_id="wf-opacity",
-                )  # fmt: skip
+                with gr.Row(visible=False, elem_id="wf-looks") as looks:
+                    style = gr.Radio(_STYLES, value="colours", label="Show", elem_id="wf-style", scale=2)
+                    opacity = gr.Slider(
+                        0, 1, value=0.8, step=0.05, label="Opacity of the map", buttons=[], elem_id="wf-opacity"
+                    )
+                    keep = gr.Slider(
+                        0.05, 1, value=0.2, step=0.05, label="Share shown", buttons=[], visible=False, elem_id="wf-keep"
+                    )
                 block = gr.Dropdown(
                     [("mean of all blocks", "mean")], value="mean", label="Attention in", visible=False,
                     elem_id="wf-block",
@@ -89,9 +94,9 @@ def build(handlers: Handlers) -> gr.Blocks:
         file = gr.JSON(visible=False)
         number = gr.Number(visible=False)
 
-        entered = [session, kind, picture, sentence, model, chosen, classes, truncate, opacity, slot]
+        entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep, slot]
         parts = {
-            "status": status, "board": board, "trust": trust, "code": code, "more": more, "opacity": opacity,
+            "status": status, "board": board, "trust": trust, "code": code, "more": more, "looks": looks,
             "block": block, "attended": attended,
         }  # fmt: skip
         results = [parts[name] for name in RESULTS]
@@ -122,7 +127,13 @@ def build(handlers: Handlers) -> gr.Blocks:
             for event in (classes.input, form.input)
         ]
         cancel.click(handlers.stop, session, status, cancels=running, queue=False, **quiet)
-        opacity.release(handlers.redraw, [session, opacity], [board, code], trigger_mode="always_last", **quiet)
+        drawing = [session, style, opacity, keep]
+        for event in (style.input, opacity.release, keep.release):
+            event(handlers.redraw, drawing, [board, code], trigger_mode="always_last", preprocess=False, **quiet)
+        style.input(
+            lambda chosen: (gr.update(visible=chosen != "kept"), gr.update(visible=chosen == "kept")),
+            style, [opacity, keep], queue=False, **quiet,
+        )  # fmt: skip
 
         def clicked(mine: Session, at: str | None, event: gr.EventData) -> tuple[Any, ...]:
             return (event.word, *handlers.word(mine, event.word, at))

@@ -6,8 +6,10 @@ import json
 import shlex
 from typing import Any
 
+from whyformer.cli.schema import record
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.show import encode, figure, files
+from whyformer.show import files
+from whyformer.versions import versions
 from whyformer.web.session import Session, View
 
 
@@ -38,9 +40,9 @@ def snippet(view: View) -> str:
         *calls,
         "]",
     ]
-    drawn = f"figure(results, opacity={view.opacity:g})" if picture else "figure(results)"
-    lines += [f'Path("explanation.png").write_bytes(encode({drawn}))']
-    lines += ['Path("explanation.html").write_text(page(results), encoding="utf-8")']
+    look = "".join(f", {name}={value!r}" for name, value in view.look.items()) if picture else ""
+    lines += [f'Path("explanation.png").write_bytes(encode(figure(results{look})))']
+    lines += [f'Path("explanation.html").write_text(page(results{look}), encoding="utf-8")']
     return "\n".join(lines) + "\n"
 
 
@@ -91,9 +93,9 @@ def download(session: Session, kind: str) -> tuple[str, bytes]:
     view = session.view
     assert view is not None
     title = view.source.name if view.source.kind == "image" else " ".join(str(view.source.content).split())[:100]
-    record = {"model": view.place, "input": title, "explanations": [e.to_dict() for e in session.results]}
+    command = "explain" if len(view.methods) == 1 else "compare"
+    made = [e.to_dict() for e in session.results]
+    facts = record(command, versions=versions(), model=view.place, input=title, explanations=made)
     stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
-    name, content = next(iter(files.contents(session.results, stem, title, record, [kind]).items()))
-    if kind == "png" and view.source.kind == "image":
-        content = encode(figure(session.results, opacity=view.opacity))
-    return name, content
+    look = view.look if view.source.kind == "image" else {}
+    return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
@@ -49,6 +49,7 @@ class View:
         model: as the catalogue names it; place: what ``explain`` takes.
         methods: (name, settings that differ from the defaults), in the order shown.
         targets: class indices, in the order shown.
+        look: how maps are drawn on pictures, options of :class:`whyformer.show.look.Look`; nothing is computed from it.
     """
 
     model: str
@@ -57,7 +58,7 @@ class View:
     methods: tuple[tuple[str, dict[str, Any]], ...]
     targets: tuple[int, ...]
     truncate: bool = False
-    opacity: float = 0.8
+    look: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, *more: Any) -> str:
         """The name, in the session's memory, of something about this model and input."""

@@ -111,10 +111,13 @@ def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Itera
 
 
 def _explain(loaded: Loaded, view: View, name: str, settings: dict[str, Any], target: int, track: Track) -> Explanation:
-    return whyformer.explain(
+    made = whyformer.explain(
         loaded.model, view.source.content, name, target, loaded.processor, truncate=view.truncate, progress=track,
         **settings,
     )  # fmt: skip
+    # one copy of the picture for all maps of it
+    picture = view.source.content
+    return made if made.originals is None or isinstance(picture, str) else replace(made, originals=[picture])
 
 
 def _for_class(e: Explanation, target: int) -> Explanation:
