@@ -26,7 +26,7 @@ from whyformer.methods.attention import flow_to_inputs
 from whyformer.methods.gae import normalised_excess
 from whyformer.methods.norms import mixtures_of
 from whyformer.methods.task import Task
-from zoo import ZOO
+from zoo import ZOO, build
 
 
 def task_of(model: torch.nn.Module, inputs: Any) -> Task:
@@ -275,3 +275,12 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match="tower"):
         whyformer.explain(model, inputs, "gae", side="text")
+
+
+@pytest.mark.parametrize("heads", ["mean", "max", "min"])
+def test_long_inputs_go_a_few_heads_at_a_time(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = build("bert")
+    whole = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
+    monkeypatch.setattr("whyformer.rules.attention._AT_ONCE", 1)
+    parts = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
+    torch.testing.assert_close(torch.as_tensor(whole.scores), torch.as_tensor(parts.scores), rtol=1e-10, atol=1e-13)

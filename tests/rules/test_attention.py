@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from whyformer.rules import attention, elementary
-from whyformer.rules.core import Pass, Rule, Ruled
+from whyformer.rules.core import Call, Pass, Rule, Ruled
 
 B, H, Q, K, D = 2, 2, 4, 5, 3
 SCALE = D**-0.5
@@ -187,3 +187,25 @@ def test_by_hand() -> None:
 )
 def test_only_a_bias_takes_a_share_of_the_scores(mask: Tensor | None, is_bias: bool) -> None:
     assert (attention.additive_bias(mask) is not None) == is_bias
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_few_heads_at_a_time_give_the_same_gradients(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = random(B, H, Q, D), random(B, H, K, D, seed=1), random(B, H, K, D, seed=2)
+    flow, seen = random(B, H, Q, D, seed=3), {False: [], True: []}
+
+    def gradients(by_heads: bool) -> list[Tensor]:
+        info = {
+            "mask": MASKS[mask], "scale": SCALE, "by_heads": by_heads,
+            "observe": lambda a, g: seen[by_heads].append((a, g.clone())),
+        }  # fmt: skip
+        call = Call((q, k, v), None, (True, True, True), torch.add, Pass(), info)
+        return [g for g in attention.attention_gradient(call, flow) if g is not None]
+
+    monkeypatch.setattr(attention, "_AT_ONCE", 1)
+    whole, parts = gradients(False), gradients(True)
+    assert len(seen[True]) == H
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+    for which in (0, 1):
+        torch.testing.assert_close(seen[False][0][which], torch.cat([part[which] for part in seen[True]], 1))

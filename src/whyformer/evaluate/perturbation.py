@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -42,6 +43,21 @@ def removal_mask(order: NDArray[np.int64], count: int, shape: tuple[int, ...] | 
     mask = np.zeros(order.size, dtype=bool)
     mask[order[:count]] = True
     return mask if shape is None else mask.reshape(shape)
+
+
+TIES = ("index", "topk")
+"""Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
+
+
+def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """True at the ``count`` highest scores, equal ones as ``torch.topk`` picks them on a CPU (Chefer's code does).
+
+    Deterministic, but the sets of two counts need not be nested, and no order is documented. For comparisons alone.
+    """
+    flat = torch.from_numpy(np.asarray(scores, dtype=np.float32).reshape(-1))
+    mask = np.zeros(flat.numel(), dtype=bool)
+    mask[torch.topk(flat, count).indices.numpy()] = True
+    return mask.reshape(shape)
 
 
 def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]:

@@ -82,7 +82,12 @@ class AttentionCapture:
                 # where the watcher asked for the map, the product with the values is all that is left to do
                 output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
             return output
-        info = {"mask": causal_mask(q, k) if a["is_causal"] else mask, "scale": scale, "observe": self._observer(index)}
+        info = {
+            "mask": causal_mask(q, k) if a["is_causal"] else mask,
+            "scale": scale,
+            "observe": self._observer(index),
+            "by_heads": self.plan.by_heads,
+        }
         key, value = _match_heads(q, k, v)
         options["enable_gqa"] = False
 

@@ -69,10 +69,15 @@ class Interception(AttentionCapture, TorchFunctionMode):
         name = ops.operation_name(func)
         if self.muted or name in ops.SILENT:
             return func(*args, **kwargs)
+        if name == "__get__":  # most attributes (shape, dtype ...) are no operation; .T is
+            value = func(*args, **kwargs)
+            if not isinstance(value, Tensor):
+                return value
         result = self._dispatch(name, func, args, kwargs)
-        for tensor in tensors((result, *args[: ops.is_in_place(name)])):
-            if tensor.requires_grad:
-                tensor._whyformer_seen = True  # type: ignore[attr-defined]
+        if torch.is_grad_enabled():
+            for tensor in tensors((result, *args[: ops.is_in_place(name)])):
+                if tensor.requires_grad:
+                    tensor._whyformer_seen = True  # type: ignore[attr-defined]
         return result
 
     def _dispatch(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,9 +95,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 mixed._whyformer_mixed = ("mixed", self.attentions - 1)
             return mixed
         if not self._carries(args, kwargs):
-            with torch.no_grad():
-                result = func(*args, **kwargs)
-            return self._note(name, args, kwargs, result)
+            return self._note(name, args, kwargs, _without_graph(func, args, kwargs))
         args, kwargs = self._own_only(args, kwargs)
         result = self._carried(name, func, args, kwargs)
         return self._note(name, args, kwargs, result)
@@ -153,8 +156,12 @@ class Interception(AttentionCapture, TorchFunctionMode):
         return isinstance(value, Tensor) and value.requires_grad and value.is_leaf and id(value) not in self.own
 
     def _carries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        found = tensors((*args, *kwargs.values()))
-        return torch.is_grad_enabled() and any(t.requires_grad and not self._foreign(t) for t in found)
+        if not torch.is_grad_enabled():
+            return False
+        for tensor in tensors((*args, *kwargs.values())):
+            if tensor.requires_grad and (not tensor.is_leaf or id(tensor) in self.own):
+                return True
+        return False
 
     def _own_only(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Parameters and other foreign leaves detached; nothing of the model is changed."""
@@ -309,6 +316,17 @@ class Interception(AttentionCapture, TorchFunctionMode):
         with self:
             value = plain(args[0].clone(), *args[1:], **kwargs)
         return args[0].copy_(value)
+
+
+def _without_graph(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As under ``torch.no_grad()``, without building that context for each of a model's operations."""
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    torch._C._set_grad_enabled(False)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch._C._set_grad_enabled(True)
 
 
 def _is_bias(value: Tensor, other: Tensor) -> bool:

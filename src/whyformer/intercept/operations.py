@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -255,6 +256,7 @@ _SYNONYMS = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
 def operation_name(function: Callable[..., Any]) -> str:
     """The name of a torch function, however it was written: ``x + y``, ``x.add(y)`` and ``torch.add`` are "add"."""
     name = getattr(function, "__name__", "") or repr(function)

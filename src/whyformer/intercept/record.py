@@ -239,9 +239,9 @@ def _hooks(
         for block in blocks:
             handles.append(block.register_forward_pre_hook(mine(enter), with_kwargs=True))
             handles.append(block.register_forward_hook(mine(leave), with_kwargs=True))
-        for module in model.modules():
+        for module in model.modules() if recording.plan.composite.rules else ():
             row = canonical(module)
-            if row is not None and _wanted(row, recording.plan):
+            if row is not None and row.operation in recording.plan.composite.rules:
                 handles.extend(_canonize(module, row, recording, mine))
         yield
     finally:
@@ -289,10 +289,6 @@ def _replace(args: tuple[Any, ...], kwargs: dict[str, Any], name: str | int | No
     if isinstance(name, int):
         return (*args[:name], value, *args[name + 1 :]), kwargs
     return args, {**kwargs, str(name): value}
-
-
-def _wanted(row: Canonical, plan: Plan) -> bool:
-    return row.operation in plan.composite.rules
 
 
 def _canonize(module: nn.Module, row: Canonical, recording: Recording, mine: Callable[..., Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def rollout(
         return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
 
     if gradient_weighted:
-        recording, maps, row = observe_gradients(task, start, lambda a, g: prune(how.fuse(a * g).clamp(min=0)))
+        recording, maps, row = observe_gradients(task, start, torch.mul, how, lambda f: prune(f.clamp(min=0)))
         values = how.reduce(maps, row, task.inputs.mask)
         return Scores(
             values, recording.logits, diagnostics={"class_specific": True}, grid=recording.mode.convolution_grid
@@ -147,24 +147,38 @@ def with_readout(task: Task, plan: Plan, **options: Any) -> tuple[Recording, Ten
     return recording, readout_row(gradient)
 
 
-def observe_gradients(task: Task, start: int, fuse: Any, **options: Any) -> tuple[Recording, list[Tensor], Tensor]:
-    """(recording, fuse(A_b, ∇A_b) of each block from ``start``, readout row): one forward and one backward pass.
+def observe_gradients(
+    task: Task,
+    start: int,
+    weigh: Callable[[Tensor, Tensor], Tensor],
+    how: Aggregation,
+    finish: Callable[[Tensor], Tensor] = lambda fused: fused,
+    **options: Any,
+) -> tuple[Recording, list[Tensor], Tensor]:
+    """(recording, finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, readout row): one forward and one
+    backward pass.
 
-    A is recomputed where its gradient arrives and fused at once, so that no block's map is kept.
+    A is recomputed where its gradient arrives and fused at once, so that no block's map is kept; of long inputs only a
+    few heads are there at a time.
     """
     maps: dict[int, Tensor] = {}
+    heads: dict[int, int] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        maps[index] = fuse(weights, flow)
+        fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
+        maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
+        heads[index] = heads.get(index, 0) + new
 
-    recording = task.record(Plan(GRADIENT, first=start, observe=observe), **options)
+    plan = Plan(GRADIENT, first=start, observe=observe, by_heads=how.by_heads)
+    recording = task.record(plan, **options)
     if not recording.attentions:
         raise task.refuse("no attention was seen in its forward pass")
     recording.backward(task.seed(recording.logits))
     if recording.readout is None:
         raise task.refuse("the output of its last block is unknown or does not reach the logits")
     row = readout_row(recording.readout)
-    return recording, task.global_maps(maps, row.shape[-1]), row
+    finished = {index: finish(fused) for index, fused in maps.items()}
+    return recording, task.global_maps(finished, row.shape[-1]), row
 
 
 @method(

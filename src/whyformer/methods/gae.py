@@ -52,10 +52,13 @@ def gae(
     if side != "auto":
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
     how.check(task.blocks())
-    recording, maps, row = observe_gradients(
-        task, task.block(start_layer), lambda a, g: how.fuse((a * g).clamp_(min=0))
-    )
+    recording, maps, row = observe_gradients(task, task.block(start_layer), positive_product, how)
     return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits, grid=recording.mode.convolution_grid)
+
+
+def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
+    """(A ⊙ ∇A)⁺"""
+    return (weights * gradient).clamp_(min=0)
 
 
 def _halves(groups: dict[str, list[nn.Module]]) -> tuple[list[nn.Module], list[nn.Module]]:
@@ -81,11 +84,8 @@ def _tower_scores(
         raise InputError(f"gae: start_layer={start_layer} is outside the {side} tower, which has {len(blocks)} blocks")
     inputs = task.inputs if side == "image" else _text_inputs(task.inputs)
 
-    def fuse(weights: Tensor, gradient: Tensor) -> Tensor:
-        return how.fuse((weights * gradient).clamp_(min=0))
-
     pairs = replace(task, inputs=replace(inputs, kwargs=inputs.kwargs))
-    recording, maps, row = observe_gradients(pairs, start_layer % len(blocks), fuse, blocks=blocks)
+    recording, maps, row = observe_gradients(pairs, start_layer % len(blocks), positive_product, how, blocks=blocks)
     values = how.reduce(maps, row, inputs.mask)
     if side == "text":  # the scores of the text that each picture is compared with
         values = values[task.value_index(recording.logits)]
@@ -121,7 +121,7 @@ def _encoder_decoder(task: Task, encoder: list[nn.Module], decoder: list[nn.Modu
     maps: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        maps[index] = (weights * flow).clamp_(min=0).mean(1)
+        maps[index] = positive_product(weights, flow).mean(1)
 
     recording = task.record(Plan(GRADIENT, first=0, observe=observe), blocks=[*encoder, *decoder])
     recording.backward(task.seed(recording.logits))

@@ -88,7 +88,7 @@ class Task:
 
     def record(self, plan: Plan, **options: Any) -> Recording:
         """Record one forward pass of the inputs."""
-        return record(self.model, self.inputs.feed, plan, **options)
+        return record(self.model, self.inputs.feed, plan, **{"blocks": self._found, **options})
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Logits of a plain forward pass, without gradients."""
@@ -109,11 +109,11 @@ class Task:
 
     def blocks(self) -> int:
         """Number of blocks that the model lists (0 if it lists none)."""
-        return self._block_count
+        return len(self._found)
 
     @cached_property
-    def _block_count(self) -> int:
-        return len(find_blocks(self.model))
+    def _found(self) -> list[nn.Module]:
+        return find_blocks(self.model)
 
     # -- checks on what was seen -----------------------------------------------------------------------------
     def refuse(self, reason: str) -> MethodNotApplicable:

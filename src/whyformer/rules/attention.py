@@ -28,21 +28,49 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
 
 
+_AT_ONCE = 2**19
+"""Map entries that a gradient observed head by head holds at a time: 2 MB of float32 each for A, ∂f/∂A and a product."""
+
+
 def attention_gradient(call: Call, flow: Tensor) -> Grads:
-    """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A)."""
+    """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A).
+
+    With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each such part.
+    """
     q, k, v, *anchor = call.operands
+    nothing: Grads = [torch.zeros_like(a) for a in anchor]
+    parts = [_gradient_of_heads(call, part, flow) for part in _head_parts(call, flow)]
+    if len(parts) == 1:
+        return [*parts[0], *nothing]
+    return [*(None if one[0] is None else torch.cat(one, 1) for one in zip(*parts, strict=True)), *nothing]
+
+
+def _head_parts(call: Call, flow: Tensor) -> list[slice]:
+    q, k = call.operands[:2]
+    if not call.info.get("by_heads") or q.dim() != 4:
+        return [slice(None)]
+    heads, size = q.shape[1], q.shape[0] * q.shape[2] * k.shape[2]
+    step = max(1, min(heads, _AT_ONCE // size))
+    return [slice(i, i + step) for i in range(0, heads, step)] if step < heads else [slice(None)]
+
+
+def _gradient_of_heads(call: Call, part: slice, flow: Tensor) -> list[Tensor | None]:
+    q, k, v = (o[:, part] for o in call.operands[:3]) if part != slice(None) else call.operands[:3]
+    mask = call.info["mask"]
+    if part != slice(None):
+        flow = flow[:, part]
+        mask = mask[..., part, :, :] if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1 else mask
     scale = call.info["scale"]
-    weights = attention_scores(call)[1]
+    weights = masked_softmax((q @ k.transpose(-2, -1)).mul_(scale), mask)
     d_weights = flow @ v.transpose(-2, -1)
     call.info["observe"](weights, d_weights)
-    nothing: Grads = [torch.zeros_like(a) for a in anchor]
     if not any(call.needs[:3]):
-        return [None, None, None, *nothing]
+        return [None, None, None]
     d_v = weights.transpose(-2, -1) @ flow if call.needs[2] else None
     if not any(call.needs[:2]):
-        return [None, None, d_v, *nothing]
+        return [None, None, d_v]
     d_scores = torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
-    return [d_scores @ k, d_scores.transpose(-2, -1) @ q, d_v, *nothing]
+    return [d_scores @ k, d_scores.transpose(-2, -1) @ q, d_v]
 
 
 def attention_relevance(

@@ -20,9 +20,11 @@ from whyformer.evaluate.explaining import Unusable
 from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.perturbation import (
     FRACTIONS,
+    TIES,
     removal_mask,
     removal_order,
     removed_count,
+    topk_mask,
 )
 from whyformer.evaluate.study import Benchmark, Measured, Study, Values, check_constant
 from whyformer.evaluate.substrates import SUBSTRATES, substrate
@@ -32,11 +34,31 @@ MEASURES = ("positive", "negative", "deletion", "insertion")
 
 @dataclass(frozen=True)
 class Job:
-    """One removal order of one picture: what several maps may ask for and is run once."""
+    """One removal order of one picture: what several maps may ask for and is run once.
+
+    Attributes:
+        order: flat indices in the order of removal; with the option ``ties=topk`` the scores, highest to be removed
+            first.
+    """
 
     sample: int
-    order: NDArray[np.int64]
+    order: NDArray[Any]
     measure: str
+
+    def mask(self, fraction: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+        """True at what is removed."""
+        count = removed_count(self.order.size, fraction)
+        removed = removal_mask if self.order.dtype.kind == "i" else topk_mask
+        return removed(self.order, count, shape)
+
+
+def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
+    if ties == "index":
+        return removal_order(scores, highest_first=highest_first).astype(np.int32)
+    flat = np.asarray(scores, dtype=np.float32).reshape(-1)
+    low, high = flat.min(), flat.max()
+    scaled = (flat - low) / (high - low) if high > low else np.zeros_like(flat)  # its rounding makes ties, too
+    return scaled if highest_first else -scaled
 
 
 def steps_of(study: Study, measure: str) -> tuple[float, ...]:
@@ -95,11 +117,11 @@ def run_curves(
             continue
         needs[key] = {}
         for name in study.options["measures"]:
-            order = removal_order(scores, highest_first=name != "negative")
+            order = _order(scores, name != "negative", study.options["ties"])
             place = (
                 key[1],
                 name if name not in ("positive", "negative") else "remove",
-                order.astype(np.int32).tobytes(),
+                order.tobytes(),
             )
             jobs.setdefault(place, Job(key[1], order, name))
             needs[key][name] = place
@@ -142,8 +164,7 @@ def _run_jobs(study: Study, batch: Batch, jobs: list[Job]) -> list[NDArray[np.fl
             )
             ground = empty[name][job.sample]
             for fraction in steps_of(study, job.measure):
-                gone = removal_mask(job.order, removed_count(job.order.size, fraction), tuple(shape))
-                mask = torch.from_numpy(gone).to(picture.device)
+                mask = torch.from_numpy(job.mask(fraction, tuple(shape))).to(picture.device)
                 yield (
                     torch.where(mask, picture, ground)
                     if job.measure == "insertion"
@@ -171,6 +192,8 @@ def prepare(study: Study) -> None:
     for name in ("substrate", "deletion_substrate", "insertion_substrate"):
         if options[name] not in SUBSTRATES:
             raise InputError(f"{name} must be one of {', '.join(SUBSTRATES)}, not {options[name]!r}")
+    if options["ties"] not in TIES:
+        raise InputError(f"ties must be one of {', '.join(TIES)}, not {options['ties']!r}")
     if not isinstance(options["steps"], int) or options["steps"] < 1:
         raise InputError(f"steps must be a whole number from 1, not {options['steps']!r}")
     check_constant(study)
@@ -191,6 +214,7 @@ OPTIONS: dict[str, Any] = {
     "measures": ("positive", "negative"),
     "substrate": "black",
     "constant": "leave_out",
+    "ties": "index",
     "steps": 28,
     "deletion_substrate": "mean",
     "insertion_substrate": "blur",

@@ -129,10 +129,10 @@ def check_labels(study: Study, *, required: bool = True) -> None:
 
 
 def limit(study: Study) -> None:
-    """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only)."""
+    """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; a list, or names with commas between)."""
     files, count = study.options.get("files"), study.options.get("count")
     if files:
-        names = set(files)
+        names = set(files.split(",") if isinstance(files, str) else files)
         chosen = [s for s in study.samples if s.id in names]
         absent = sorted(names - {s.id for s in chosen})
         if absent:
