@@ -122,6 +122,33 @@ def batch_cost(
     return statistics.median(ratios[1:])
 
 
+def path_cost(model: torch.nn.Module, inputs: dict[str, torch.Tensor], repeats: int, steps: int = 32) -> float:
+    """Integrated gradients of ``steps`` points, over that many plain forward and backward passes."""
+    import whyformer
+
+    ratios = []
+    for _ in range(repeats + 1):
+        both = seconds(lambda: [plain_backward(model, inputs) for _ in range(steps)])
+        own = seconds(
+            lambda: whyformer.explain(model, inputs, "integrated_gradients", target=0, steps=steps, progress=False)
+        )
+        ratios.append(own / both)
+    return statistics.median(ratios[1:])
+
+
+def zeroing_gain(model: torch.nn.Module, inputs: dict[str, torch.Tensor], repeats: int) -> tuple[float, float]:
+    """(one plain pass for each token and block / value zeroing, one plain pass for each token / value zeroing)."""
+    import whyformer
+
+    tokens, blocks = 197 if "pixel_values" in inputs else inputs["input_ids"].shape[1], model.config.num_hidden_layers
+    ratios = []
+    for _ in range(repeats):
+        alone = statistics.median(seconds(lambda: plain_forward(model, inputs)) for _ in range(5))
+        own = seconds(lambda: whyformer.explain(model, inputs, "value_zeroing", target=0, progress=False))
+        ratios.append(alone * tokens / own)
+    return statistics.median(ratios) * blocks, statistics.median(ratios)
+
+
 def peak_memory(work: Callable[[], Any]) -> float:
     """MB by which the resident size rises above its value before the work."""
 
@@ -168,6 +195,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--batch", action="store_true", help="also compare a batch of 8 with a single sample")
+    parser.add_argument("--long", action="store_true", help="also integrated gradients and value zeroing: minutes")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -196,6 +224,12 @@ def main() -> None:
             memory = "" if base is None else f"{measure_memory(model_name, name) / base:.2f}"
             batched = f"{batch_cost(name, model, inputs, 1):.2f}" if arguments.batch else ""
             print(f"| {name:<24} | {forward:.2f} | {both:.2f} | {held} | {memory} | {batched} |", flush=True)
+        if arguments.long:
+            path = path_cost(model, inputs, arguments.repeats)
+            print(f"integrated gradients, 32 points: {path:.2f} × 32 fb (limit 0.95)", flush=True)
+            pairs, tokens = zeroing_gain(model, inputs, 1)
+            print(f"value zeroing: {pairs:.1f} × faster than a pass for each token and block (limit 5);", end=" ")
+            print(f"a pass for each token alone would take {tokens:.1f} × its time", flush=True)
     return None
 
 

@@ -68,8 +68,8 @@ class Plan:
             begins at another root.
         watch: called with each :class:`AttentionCall` in the forward pass.
         observe: called in each backward pass with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
-        by_heads: ``observe`` may be called several times for one attention of a gradient pass, each time with a few heads
-            (in order), so that a long input's maps are never all there at once.
+        by_heads: ``observe`` may be called several times for one attention of a gradient pass, each time with some
+            heads (in order), so that a long input's maps are never all there at once.
         edit_value: called with (attention index, value) and returns the value to use instead.
         project: called with the :class:`Projection` of each attention's output.
         features: blocks whose first normalisation (if it comes before the attention; else whose input) is a root.

@@ -224,8 +224,9 @@ def integrated_gradients(
         total += (flow.unflatten(0, (x.shape[0], high - low)) * share[low:high].reshape(lead)).sum(1)
     product = (x - start) * total
     values, kind = reduce(task.inputs, product, norm)
-    ends = [gradients_at(task, end, logits)[1].double() for end in (x, start)]
-    found, wanted = product.flatten(1).sum(-1).double(), ends[0] - ends[1]
+    below = task.record(Plan(GRADIENT), root_value=start, **_root(task.inputs)).logits.detach()
+    found = product.flatten(1).sum(-1).double()
+    wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
     return Scores(values, logits, kind, {"completeness": figure})
 

@@ -29,16 +29,15 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 
 
 _AT_ONCE = 2**19
-"""Map entries that a gradient observed head by head holds at a time: 2 MB of float32 each for A, ∂f/∂A and a product."""
+"""Entries of a map observed head by head that are there at a time: 2 MB of float32 each for A, ∂f/∂A, a product."""
 
 
 def attention_gradient(call: Call, flow: Tensor) -> Grads:
     """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A).
 
-    With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each such part.
+    With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each part.
     """
-    q, k, v, *anchor = call.operands
-    nothing: Grads = [torch.zeros_like(a) for a in anchor]
+    nothing: Grads = [torch.zeros_like(a) for a in call.operands[3:]]
     parts = [_gradient_of_heads(call, part, flow) for part in _head_parts(call, flow)]
     if len(parts) == 1:
         return [*parts[0], *nothing]

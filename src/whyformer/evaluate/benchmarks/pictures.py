@@ -129,7 +129,7 @@ def check_labels(study: Study, *, required: bool = True) -> None:
 
 
 def limit(study: Study) -> None:
-    """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; a list, or names with commas between)."""
+    """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
     files, count = study.options.get("files"), study.options.get("count")
     if files:
         names = set(files.split(",") if isinstance(files, str) else files)
