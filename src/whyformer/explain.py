@@ -81,9 +81,12 @@ def explain(
     resolver = Resolver(target, labels, class_count(model), prepared.batch)
     task = Task(model, prepared, resolver.callable, _progress(progress), method)
     # a user's surrounding no_grad or inference_mode must not change the result
-    with torch.inference_mode(False):
-        scores = chosen.function(task, **full)
-    explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
+    try:
+        with torch.inference_mode(False):
+            scores = chosen.function(task, **full)
+        explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
+    finally:
+        task.release()
     if not chosen.class_specific:
         explanation.diagnostics.setdefault("class_specific", False)
     return replace(explanation, model=name)

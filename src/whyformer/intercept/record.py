@@ -95,7 +95,22 @@ class Recording:
                 "activation checkpointing (torch.utils.checkpoint) repeats operations behind whyformer's back. Turn it "
                 "off: model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             ) from error
+        if not keep:
+            self._let_go()
         return [torch.zeros_like(r) if f is None else f for r, f in zip(self.roots, flows, strict=True)]
+
+    def _let_go(self) -> None:
+        # the graph refers to this recording (listeners, observers) and the recording to the graph: a circle through
+        # C++ that Python's collector cannot see, so it has to be cut
+        if hasattr(self, "logits"):
+            self.logits = self.logits.detach()
+
+    def release(self) -> None:
+        """Let go of the graph and of all that was recorded on the way, whether or not it was used."""
+        self._let_go()
+        self.mode.block_input = self.mode.anchor = None
+        for held in (self.mode.roots, self.mode.projections, self.block_inputs, self.block_calls):
+            held.clear()
 
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from whyformer.composites import GRADIENT, Composite
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.intercept.plan import Plan
-from whyformer.intercept.record import Recording, record
+from whyformer.intercept.record import Recording
 from whyformer.methods.registry import FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task
 
@@ -252,7 +253,7 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
             "processor=tokenizer, or use 'zero'"
         )
     ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
-    recording = record(task.model, task.inputs.with_tensor(ids).feed, Plan(GRADIENT), root="embedding")
+    recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(Plan(GRADIENT), root="embedding")
     return recording.roots[0].detach()
 
 

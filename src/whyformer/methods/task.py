@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,6 +44,7 @@ class Task:
     Attributes:
         resolve: logits ``[B, C]`` -> target callable for these samples.
         progress: wraps an iterable of long work; shows a bar where one is wanted.
+        recordings: what was recorded for it and for its copies.
     """
 
     model: nn.Module
@@ -50,6 +52,7 @@ class Task:
     resolve: Callable[[Tensor], Callable[[Tensor], Tensor]]
     progress: Callable[..., Any]
     method: str
+    recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
         """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
@@ -88,7 +91,15 @@ class Task:
 
     def record(self, plan: Plan, **options: Any) -> Recording:
         """Record one forward pass of the inputs."""
-        return record(self.model, self.inputs.feed, plan, **{"blocks": self._found, **options})
+        recording = record(self.model, self.inputs.feed, plan, **{"blocks": self._found, **options})
+        self.recordings.append(weakref.ref(recording))
+        return recording
+
+    def release(self) -> None:
+        """Free the graphs of all recordings; without it each explanation would keep some of its memory for ever."""
+        for recording in filter(None, (reference() for reference in self.recordings)):
+            recording.release()
+        self.recordings.clear()
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Logits of a plain forward pass, without gradients."""
