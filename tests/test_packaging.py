@@ -29,6 +29,7 @@ ARROWS = {
     "intercept": {"rules", "composites", "models"},
     "inputs": {"models"},
     "show": set(),
+    "report": {"show", "methods", "inputs"},
     "datasets": set(),
     "evaluate": {"targets", "views", "models", "inputs", "datasets", "intercept"},
 }

@@ -161,6 +161,26 @@ class Explanation:
             "scores": self.scores.tolist(),
         }
 
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Explanation:
+        """What :meth:`to_dict` gave, e.g. after a way through JSON; without the pictures, which are not in it.
+
+        Raises:
+            InputError: keys are missing or unknown, or their values are of another kind.
+        """
+        try:
+            numbers: dict[str, Any] = {name: torch.tensor(facts[name]) for name in ("scores", "logits", "target")}
+            plain = {k: v for k, v in facts.items() if k not in ("probabilities", *numbers)}
+            made = cls(**numbers, **_typed(plain))
+            logits, batch = made.logits, made.scores.shape[0]
+            if made.scores.dim() < 2 or logits.dim() != 2 or not len(logits) == batch == len(made.target) > 0:
+                raise ValueError("scores, logits and target are for different numbers of samples")
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
+        return made
+
     def _facts(self) -> dict[str, Any]:
         facts = {name: getattr(self, name) for name in _PLAIN}
         facts["geometry"] = None if self.geometry is None else [g.to_dict() for g in self.geometry]
@@ -209,16 +229,9 @@ class Explanation:
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
-        facts["labels"] = None if facts["labels"] is None else {int(k): v for k, v in facts["labels"].items()}
-        for name in ("grid", "image_size"):
-            facts[name] = None if facts[name] is None else tuple(facts[name])
-        if facts.get("geometry") is not None:
-            facts["geometry"] = [Geometry.from_dict(g) for g in facts["geometry"]]
         count = sum(name.startswith(_ORIGINAL) for name in tensors)
         originals = [Image.fromarray(tensors.pop(f"{_ORIGINAL}{i}").numpy()) for i in range(count)]
-        if facts["offsets"] is not None:
-            facts["offsets"] = [[tuple(span) for span in sample] for sample in facts["offsets"]]
-        return cls(**tensors, **facts, originals=originals or None)
+        return cls(**tensors, **_typed(facts), originals=originals or None)
 
     # -- showing ---------------------------------------------------------------------------------------------
     def __str__(self) -> str:
@@ -234,6 +247,19 @@ class Explanation:
         from whyformer.show import html
 
         return html.fragment(self)
+
+
+def _typed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuples, numbers and geometries again, where JSON has lists, text and objects."""
+    made = dict(facts)
+    made["labels"] = None if made["labels"] is None else {int(k): v for k, v in made["labels"].items()}
+    for name in ("grid", "image_size"):
+        made[name] = None if made[name] is None else tuple(made[name])
+    if made.get("geometry") is not None:
+        made["geometry"] = [Geometry.from_dict(g) for g in made["geometry"]]
+    if made["offsets"] is not None:
+        made["offsets"] = [[tuple(span) for span in sample] for sample in made["offsets"]]
+    return made
 
 
 def _plain(value: Any) -> Any:

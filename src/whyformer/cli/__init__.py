@@ -15,6 +15,7 @@ from whyformer.cli.benchmarking import benchmark
 from whyformer.cli.explaining import compare, explain
 from whyformer.cli.listing import methods
 from whyformer.cli.maximizing import maximize
+from whyformer.cli.reporting import report
 from whyformer.cli.schema import schema
 from whyformer.cli.serving import serve_page
 
@@ -42,6 +43,7 @@ app.command(epilog=_EXAMPLES)(compare)
 app.command()(methods)
 app.command()(benchmark)
 app.command()(maximize)
+app.command()(report)
 app.command()(schema)
 app.command("app")(serve_page)
 
