@@ -65,8 +65,25 @@ def added_product(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.bmm(torch.softmax(scores, dim=-1), v).unflatten(0, (b, HEADS))
 
 
+def einsum(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * SCALE + bias).softmax(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def einsum_other_layout(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """``[B, N, H, d]`` throughout, the values first."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = F.softmax(torch.einsum("b q h d, b k h d -> b h q k", q, k) * SCALE + bias, -1)
+    return torch.einsum("bkhd,bhqk->bqhd", v, weights).transpose(1, 2)
+
+
+def einsum_with_dots(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    weights = (torch.einsum("...qd,...kd->...qk", [q, k]) * SCALE + bias).softmax(-1)
+    return torch.einsum("...qk,...kd->...qd", [weights, v])
+
+
 WAYS: dict[str, Mix] = {
-    f.__name__: f for f in (at, scaled_first, divided, masked_by_filling, filled_in_place, flattened_heads, added_product)
+    f.__name__: f for f in (at, scaled_first, divided, masked_by_filling, filled_in_place, flattened_heads, added_product, einsum, einsum_other_layout, einsum_with_dots)
 }
 
 
@@ -126,3 +143,29 @@ def test_a_softmax_that_is_no_attention_is_none() -> None:
     model.blocks = nn.ModuleList([Gated(at) for _ in range(2)]).double().eval()
     scores = whyformer.explain(model, given(), method="rollout").scores
     assert scores.shape == (2, TOKENS)
+
+
+class Projected(Block):
+    """Its projections are einsums with parameters: ``[H, d, D]`` in, ``[H, d, D]`` out."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        heads = self.qkv.weight.unflatten(0, (3, HEADS, -1))
+        own = self.qkv.bias.chunk(3)
+        normed = self.norm(x)
+        made = (torch.einsum("bnD,hdD->bnhd", normed, nn.Parameter(w)).flatten(2) + b for w, b in zip(heads, own, strict=True))
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in made)
+        out = nn.Parameter(self.out.weight.unflatten(1, (HEADS, -1)))
+        return x + (torch.einsum("bhnd,Dhd->bnD", self.mix(q, k, v, bias), out) + self.out.bias)
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "partial_lrp", "lrp_ah_ln", "gae"])
+def test_an_einsum_with_a_parameter_is_a_linear_layer(method: str) -> None:
+    wanted = whyformer.explain(Model(fused), given(), method=method, target=[0, 3])
+    model = Model(einsum)
+    blocks = [Projected(einsum).double() for _ in range(2)]
+    for new, old in zip(blocks, model.blocks, strict=True):
+        new.load_state_dict(old.state_dict())
+    model.blocks = nn.ModuleList(blocks).eval()
+    got = whyformer.explain(model, given(), method=method, target=[0, 3])
+    assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
+    assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))

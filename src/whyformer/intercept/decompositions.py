@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import string
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from whyformer.errors import UnknownOperation
@@ -111,6 +113,62 @@ def batched_addition(bias: Tensor, left: Tensor, right: Tensor, *, beta: float =
 def bilinear(x: Tensor, y: Tensor, **_: Any) -> Tensor:
     """``bmm`` and ``mm`` are ``matmul``."""
     return torch.matmul(x, y)
+
+
+def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
+    """``torch.einsum`` of two operands as permutations around one matmul, or one linear where ``b`` is a parameter.
+
+    None where it is no such product: a letter twice in one operand, a letter summed in one operand alone, nothing
+    contracted, no explicit output.
+    """
+    letters = _letters(equation, a, b)
+    if letters is None:
+        return None
+    left, right, out = letters
+    batch = [c for c in left if c in right and c in out]
+    shared = [c for c in left if c in right and c not in out]
+    own = ([c for c in left if c not in right], [c for c in right if c not in left])
+    whole = all(len(set(x)) == len(x) for x in letters) and set(out) == {*batch, *own[0], *own[1]}
+    if not whole or not shared:
+        return None
+    sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+
+    def arranged(x: Tensor, names: str, *groups: list[str]) -> Tensor:
+        """``x`` with its axes in the order of the groups, each group after the batch axes as one axis."""
+        order = [names.index(c) for c in itertools.chain(batch, *groups)]
+        x = x if order == sorted(order) else x.permute(order)
+        wanted = [sizes[c] for c in batch] + [math.prod(sizes[c] for c in group) for group in groups]
+        return x if list(x.shape) == wanted else x.reshape(wanted)
+
+    def run() -> Tensor:
+        if isinstance(b, nn.Parameter) and not batch:
+            product = functional.linear(arranged(a, left, own[0], shared), arranged(b, right, own[1], shared))
+        else:
+            product = arranged(a, left, own[0], shared) @ arranged(b, right, shared, own[1])
+        made = [*batch, *own[0], *own[1]]
+        shape = [sizes[c] for c in made]
+        product = product if list(product.shape) == shape else product.reshape(shape)
+        order = [made.index(c) for c in out]
+        return product if order == sorted(order) else product.permute(order)
+
+    return run
+
+
+def _letters(equation: str, a: Tensor, b: Tensor) -> tuple[str, str, str] | None:
+    """(axes of a, of b, of the result) with the dots written out as letters."""
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    if not arrow or len(operands) != 2:
+        return None
+    free = "".join(c for c in string.ascii_letters if c not in equation)
+    hidden = {
+        x.dim() - len(names.replace("...", "")) for x, names in zip((a, b), operands, strict=True) if "..." in names
+    }
+    if len(hidden) > 1 or ("..." in out and not hidden):
+        return None
+    dots = free[: hidden.pop()] if hidden else ""
+    left, right, made = (names.replace("...", dots) for names in (*operands, out))
+    return (left, right, made) if (len(left), len(right)) == (a.dim(), b.dim()) else None
 
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {

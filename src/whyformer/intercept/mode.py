@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from whyformer.errors import ModelError, UnknownOperation
 from whyformer.intercept import operations as ops
 from whyformer.intercept.capture import AttentionCapture, is_map, tensors
-from whyformer.intercept.decompositions import DECOMPOSITIONS, RELEVANCE_DECOMPOSITIONS
+from whyformer.intercept.decompositions import DECOMPOSITIONS, RELEVANCE_DECOMPOSITIONS, einsum_product
 from whyformer.intercept.plan import Plan, Projection
 from whyformer.rules import elementary
 from whyformer.rules.core import Pass, Rule, Ruled, keep_value
@@ -84,6 +84,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if name in DECOMPOSITIONS:
             with self:
                 return DECOMPOSITIONS[name](*args, **kwargs)
+        if name == "einsum":
+            product = self._product(args)
+            if product is not None:
+                with self:
+                    return product()
         attention = None
         if name == "scaled_dot_product_attention":
             attention = self._fused_attention
@@ -99,6 +104,17 @@ class Interception(AttentionCapture, TorchFunctionMode):
         args, kwargs = self._own_only(args, kwargs)
         result = self._carried(name, func, args, kwargs)
         return self._note(name, args, kwargs, result)
+
+    def _product(self, args: tuple[Any, ...]) -> Any:
+        """An einsum of two tensors as matmul or linear, so that it gets their rules and its attention is found."""
+        operands = tensors(args[1:])
+        if len(operands) != 2 or not (self._carries(args, {}) or any(map(is_map, operands))):
+            return None
+        names = str(args[0])
+        first, second = names.partition("->")[0].split(",")
+        if is_map(operands[1]) or isinstance(operands[0], nn.Parameter):
+            operands, names = operands[::-1], f"{second},{first}->{names.partition('->')[2]}"
+        return einsum_product(names, *operands)
 
     def _carried(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         composite = self.plan.composite
@@ -213,11 +229,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if name == "mul":
                 return rules["mul_two"] if both else rules["mul"]
             if name == "div":
-                return (
-                    None
-                    if args[1] is not None and isinstance(args[1], Tensor) and args[1].requires_grad
-                    else rules["div"]
-                )
+                return None if isinstance(args[1], Tensor) and args[1].requires_grad else rules["div"]
             if not both and getattr(args[1], "_whyformer_parameter", False):
                 return rules["linear"]
             return rules["matmul"] if both else _PRODUCT_WITH_CONSTANT
@@ -236,16 +248,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if name == "matmul" and rule is self.plan.composite.rules["linear"]:
             return Ruled.apply(rule, self.run, lambda x, w: func(x, w.mT), {}, args[0], args[1].mT)
         if name.startswith("conv"):
-            a = ops.bind(
-                "input weight bias stride padding dilation groups",
-                args,
-                kwargs,
-                bias=None,
-                stride=1,
-                padding=0,
-                dilation=1,
-                groups=1,
-            )
+            names = "input weight bias stride padding dilation groups"
+            a = ops.bind(names, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
             info = {k: a[k] for k in ("stride", "padding", "dilation", "groups")}
             operands = [a["input"], a["weight"]] + ([] if a["bias"] is None else [a["bias"]])
             return Ruled.apply(rule, self.run, lambda x, w, b=None: func(x, w, b, **info), info, *operands)
