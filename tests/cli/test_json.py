@@ -125,6 +125,14 @@ def test_benchmark(tmp_path):
     assert stored["figures"] == output["figures"]
 
 
+def test_app(monkeypatch):
+    """Its address, once it answers; that it answers is tested in tests/browser."""
+    monkeypatch.setattr("whyformer.web.serve", lambda catalogue, *, started, **options: started("http://127.0.0.1:7860"))
+    output = printed("app")
+    fits("app", output)
+    assert output["url"] == "http://127.0.0.1:7860"
+
+
 def test_quiet_says_nothing(tmp_path):
     for arguments in (["methods"], ["maximize", "3", "--steps", "2", "--out", str(tmp_path / "3.png")]):
         result = CliRunner().invoke(cli.app, [*arguments, "--quiet"])

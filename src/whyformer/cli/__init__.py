@@ -44,8 +44,8 @@ app.command()(methods)
 app.command()(benchmark)
 app.command()(maximize)
 app.command()(report)
-app.command()(schema)
 app.command("app")(serve_page)
+app.command()(schema)
 
 
 def _version(wanted: bool) -> None:

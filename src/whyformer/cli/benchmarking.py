@@ -75,8 +75,10 @@ def benchmark(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Score methods over a data set, as the founding papers did. Kill it and start it again: it goes on where it
-    stopped."""
+    """Score methods over a data set, as the founding papers did.
+
+    Kill it and start it again: it goes on where it stopped.
+    """
     with errors_as_sentences(debug):
         options = dict(pair(one, "an option") for one in option or [])
         if count is not None:

@@ -19,7 +19,7 @@ def report(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR_OR_RESULTS...",
+            metavar="DIR_OR_RESULTS",
             help="Folders and files: explanations (.safetensors, or .json from --format json), benchmarks.",
         ),
     ],
