@@ -160,6 +160,13 @@ def test_a_processor_that_is_none() -> None:
         explain(digits().model, Image.new("RGB", (9, 9)), processor=lambda p: torch.zeros(2, 2))
 
 
+@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "integrated_gradients"])
+def test_a_picture_tensor_of_another_size(method: str) -> None:
+    model, _ = build("hf_vit", torch.float32)
+    with refused(InputError, "48×32", "made for 32×32", "processor"):
+        whyformer.explain(model, torch.randn(1, 3, 48, 32), method)
+
+
 def test_pictures_of_different_sizes_from_a_function() -> None:
     def processor(image: Image.Image) -> Tensor:
         return torch.zeros(3, image.height, image.width)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer import targets, views
-from whyformer.errors import InputError
+from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
@@ -85,11 +85,31 @@ def explain(
         with torch.inference_mode(False):
             scores = chosen.function(task, **full)
         explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
+    except (ValueError, RuntimeError, AssertionError) as error:
+        reason = None if isinstance(error, WhyformerError) else wrong_size(model, prepared)
+        if reason is None:
+            raise
+        raise InputError(reason) from error
     finally:
         task.release()
     if not chosen.class_specific:
         explanation.diagnostics.setdefault("class_specific", False)
     return replace(explanation, model=name)
+
+
+def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
+    """Why a model may have failed on pictures: they are not of the size its configuration names."""
+    size = getattr(getattr(model, "config", None), "image_size", None)
+    size = (size, size) if isinstance(size, int) else size
+    if inputs.modality != "image" or inputs.tensor.dim() != 4 or not isinstance(size, list | tuple):
+        return None
+    found = tuple(inputs.tensor.shape[-2:])
+    if len(size) != 2 or found == tuple(size):
+        return None
+    return (
+        f"the model fails on pictures of {found[0]}×{found[1]}; it is made for {size[0]}×{size[1]}: "
+        "pass the pictures themselves with processor=, or resize the tensor"
+    )
 
 
 def _finish(

@@ -169,3 +169,20 @@ def test_an_einsum_with_a_parameter_is_a_linear_layer(method: str) -> None:
     got = whyformer.explain(model, given(), method=method, target=[0, 3])
     assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
     assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "lrp", "lrp_ah_ln", "integrated_gradients", "smoothgrad"])
+def test_a_first_block_that_changes_its_input_in_place(method: str) -> None:
+    class Scaling(Block):
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            x *= 1.0
+            return super().forward(x, bias)
+
+    model, settings = Model(at), {"samples": 2} if method == "smoothgrad" else {}
+    blocks = nn.ModuleList([Scaling(at) for _ in range(2)]).double().eval()
+    blocks.load_state_dict(model.blocks.state_dict())
+    wanted = whyformer.explain(Model(at), given(), method=method, target=[0, 3], **settings)
+    model.blocks = blocks
+    got = whyformer.explain(model, given(), method=method, target=[0, 3], **settings)
+    assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
+    assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))

@@ -18,7 +18,7 @@ from whyformer.intercept.mode import Interception
 from whyformer.intercept.plan import Plan
 from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
 from whyformer.rules import multiplier
-from whyformer.rules.core import Pass, Ruled
+from whyformer.rules.core import Pass, Ruled, same_memory
 
 
 class Tap(torch.autograd.Function):
@@ -27,7 +27,7 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
         ctx.listener = listener
-        return x.view_as(x)
+        return same_memory(x)
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
@@ -218,7 +218,8 @@ def _hooks(
             return None
         if root == "embedding" and mode.block == 0:
             value = batch_first(hidden, recording.run) if root_value is None else root_value
-            hidden = batch_first(mode.add_root(value.detach().clone().requires_grad_()), recording.run, back=True)
+            leaf = mode.add_root(value.detach().clone().requires_grad_())
+            hidden = batch_first(leaf.clone(), recording.run, back=True)  # a copy: the block may change it in place
             args, kwargs = _replace(args, kwargs, name, hidden)
         elif mode.block in recording.plan.features:
             if not hidden.requires_grad:

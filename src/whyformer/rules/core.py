@@ -30,6 +30,12 @@ def unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
     return value.sum(stretched, keepdim=True) if stretched else value
 
 
+def same_memory(value: Tensor) -> Tensor:
+    """The tensor again without being a view of it: what a Function returns so may be changed in place."""
+    alias: Tensor = value.new_empty(0).set_(value)  # type: ignore[call-overload]
+    return alias
+
+
 @dataclass
 class Pass:
     """What a backward pass over one recorded graph carries, and its books.
@@ -119,7 +125,7 @@ class Ruled(torch.autograd.Function):
         if output._is_view() and all(
             output.untyped_storage().data_ptr() != o.untyped_storage().data_ptr() for o in operands
         ):
-            output = output.new_empty(0).set_(output)  # type: ignore[call-overload]  # the same memory, no view: may be changed in place, as outside
+            output = same_memory(output)
         ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
         ctx.save_for_backward(*operands)
         # beside the saved tensors, so that an operation in place on the output can have it copied first (keep_value)
