@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, ModelError
+from whyformer.evaluate.arbitration import ranked_faithfulness
 from whyformer.methods.removal import Removal, logits_without, values_of
 from whyformer.methods.task import Task
 
@@ -36,17 +37,9 @@ class Criterion:
 
 
 def rft(scores: Tensor, clean: float, outputs: Tensor) -> float:
-    """Σ_t ±Δ_t / r_t over the features (methods.md §4.2).
-
-    Δ_t = clean − outputs_t, where feature t alone is taken out; counted as Δ_t if a_t > 0, −Δ_t if a_t < 0 and −|Δ_t|
-    if a_t = 0. r_t is the rank of |a_t|, the largest 1; ties all get the worst rank among them.
-
-    Args:
-        scores: a ``[P]``; outputs ``[P]`` of the model without each feature.
-    """
-    delta, size = clean - outputs, scores.abs()
-    signed = torch.where(scores > 0, delta, torch.where(scores < 0, -delta, -delta.abs()))
-    return float((signed / (size[None] >= size[:, None]).sum(1)).sum())
+    """:func:`whyformer.evaluate.arbitration.ranked_faithfulness` of scores a ``[P]``, where ``outputs`` ``[P]`` are the
+    model's without each feature alone."""
+    return ranked_faithfulness(scores, clean - outputs)
 
 
 def _first(order: list[int], fractions: Sequence[float]) -> list[list[int]]:

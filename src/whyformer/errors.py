@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class WhyformerError(Exception):
     """Something the user can mend; the command line prints it without a traceback and exits with status 2."""
@@ -29,3 +32,10 @@ class LoadError(WhyformerError, OSError):
 
 class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
+
+
+def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
+    """The error for a name that does not exist: "<start> '<name>'. Did you mean '...'? <listing>"."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return InputError(f"{start} '{name}'.{hint} {listing}")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, LoadError, ModelError
 from whyformer.explain import Track, _progress, class_count, class_names, find_class
 from whyformer.inputs.prepare import _undo_normalisation, prepare
-from whyformer.methods.removal import gaussian_blur
 from whyformer.models.loading import load
 from whyformer.models.structure import read_logits, refuse_unfit
+from whyformer.views import gaussian_blur
 
 _UNITS = (
     'a unit is a class (number or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '

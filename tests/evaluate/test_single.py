@@ -10,7 +10,7 @@ from zoo_evaluate import processor, tiny_bert, tiny_vit
 import whyformer
 from whyformer.errors import InputError
 from whyformer.evaluate import METRICS, evaluate, metrics
-from whyformer.evaluate.substrates import blur, substrate
+from whyformer.evaluate.substrates import substrate
 
 FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
                   "auac", "au_mse", "infidelity", "conservation")  # fmt: skip
@@ -72,15 +72,18 @@ def test_black_is_zero_before_normalisation(vit) -> None:
         evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc")
 
 
+NONE = (torch.zeros(2), torch.ones(2))  # mean and standard deviation
+
+
 def test_blur_keeps_a_constant_and_equals_a_slow_convolution() -> None:
     x = torch.randn(1, 2, 16, 16, dtype=torch.float64)
-    assert torch.allclose(blur(torch.full_like(x, 3.0)), torch.full_like(x, 3.0))
+    assert torch.allclose(substrate("blur", torch.full_like(x, 3.0), *NONE), torch.full_like(x, 3.0))
     offsets = torch.arange(11) - 5.0
     kernel = torch.exp(-(offsets**2) / 50)
     kernel = kernel / kernel.sum()
     padded = torch.nn.functional.pad(x, [5] * 4, mode="reflect")
     at = sum(kernel[i] * kernel[j] * padded[0, 1, 7 + i, 4 + j] for i in range(11) for j in range(11))
-    assert float(blur(x)[0, 1, 7, 4]) == pytest.approx(float(at))
+    assert float(substrate("blur", x, *NONE)[0, 1, 7, 4]) == pytest.approx(float(at))
 
 
 @pytest.mark.parametrize("name", FROM_THE_MODEL)

@@ -18,7 +18,8 @@ import zoo
 from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs import Inputs
 from whyformer.methods import perturbation
-from whyformer.methods.removal import gaussian_blur, patch_size
+from whyformer.methods.removal import patch_size
+from whyformer.views import gaussian_blur
 
 
 class Weights(nn.Module):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,8 @@ class Metric:
         known = {**self.settings, **dict.fromkeys(self.needs)}
         for name in given:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                raise InputError(
-                    f"the metric {self.name} has no setting '{name}'."
-                    + (f" Did you mean '{close[0]}'?" if close else "")
-                    + f" Its settings: {', '.join(known) or 'none'}"
-                )
+                listing = f"Its settings: {', '.join(known) or 'none'}"
+                raise unknown(f"the metric {self.name} has no setting", name, known, listing)
         missing = [n for n in self.needs if given.get(n) is None]
         if missing:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
@@ -73,9 +68,7 @@ def find_metric(name: str) -> Metric:
     """The metric of that name, or an error that lists the names."""
     if name in METRICS:
         return METRICS[name]
-    close = difflib.get_close_matches(name, METRICS, 1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise InputError(f"there is no metric '{name}'.{hint} Metrics: {', '.join(sorted(METRICS))}")
+    raise unknown("there is no metric", name, METRICS, f"Metrics: {', '.join(sorted(METRICS))}")
 
 
 def metrics() -> list[Metric]:

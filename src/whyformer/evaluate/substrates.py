@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
+from whyformer.views import gaussian_blur
 
 SUBSTRATES = ("black", "mean", "blur")
-BLUR_KERNEL, BLUR_SIGMA = 11, 5.0
+BLUR_RADIUS, BLUR_SIGMA = 5, 5.0
 
 
 def substrate(name: str, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -26,17 +27,7 @@ def substrate(name: str, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     if name == "mean":
         return torch.zeros_like(pixels)
     if name == "blur":
-        return blur(pixels)
+        if min(pixels.shape[-2:]) <= BLUR_RADIUS:
+            raise InputError(f"a picture of {list(pixels.shape[-2:])} pixels is too small for the blur (radius 5)")
+        return gaussian_blur(pixels, BLUR_SIGMA, BLUR_RADIUS)
     raise InputError(f"substrate must be one of {', '.join(SUBSTRATES)}, not {name!r}")
-
-
-def blur(pixels: Tensor, kernel: int = BLUR_KERNEL, sigma: float = BLUR_SIGMA) -> Tensor:
-    """Gaussian blur of ``[B, C, H, W]``, borders mirrored; the kernel sums to 1."""
-    if min(pixels.shape[-2:]) <= kernel // 2:
-        raise InputError(f"a picture of {list(pixels.shape[-2:])} pixels is too small for a blur of {kernel}")
-    offsets = torch.arange(kernel, dtype=pixels.dtype, device=pixels.device) - kernel // 2
-    weights = torch.exp(-(offsets**2) / (2 * sigma**2))
-    weights = (weights / weights.sum()).expand(pixels.shape[1], 1, 1, kernel)
-    padded = torch.nn.functional.pad(pixels, [kernel // 2] * 4, mode="reflect")
-    rows = torch.nn.functional.conv2d(padded, weights, groups=pixels.shape[1])
-    return torch.nn.functional.conv2d(rows, weights.transpose(-1, -2), groups=pixels.shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from whyformer.intercept.plan import Plan
 from whyformer.intercept.record import Recording
 from whyformer.methods.registry import FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task
+from whyformer.views import gaussian_blur
 
 NORMS = ("l2", "l1", "max", "sum")
 BASELINES = ("zero", "mean", "blur", "pad", "mask", "unk")
@@ -245,7 +245,7 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
     if baseline == "mean":
         return x.mean((-2, -1), keepdim=True).expand_as(x).clone()
     if baseline == "blur":
-        return gaussian_blur(x, blur)
+        return gaussian_blur(x, blur, border="replicate")
     fills = dict(task.inputs.fill_ids)
     if baseline not in fills or task.inputs.special is None:
         raise InputError(
@@ -255,16 +255,3 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
     ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
     recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(Plan(GRADIENT), root="embedding")
     return recording.roots[0].detach()
-
-
-def gaussian_blur(x: Tensor, sigma: float) -> Tensor:
-    """Separable Gaussian blur of ``[B, C, H, W]``, σ in pixels, edges repeated."""
-    if sigma == 0:
-        return x.clone()
-    radius = max(1, min(math.ceil(3 * sigma), min(x.shape[-2:]) - 1))
-    steps = torch.arange(-radius, radius + 1, dtype=x.dtype, device=x.device)
-    kernel = torch.softmax(-steps.square() / (2 * sigma * sigma), 0)
-    channels = x.shape[1]
-    padded = torch.nn.functional.pad(x, (radius,) * 4, mode="replicate")
-    rows = torch.nn.functional.conv2d(padded, kernel.reshape(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
-    return torch.nn.functional.conv2d(rows, kernel.reshape(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)

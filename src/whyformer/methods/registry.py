@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, unknown
 from whyformer.methods.task import Scores
 
 Check = Callable[[Any], bool]
@@ -46,10 +45,8 @@ class Method:
         """Settings with defaults filled in; refuses unknown names and values out of range."""
         for name in given:
             if name not in self.settings:
-                close = difflib.get_close_matches(name, self.settings, 1)
-                hint = f" Did you mean '{close[0]}'?" if close else ""
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
-                raise InputError(f"{self.name} has no setting '{name}'.{hint} Its settings and defaults: {valid}")
+                raise unknown(f"{self.name} has no setting", name, self.settings, f"Its settings and defaults: {valid}")
         full = {**self.settings, **given}
         for name, (wanted, check) in self.checks.items():
             try:
@@ -106,9 +103,7 @@ def find(name: str) -> Method:
     """The method of that name, or an error that lists the names."""
     if name in METHODS:
         return METHODS[name]
-    close = difflib.get_close_matches(name, METHODS, 1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    raise InputError(f"there is no method '{name}'.{hint} Methods: {', '.join(sorted(METHODS))}")
+    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(sorted(METHODS))}")
 
 
 def methods() -> list[Method]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.methods.task import Task
+from whyformer.views import gaussian_blur
 
 PICTURE_BASELINES = ("zero", "mean", "blur")
 TEXT_BASELINES = ("mask", "unk", "pad", "delete")
@@ -163,21 +164,6 @@ def patch_size(model: nn.Module) -> tuple[int, int]:
         if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(s, int) for s in size):
             return size[-2], size[-1]
     return 16, 16
-
-
-def gaussian_blur(pictures: Tensor, sigma: float) -> Tensor:
-    """Gaussian blur of ``[..., H, W]`` with standard deviation ``sigma`` pixels, cut at 3σ, mirrored at the borders."""
-    flat = pictures.reshape(-1, 1, *pictures.shape[-2:])
-    for axis in (2, 3):
-        radius = min(math.ceil(3 * sigma), flat.shape[axis] - 1)
-        if sigma <= 0 or radius < 1:
-            continue
-        offsets = torch.arange(-radius, radius + 1, dtype=torch.float64)
-        weights = torch.exp(-((offsets / sigma) ** 2) / 2)
-        kernel = (weights / weights.sum()).to(flat).reshape((1, 1, -1, 1) if axis == 2 else (1, 1, 1, -1))
-        pad = (0, 0, radius, radius) if axis == 2 else (radius, radius, 0, 0)
-        flat = nn.functional.conv2d(nn.functional.pad(flat, pad, mode="reflect"), kernel)
-    return flat.reshape(pictures.shape)
 
 
 def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size: int, description: str) -> Tensor:
