@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,10 @@ ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SCREENSHOTS = Path(__file__).parents[2] / "screenshots"
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / "screenshots"
+AXE = Path(os.environ.get("WHYFORMER_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+_HERE = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")
 
 
 def _missing(what: str) -> NoReturn:
@@ -38,6 +43,7 @@ def browser() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         yield started
         started.close()
+    gc.collect()
 
 
 @pytest.fixture
@@ -58,3 +64,48 @@ def screenshots() -> Path:
     """Where pictures of pages are kept to be looked at; git does not see it."""
     SCREENSHOTS.mkdir(exist_ok=True)
     return SCREENSHOTS
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    """``visit(address, width, height, dark)``: a page of a fresh visitor, as many as a test wants.
+
+    At the end every request that any of them made must have gone to this machine, and no script may have failed.
+    """
+    contexts, outside, broken = [], [], []
+
+    def opened(address: str, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options)
+        contexts.append(context)
+        made = context.new_page()
+        made.on("request", lambda request: None if _HERE.match(request.url) else outside.append(request.url))
+        made.on("pageerror", lambda error: broken.append(str(error)))
+        made.goto(address)
+        return made
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert outside == []
+    assert broken == []
+
+
+@pytest.fixture
+def shoot(screenshots: Path) -> Any:
+    """``shoot(page, name)``: keep a picture of the whole page."""
+    return lambda page, name: page.screenshot(path=str(screenshots / f"{name}.png"), full_page=True)
+
+
+@pytest.fixture(scope="session")
+def axe() -> Any:
+    """``axe(page)``: what axe-core finds that is serious or critical, as readable lines."""
+    if not AXE.is_file():
+        _missing(f"axe-core in {AXE} (npm install --no-save axe-core)")
+    script = AXE.read_text(encoding="utf-8")
+
+    def run(page: Any) -> list[str]:
+        page.evaluate(script)
+        found = page.evaluate("async () => (await axe.run(document)).violations")
+        return [f"{v['id']}: {n['html'][:200]}" for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]]
+
+    return run

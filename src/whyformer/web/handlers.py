@@ -279,7 +279,7 @@ def says(prediction: work.Prediction) -> str:
         f"<span>{100 * share:.1f} %</span></li>"
         for _, name, share in prediction.top()
     )
-    return f'<div class="wf-says"><h3>The model says</h3><ol>{rows}</ol></div>'
+    return f'<div class="wf-says"><h2>The model says</h2><ol>{rows}</ol></div>'
 
 
 def recipe(view: View) -> str:

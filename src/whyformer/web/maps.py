@@ -20,6 +20,7 @@ from whyformer.explanation import Explanation
 from whyformer.show import colours, painting
 from whyformer.show.html import text
 from whyformer.show.layout import Section, sections
+from whyformer.show.look import Look
 from whyformer.show.words import array, figure_of, heading, words
 from whyformer.web.session import Session
 
@@ -99,7 +100,7 @@ def _map(session: Session, e: Explanation, name: str, look: Mapping[str, Any]) -
         f'data-columns="{columns}" data-what="{what}" data-box="{box}" data-values="{packed}">'
         f'<img alt="" draggable="false" src="data:image/png;base64,{source}">'
         '<span class="wf-cursor" hidden></span></div>'
-        f'{_bar(e)}<p class="wf-value" aria-live="polite">&nbsp;</p></figure>'
+        f'{_bar(e, Look.of(dict(look)))}<p class="wf-value" aria-live="polite">&nbsp;</p></figure>'
     )
 
 
@@ -115,11 +116,12 @@ def _broken(name: str) -> str:
     return text(name).replace("_", "_<wbr>")
 
 
-def _bar(e: Explanation) -> str:
-    """The colour bar with its ends."""
+def _bar(e: Explanation, look: Look | None = None) -> str:
+    """The colour bar with its ends, or in words what there is instead of colours."""
     scale = colours.scale_of(e)
-    if scale.note is not None:
-        return f'<p class="wf-note">{text(scale.note)}</p>'
+    note = scale.note or (look.note if look else None)
+    if note is not None:
+        return f'<p class="wf-note">{text(note)}</p>'
     steps = np.linspace(-1 if scale.signed else 0, 1, 9)
     if e.level == "token":
         stops = ["rgb({},{},{})".format(*colours.tint(float(u), 0.85)) for u in steps]

@@ -67,6 +67,20 @@
     if (word) tell(word, `${word.textContent}: ${word.dataset.value}`);
   });
 
+  // gradio names its upload button otherwise than it reads, so that saying what one sees would not find it
+  let waiting = false;
+  new MutationObserver(() => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => {
+      waiting = false;
+      for (const button of document.querySelectorAll("#wf-picture button.upload-container")) {
+        const name = `Picture: ${button.innerText.replace(/\s+/g, " ").trim()}`;
+        if (button.getAttribute("aria-label") !== name) button.setAttribute("aria-label", name);
+      }
+    });
+  }).observe(document, { childList: true, subtree: true, attributes: true, attributeFilter: ["aria-label"] });
+
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   document.addEventListener("keydown", (event) => {
     const step = steps[event.key];

@@ -115,15 +115,15 @@ def build(handlers: Handlers) -> gr.Blocks:
 
         shown = {**working, "show_progress": "minimal", "show_progress_on": status}
 
-        def explain(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008 - gradio's way to pass it
+        def show_maps(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008 - gradio's way to pass it
             yield from handlers.explain(*given, progress=progress)
 
-        def again(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
+        def show_maps_again(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
             yield from handlers.again(*given, progress=progress)
 
-        running = [go.click(explain, entered, results, js=_WITH_FORM, trigger_mode="once", **shown)]
+        running = [go.click(show_maps, entered, results, js=_WITH_FORM, trigger_mode="once", **shown)]
         running += [
-            event(again, entered, results, js=_WITH_FORM, trigger_mode="always_last", **shown)
+            event(show_maps_again, entered, results, js=_WITH_FORM, trigger_mode="always_last", **shown)
             for event in (classes.input, form.input)
         ]
         cancel.click(handlers.stop, session, status, cancels=running, queue=False, **quiet)
@@ -152,6 +152,9 @@ def look() -> dict[str, Any]:
     theme = gr.themes.Base(
         primary_hue=gr.themes.colors.blue, neutral_hue=gr.themes.colors.slate, font=list(_SANS), font_mono=list(_MONO)
     )
+    # white on gradio's own blue is too faint to read
+    shades = {"background_fill": "*primary_700", "background_fill_hover": "*primary_800", "text_color": "white"}
+    theme.set(**{f"button_primary_{k}{dark}": v for k, v in shades.items() for dark in ("", "_dark")})
     return {
         "theme": theme,
         "css": (HERE / "page.css").read_text(encoding="utf-8"),

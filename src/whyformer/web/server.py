@@ -92,7 +92,8 @@ def serve(
         )  # fmt: skip
     except OSError as error:
         uploads.cleanup()
-        raise LoadError(f"cannot open the page on {host}{'' if port is None else f':{port}'}: {error}") from error
+        where = f"port {port} of {host}" if port is not None else host
+        raise LoadError(f"cannot open the page on {where}: it is taken, or not this machine's; try another") from error
 
     def close() -> None:
         page.close(verbose=False)
