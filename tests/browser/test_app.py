@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from whyformer.web import Catalogue, Limits, serve
@@ -54,11 +53,11 @@ def pick(page, box, *names):
     """Choose from a list by typing, as the keyboard does it."""
     for name in names:
         field = page.locator(f"{box} input")
-        field.click()
+        field.focus()
         field.fill(name)
-        page.locator("ul[role=listbox] li").first.wait_for()
+        page.locator(f"{box} [role=option]").first.wait_for()
         page.keyboard.press("Enter")
-        page.keyboard.press("Escape")
+        field.blur()
 
 
 def explain(page):
