@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from whyformer.criteria import CRITERIA, Goal, measure, split
 from whyformer.errors import InputError
-from whyformer.explain import Resolver, Target, _progress, class_count, class_names, explain
+from whyformer.explain import Resolver, Target, _progress, explain
 from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.removal import Removal, removal
 from whyformer.methods.task import Task
 from whyformer.models.loading import load
-from whyformer.models.structure import refuse_unfit
+from whyformer.models.structure import class_count, class_names, refuse_unfit
 from whyformer.targets import Probability
 
 Candidate = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any] | Explanation

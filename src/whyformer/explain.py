@@ -17,7 +17,7 @@ from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
 from whyformer.models.loading import load, model_name
-from whyformer.models.structure import refuse_unfit
+from whyformer.models.structure import class_count, class_names, refuse_unfit
 
 Target = None | int | str | Sequence[int] | Callable[[Tensor], Tensor]
 Track = Callable[..., Iterable[Any]]
@@ -231,26 +231,6 @@ def find_class(name: str, labels: dict[int, str] | None) -> int:
     raise InputError(
         f"the model has no class '{name}'.{hint}" + ("" if known else " Its config names no classes: give a number.")
     )
-
-
-def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
-    """(names of the classes where the config has real ones, whether several may be true at once)."""
-    config = getattr(model, "config", None)
-    raw = getattr(config, "id2label", None)
-    labels = {int(k): str(v) for k, v in raw.items()} if isinstance(raw, dict) and raw else None
-    if labels and all(v == f"LABEL_{k}" for k, v in labels.items()):
-        labels = None
-    return labels, getattr(config, "problem_type", None) == "multi_label_classification"
-
-
-def class_count(model: nn.Module) -> int | None:
-    """Number of classes where the model says so: a classifier's config, or timm's ``num_classes``."""
-    config = getattr(model, "config", None)
-    if config is None:
-        count = getattr(model, "num_classes", None)
-    else:  # every config has num_labels, also that of a language model
-        count = getattr(config, "num_labels", None) if "Classification" in type(model).__name__ else None
-    return count if isinstance(count, int) and count > 0 else None
 
 
 def _progress(wanted: bool | Track) -> Track:

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, LoadError, ModelError
-from whyformer.explain import Track, _progress, class_count, class_names, find_class
+from whyformer.explain import Track, _progress, find_class
 from whyformer.inputs.prepare import _undo_normalisation, prepare
 from whyformer.models.loading import load
-from whyformer.models.structure import read_logits, refuse_unfit
+from whyformer.models.structure import class_count, class_names, read_logits, refuse_unfit
 from whyformer.views import gaussian_blur
 
 _UNITS = (

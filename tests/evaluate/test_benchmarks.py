@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
 import sys
@@ -16,6 +17,8 @@ from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file,
 from whyformer.errors import InputError
 from whyformer.evaluate.benchmarks import BENCHMARKS
 from whyformer.evaluate.configurations import parse_methods
+from whyformer.evaluate.forwards import probabilities
+from whyformer.evaluate.perturbation import topk_mask
 from whyformer.evaluate.runner import run_benchmark
 
 FEW = "raw_attention,transformer_attribution:start_layer=1"
@@ -261,3 +264,40 @@ def test_cost_is_said_before_the_work(tmp_path: Path, vit) -> None:
     assert started == [1]
     assert "forward" in said[0] and "backward" in said[0] and "about" in said[0]
     assert "20 explanations to score (5 samples)" in said[0]
+
+
+def test_models_with_several_classes_at_once_have_sigmoid_probabilities(tmp_path: Path, vit) -> None:
+    data = picture_folder(tmp_path / "data")
+    model = copy.deepcopy(vit)
+    model.config.problem_type = "multi_label_classification"
+    found = {}
+    for name, one in (("single", vit), ("several", model)):
+        run_benchmark("perturbation", one, data, tmp_path / name, methods="rollout", processor=processor())
+        lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
+        rows = [r for r in map(json.loads, lines) if "values" in r]
+        found[name] = np.array([r["values"]["clean"]["probability"] for r in rows])
+    assert not np.isclose(found["several"], found["single"]).any()
+    logits = np.array([[0.0, np.log(3)]])
+    assert probabilities(logits) == pytest.approx(np.array([[0.25, 0.75]]))
+    assert probabilities(logits, multi_label=True) == pytest.approx(np.array([[0.5, 0.75]]))
+
+
+def test_files_may_be_named_with_commas(tmp_path: Path, vit) -> None:
+    data = picture_folder(tmp_path / "data")
+    every = run_benchmark("perturbation", vit, data, tmp_path / "all", methods="rollout", processor=processor())
+    names = sorted({json.loads(line)["sample"] for line in (tmp_path / "all" / "records.jsonl").read_text().splitlines() if "sample" in line})
+    few = run_benchmark("perturbation", vit, data, tmp_path / "few", methods="rollout", processor=processor(), files=",".join(names[:2]))
+    assert few.report.counts["rollout"]["scored"] == 2 < every.report.counts["rollout"]["scored"]
+
+
+def test_ties_may_go_as_topk_takes_them(tmp_path: Path, vit) -> None:
+    """Other pixels may go, but as many of them; and the choice is stated."""
+    data = picture_folder(tmp_path / "data")
+    outcome = run_benchmark("perturbation", vit, data, tmp_path / "topk", methods="rollout", processor=processor(), ties="topk")
+    assert outcome.report.counts["rollout"]["scored"]
+    assert "topk" in (tmp_path / "topk" / "table.md").read_text()
+    with pytest.raises(InputError, match="ties must be one of index, topk"):
+        run_benchmark("perturbation", vit, data, tmp_path / "x", methods="rollout", processor=processor(), ties="first")
+    scores = np.array([[0.5, 0.5], [0.1, 0.9]])
+    assert topk_mask(scores, 1, (2, 2)).tolist() == [[False, False], [False, True]]
+    assert [int(topk_mask(np.zeros(9), k, (3, 3)).sum()) for k in range(10)] == list(range(10))

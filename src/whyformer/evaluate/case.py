@@ -13,12 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import softmax
+from whyformer.evaluate.forwards import probabilities
 from whyformer.evaluate.substrates import substrate
-from whyformer.explain import class_names
 from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs
-from whyformer.models.structure import read_logits
+from whyformer.models.structure import class_names, read_logits
 from whyformer.views import resize
 
 
@@ -62,7 +61,7 @@ class Case:
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Softmax, or the sigmoid of each where the model's classes do not exclude one another."""
-        return 1 / (1 + np.exp(-logits)) if class_names(self.model)[1] else softmax(logits)
+        return probabilities(logits, class_names(self.model)[1])
 
     def features(self, sample: int) -> NDArray[np.float64]:
         """``[n]`` scores of what can be removed: all pixels, or the content tokens."""

@@ -77,9 +77,9 @@ def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities over the last axis; of a single logit, its sigmoid."""
-    if logits.shape[-1] == 1:
+def probabilities(logits: NDArray[np.float64], multi_label: bool = False) -> NDArray[np.float64]:
+    """Softmax over the last axis; the sigmoid of each logit for ``multi_label`` models and of a single logit."""
+    if multi_label or logits.shape[-1] == 1:
         return 1 / (1 + np.exp(-logits))
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)

@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from whyformer.datasets.samples import Picture, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
-from whyformer.evaluate.forwards import Forwards
+from whyformer.evaluate.forwards import Forwards, probabilities
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Report
+from whyformer.models.structure import class_names
 
 Sample = Picture | Text
 Values = dict[str, Any]
@@ -45,6 +48,10 @@ class Study:
     data_name: str = ""
     seed: int = 0
     remarks: list[str] = field(default_factory=list)
+
+    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
+        return probabilities(logits, class_names(self.model)[1])
 
     def remark(self, text: str) -> None:
         if text not in self.remarks:

@@ -99,3 +99,23 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
 def sequence_first(model: nn.Module) -> bool:
     """True where an ``nn.MultiheadAttention`` lays out tokens as ``[N, B, D]``."""
     return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules())
+
+
+def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
+    """(names of the classes where the config has real ones, whether several may be true at once)."""
+    config = getattr(model, "config", None)
+    raw = getattr(config, "id2label", None)
+    labels = {int(k): str(v) for k, v in raw.items()} if isinstance(raw, dict) and raw else None
+    if labels and all(v == f"LABEL_{k}" for k, v in labels.items()):
+        labels = None
+    return labels, getattr(config, "problem_type", None) == "multi_label_classification"
+
+
+def class_count(model: nn.Module) -> int | None:
+    """Number of classes where the model says so: a classifier's config, or timm's ``num_classes``."""
+    config = getattr(model, "config", None)
+    if config is None:
+        count = getattr(model, "num_classes", None)
+    else:  # every config has num_labels, also that of a language model
+        count = getattr(config, "num_labels", None) if "Classification" in type(model).__name__ else None
+    return count if isinstance(count, int) and count > 0 else None

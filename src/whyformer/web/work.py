@@ -14,14 +14,13 @@ from torch import Tensor
 import whyformer
 from whyformer.composites import GRADIENT
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explain import class_count, class_names
 from whyformer.explanation import Explanation
 from whyformer.inputs import prepare
 from whyformer.intercept.plan import AttentionCall, Plan
 from whyformer.intercept.record import record
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.models.structure import find_blocks, read_logits, refuse_unfit
+from whyformer.models.structure import class_count, class_names, find_blocks, read_logits, refuse_unfit
 from whyformer.web.session import Session, Track, View
 
 STEPS = 10

@@ -19,7 +19,6 @@ from whyformer.evaluate.bootstrap import bootstrap
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.encoding import fill_id
 from whyformer.evaluate.explaining import Unusable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Curves, Report, Table
 from whyformer.evaluate.study import Benchmark, Measured, Study, Values, counts_of, values_of
@@ -46,7 +45,7 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
                 continue
             shown, pruned_logits = (logits[i, key] for key in keys[c, i])
             values: Values = {
-                "probability": softmax(shown)[:, truth[i]].tolist(),
+                "probability": study.probabilities(shown)[:, truth[i]].tolist(),
                 "change": squared_change(clean[i], pruned_logits).tolist(),
                 "correct_class": int(clean[i].argmax() == truth[i]),
             }

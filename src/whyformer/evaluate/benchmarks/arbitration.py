@@ -17,7 +17,6 @@ from whyformer.evaluate.benchmarks.sentences import read_texts, token_scores
 from whyformer.evaluate.bootstrap import Interval, bootstrap
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.perturbation import FRACTIONS, aopc, removal_mask, removal_order, removed_count
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Report, Table
@@ -36,7 +35,7 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
         size = usable[0].size
         top = batch.predicted[i]
         clean = float(batch.probabilities[i, top])
-        drops = clean - softmax(removed_logits(study, batch, i, np.eye(size, dtype=bool)))[:, top]
+        drops = clean - study.probabilities(removed_logits(study, batch, i, np.eye(size, dtype=bool)))[:, top]
         for c in configurations:
             scores = found[c.label][i]
             if isinstance(scores, Unusable):
@@ -61,7 +60,7 @@ def _aopc(study: Study, batch: Any, index: int, scores: NDArray[np.float64], cle
     alone."""
     order = removal_order(scores)
     masks = np.stack([removal_mask(order, removed_count(order.size, f)) for f in FRACTIONS])
-    return float(aopc(clean, softmax(removed_logits(study, batch, index, masks))[:, top]))
+    return float(aopc(clean, study.probabilities(removed_logits(study, batch, index, masks))[:, top]))
 
 
 def prepare(study: Study) -> None:

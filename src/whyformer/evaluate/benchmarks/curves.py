@@ -68,7 +68,7 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
         }[study.options["substrate"]],
         "AUC": "100 · trapezoid of top-1 accuracy over f = 0 … 0.9 from the clean point, not divided by 0.9; at "
         "most 90",
-        "AOPC, LOdds": "softmax probability of the class first predicted, mean over f = 0.1 … 0.9, positive "
+        "AOPC, LOdds": "probability of the class first predicted, mean over f = 0.1 … 0.9, positive "
         "perturbation",
         "clean accuracy": f"{100 * float(np.mean(accuracy)):.1f} % of {len(accuracy)}"
         if accuracy

@@ -17,7 +17,6 @@ from whyformer.evaluate.benchmarks.curves import EXPLAINED, summarize
 from whyformer.evaluate.benchmarks.pictures import Batch, Map, check_labels, limit, maps, read_batch
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.explaining import Unusable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.perturbation import (
     FRACTIONS,
     TIES,
@@ -129,7 +128,7 @@ def run_curves(
     found_logits = dict(zip(jobs, logits, strict=True))
     for key, by_measure in needs.items():
         label, top = batch.samples[key[1]].label, batch.predicted[key[1]]
-        result[key] = {name: _curve(found_logits[place], label, top) for name, place in by_measure.items()}
+        result[key] = {name: _curve(study, found_logits[place], label, top) for name, place in by_measure.items()}
     return result
 
 
@@ -138,10 +137,10 @@ def _flat(found: Map) -> bool:
     return isinstance(found, Unusable) and found.kind == "constant"
 
 
-def _curve(logits: NDArray[np.float64], label: int | None, top: int) -> Values:
+def _curve(study: Study, logits: NDArray[np.float64], label: int | None, top: int) -> Values:
     return {
         "correct": [int(i == label) for i in logits.argmax(-1)],
-        "probability": [float(p) for p in softmax(logits)[:, top]],
+        "probability": [float(p) for p in study.probabilities(logits)[:, top]],
     }
 
 

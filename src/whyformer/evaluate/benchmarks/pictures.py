@@ -14,10 +14,9 @@ from whyformer.datasets.samples import Picture
 from whyformer.errors import InputError
 from whyformer.evaluate.configurations import Configuration, random_scores
 from whyformer.evaluate.explaining import Unusable, explain_pixels, usable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.pixels import PixelSpec, pixel_spec
 from whyformer.evaluate.study import Study
-from whyformer.explain import class_count
+from whyformer.models.structure import class_count
 from whyformer.views import resize
 
 Map = NDArray[np.float64] | Unusable
@@ -30,15 +29,12 @@ class Batch:
     samples: Sequence[Picture]
     pixels: Tensor
     logits: NDArray[np.float64]
+    probabilities: NDArray[np.float64]
     spec: PixelSpec
 
     @property
     def predicted(self) -> list[int]:
         return [int(i) for i in self.logits.argmax(-1)]
-
-    @property
-    def probabilities(self) -> NDArray[np.float64]:
-        return softmax(self.logits)
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
         """The object's mask at the model's size."""
@@ -53,7 +49,8 @@ def spec_of(study: Study) -> PixelSpec:
 def read_batch(study: Study, samples: Sequence[Picture]) -> Batch:
     spec = spec_of(study)
     pixels = torch.stack([spec.pixels(s.load()) for s in samples])
-    return Batch(samples, pixels.to(**study.forwards.place), study.forwards.pixels(pixels), spec)
+    logits = study.forwards.pixels(pixels)
+    return Batch(samples, pixels.to(**study.forwards.place), logits, study.probabilities(logits), spec)
 
 
 def maps(

@@ -16,7 +16,6 @@ from whyformer.evaluate.bootstrap import bootstrap
 from whyformer.evaluate.configurations import Configuration
 from whyformer.evaluate.encoding import Encoded
 from whyformer.evaluate.explaining import Unusable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.rationales import SHARES, TOP_K, auprc, f1, token_counts, top_words, word_scores
 from whyformer.evaluate.records import Record
 from whyformer.evaluate.report import Cell, Curves, Report, Table
@@ -87,7 +86,7 @@ def _erased(
             encoded: Encoded = batch.encoded[i]
             jobs.setdefault((i, "without", words), encoded.without_words(set(words)))
             jobs.setdefault((i, "alone", words), encoded.only_words(set(words)))
-    found = softmax(study.forwards.ids(list(jobs.values())))
+    found = study.probabilities(study.forwards.ids(list(jobs.values())))
     return {key: float(row[batch.predicted[key[0]]]) for key, row in zip(jobs, found, strict=True)}
 
 

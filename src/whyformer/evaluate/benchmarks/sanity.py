@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,9 +119,7 @@ def _by_input(
             ]
         )
         pixels = batch.pixels + study.options["radius"] * noise.to(batch.pixels)
-        for i, one in enumerate(
-            maps(study, type(batch)(batch.samples, pixels, batch.logits, batch.spec), c, batch.predicted)
-        ):
+        for i, one in enumerate(maps(study, replace(batch, pixels=pixels), c, batch.predicted)):
             changed[i].append(one)
     return [
         None if isinstance(a, Unusable) or any(isinstance(b, Unusable) for b in bs) else max_sensitivity(a, bs)

@@ -13,9 +13,8 @@ from whyformer.errors import InputError
 from whyformer.evaluate.configurations import Configuration, random_scores
 from whyformer.evaluate.encoding import Encoded, encode, longest_text
 from whyformer.evaluate.explaining import Unusable, explain_ids, usable
-from whyformer.evaluate.forwards import softmax
 from whyformer.evaluate.study import Study
-from whyformer.explain import class_names
+from whyformer.models.structure import class_names
 
 TokenScores = NDArray[np.float64] | Unusable
 
@@ -27,20 +26,18 @@ class TextBatch:
     samples: Sequence[Text]
     encoded: Sequence[Encoded]
     logits: NDArray[np.float64]
+    probabilities: NDArray[np.float64]
 
     @property
     def predicted(self) -> list[int]:
         return [int(i) for i in self.logits.argmax(-1)]
 
-    @property
-    def probabilities(self) -> NDArray[np.float64]:
-        return softmax(self.logits)
-
 
 def read_texts(study: Study, samples: Sequence[Text]) -> TextBatch:
     longest = longest_text(study.model, study.processor, study.options.get("longest"))
     encoded = [encode(s, study.processor, longest) for s in samples]
-    return TextBatch(samples, encoded, study.forwards.ids([e.ids for e in encoded]))
+    logits = study.forwards.ids([e.ids for e in encoded])
+    return TextBatch(samples, encoded, logits, study.probabilities(logits))
 
 
 def token_scores(
