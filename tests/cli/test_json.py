@@ -139,6 +139,15 @@ def test_quiet_says_nothing(tmp_path):
         assert (result.exit_code, result.output) == (0, "")
 
 
+def test_an_interruption_has_its_own_status(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whyformer.methods", interrupted)
+    result = CliRunner().invoke(cli.app, ["methods"])
+    assert (result.exit_code, result.output) == (130, "error: interrupted\n")
+
+
 def test_who_stops_reading_gets_no_complaint():
     code = PROGRAM.replace("main()", "sys.argv[1:] = ['methods', '--json']; main()")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -305,6 +305,16 @@ def test_the_command_tells_of_damaged_files_with_status_3(tmp_path):
     assert (done.exit_code, done.stdout) == (2, "")
 
 
+def test_a_report_does_not_tell_where_things_lie(tmp_path):
+    secret = tmp_path / "home-of-somebody" / "my-model"
+    named(sentence(), str(secret)).save(tmp_path / "e.safetensors")
+    replace(benchmark(), conventions={"model": str(secret)}).write(tmp_path)
+    write_report(tmp_path, tmp_path / "r.html")
+    source = (tmp_path / "r.html").read_text()
+    assert "my-model" in source
+    assert "home-of-somebody" not in source
+
+
 # -- models ------------------------------------------------------------------------------------------------------
 def test_cards_of_models(tmp_path):
     digits = card("bundled:digits")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from whyformer.report.cards import title
 from whyformer.report.material import Result
 from whyformer.report.pictures import drawing
 from whyformer.report.tables import Cell, table
@@ -16,13 +17,13 @@ _SHOWN_ERRORS = 5
 def benchmark(result: Result, number: int) -> str:
     """One benchmark."""
     facts = result.facts
-    title = str(facts.get("benchmark", "benchmark"))
+    name = str(facts.get("benchmark", "benchmark"))
     model = _listed(facts.get("conventions")).get("model")
     parts = [
-        f'<article class="card" id="b{number}"><h3>{text(title)}{f" · {text(str(model))}" if model else ""}</h3>',
+        f'<article class="card" id="b{number}"><h3>{text(name)}{f" · {text(title(str(model)))}" if model else ""}</h3>',
         f'<p class="s">{text(result.file)}</p>',
         *(_table(entry, facts.get("figures") or []) for entry in _tables(facts)),
-        _curves(result, title),
+        _curves(result, name),
         _unscored(facts.get("counts")),
         _errors(result),
         _points(facts.get("remarks")),
@@ -46,11 +47,11 @@ def _tables(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _table(entry: dict[str, Any], figures: list[Any]) -> str:
-    name, title = str(entry.get("table", "")), str(entry.get("title") or entry.get("table", ""))
+    name, caption = str(entry.get("table", "")), str(entry.get("title") or entry.get("table", ""))
     columns = [str(c) for c in entry.get("columns") or []]
     note = f'<p class="s">{text(str(entry["note"]))}</p>' if entry.get("note") else ""
     if not columns:
-        return f"<h4>{text(title)}</h4>{note}"
+        return f"<h4>{text(caption)}</h4>{note}"
     digits = entry.get("digits")
     found = {
         (str(f.get("row")), str(f.get("column"))): f
@@ -62,7 +63,7 @@ def _table(entry: dict[str, Any], figures: list[Any]) -> str:
         for row in map(str, entry.get("rows") or [])
     ]
     head = [str(entry.get("corner") or ""), *columns]
-    return table(title, head, rows, numeric=range(1, len(head))) + note
+    return table(caption, head, rows, numeric=range(1, len(head))) + note
 
 
 def _figure(figure: dict[str, Any], digits: Any) -> Cell:
@@ -84,7 +85,7 @@ def _figure(figure: dict[str, Any], digits: Any) -> Cell:
     return Cell(shown, float(value) if isinstance(value, int | float) else "")
 
 
-def _curves(result: Result, title: str) -> str:
+def _curves(result: Result, name: str) -> str:
     if result.curves is None:
         return ""
     source = drawing(result.curves)
@@ -92,7 +93,7 @@ def _curves(result: Result, title: str) -> str:
         return '<p class="warning">curves.png cannot be read</p>'
     panels = _listed(result.facts.get("curves"))
     lines = list(dict.fromkeys(str(line) for panel in panels.values() for line in _listed(panel)))
-    about = text(f"curves of {title}: {', '.join(map(str, panels))}; lines: {', '.join(lines)}")
+    about = text(f"curves of {name}: {', '.join(map(str, panels))}; lines: {', '.join(lines)}")
     return f'<figure class="curves"><img alt="{about}" src="{source}"></figure>'
 
 
@@ -123,7 +124,8 @@ def _points(remarks: Any) -> str:
 
 
 def _conventions(listed: Any) -> str:
-    rows = "".join(f"<dt>{text(str(k))}</dt><dd>{text(str(v))}</dd>" for k, v in _listed(listed).items())
+    said = {str(k): title(str(v)) if k == "model" else str(v) for k, v in _listed(listed).items()}
+    rows = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in said.items())
     return f"<details><summary>Conventions of this benchmark</summary><dl>{rows}</dl></details>" if rows else ""
 
 

@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from whyformer.show.words import visible
+
 
 @dataclass(frozen=True)
 class Card:
@@ -33,6 +35,11 @@ def card(name: str, labels: dict[int, str] | None = None) -> Card:
     classes = tuple(str(v) for _, v in sorted(named.items(), key=lambda item: int(item[0])))
     architectures = config.get("architectures") or [None]
     return Card(name, architectures[0], _parameters(name), _licence(_file(name, "README.md")), classes)
+
+
+def title(name: str) -> str:
+    """What a model is called in a report that others may read: of a folder's path only its last part."""
+    return visible(Path(name).name if Path(name).is_absolute() else name)
 
 
 def _file(name: str, file: str) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whyformer.report.cards import Card, card
+from whyformer.report.cards import Card, card, title
 from whyformer.report.material import Material
 from whyformer.report.tables import Cell, table
 from whyformer.show.html import text
@@ -48,7 +48,7 @@ def _model(facts: Card) -> list[Cell]:
     names = ", ".join(facts.classes[:12]) + (" …" if len(facts.classes) > 12 else "")
     classes = f"{len(facts.classes)}: <bdi>{text(visible(names))}</bdi>" if facts.classes else "unknown"
     return [
-        Cell(text(visible(facts.name))),
+        Cell(text(title(facts.name))),
         Cell(text(facts.architecture or "unknown")),
         Cell(classes, len(facts.classes)),
         Cell("unknown" if facts.parameters is None else f"{facts.parameters:,}", facts.parameters or 0),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.report import pictures
+from whyformer.report.cards import title
 from whyformer.report.material import Map
 from whyformer.report.pictures import Size
 from whyformer.report.tables import Cell, table
@@ -47,7 +48,7 @@ class Shown:
 
     @property
     def model(self) -> str:
-        return visible(self.e.model or "unnamed model")
+        return title(self.e.model or "unnamed model")
 
 
 @dataclass

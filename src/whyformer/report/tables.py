@@ -35,8 +35,9 @@ def table(
         for attributes, cells in rows
     )
     unseen = ' class="unseen"'
+    label = name if titled else f"{name}, table"  # the section with the heading has the plain name
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{text(name)}"><table class="sortable">'
+        f'<div class="wide" tabindex="0" role="region" aria-label="{text(label)}"><table class="sortable">'
         f'<caption{"" if titled else unseen}>{text(name)}</caption>'
         f"<thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>"
     )
