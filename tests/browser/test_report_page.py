@@ -156,3 +156,11 @@ def test_hostile_names_run_nothing(page, tmp_path):
     assert page.title() == "safe"
     assert page.complaints == []
     assert [address for address in page.requested if not address.startswith(("data:", "file:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_for_axe(page, report, axe, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.goto(report)
+    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    assert axe(page) == []
