@@ -124,7 +124,7 @@ def _class_of_id(meta: Path) -> dict[int, int]:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise MissingExtra("reading the devkit's meta.mat needs scipy: pip install scipy") from error
+        raise MissingExtra('reading the devkit\'s meta.mat needs scipy: pip install "whyformer[data]"') from error
     rows = loadmat(str(meta), squeeze_me=True)["synsets"]
     synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
     order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}

@@ -92,7 +92,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise MissingExtra("reading gtsegs_ijcv.mat needs h5py: pip install h5py") from error
+        raise MissingExtra('reading gtsegs_ijcv.mat needs h5py: pip install "whyformer[data]"') from error
     return h5py
 
 

@@ -59,7 +59,7 @@ def _open(path: str | Path, split: str | None) -> Any:
         datasets.load_from_disk  # noqa: B018 - a folder called datasets on the path imports too, and is not it
     except (ImportError, AttributeError) as error:
         raise MissingExtra(
-            "reading a Hugging Face data set needs the package datasets: pip install datasets"
+            'reading a Hugging Face data set needs the package datasets: pip install "whyformer[data]"'
         ) from error
     if any(folder.glob("*.parquet")):
         return datasets.Dataset.from_parquet([str(p) for p in sorted(folder.glob("*.parquet"))])

@@ -141,7 +141,7 @@ def _header(file: Path) -> list[str]:
 def _table(file: Path, columns: Iterable[str], **dialect: object) -> list[dict[str, str]]:
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            reader = csv.DictReader(lines, **dialect)  # type: ignore[arg-type]
+            reader = csv.DictReader(lines, **dialect)  # type: ignore[call-overload]
             rows, header = list(reader), reader.fieldnames or []
     except UnicodeDecodeError as error:
         raise LayoutError(f"{file}: expected UTF-8 text; found a byte that is none at {error.start}") from error

@@ -164,13 +164,9 @@ def read_case(
     with torch.inference_mode():
         logits = read_logits(model(*args, **kwargs)).double().cpu().numpy()
     ours = explanation if isinstance(explanation, Explanation) else None
-    raw: Any = (
-        explanation.heatmap(inputs.image_size)
-        if ours and inputs.modality == "image"
-        else ours.scores
-        if ours
-        else explanation
-    )
+    raw: Any = explanation
+    if ours is not None:
+        raw = ours.heatmap(inputs.image_size) if inputs.modality == "image" else ours.scores
     grid = ours.grid if ours else None
     scores = torch.as_tensor(np.asarray(raw.detach().cpu() if isinstance(raw, Tensor) else raw, dtype=np.float64))
     if not bool(torch.isfinite(scores).all()):
@@ -190,7 +186,7 @@ def read_case(
     chosen = _target(target, ours, logits)
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    known = inputs.modality == "image" and mean is not None and std is not None
+    normalised = inputs.modality == "image" and mean is not None and std is not None
     return Case(
         model,
         inputs,
@@ -198,8 +194,8 @@ def read_case(
         chosen,
         logits,
         content,
-        torch.tensor(mean) if known else None,
-        torch.tensor(std) if known else None,
+        torch.tensor(mean) if normalised else None,
+        torch.tensor(std) if normalised else None,
         batch_size,
         processor,
         ours,

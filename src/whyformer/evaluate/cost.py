@@ -76,8 +76,8 @@ def estimate(benchmark: Benchmark, study: Study, todo: dict[str, list[Configurat
     The trial's results are thrown away. Sharing of forwards between methods makes the run cheaper than this.
     """
     forwards = backwards = seconds = 0.0
-    shares = {}
-    pairs = {}
+    shares: dict[str, float] = {}
+    pairs: dict[str, int] = {}
     for configuration in (c for c in study.configurations if any(c in cs for cs in todo.values())):
         pairs[configuration.label] = sum(configuration in cs for cs in todo.values())
         if configuration.kind != "method" and shares:

@@ -73,7 +73,9 @@ def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
     if not blocks:
         raise InputError("this model lists no blocks, so there is no order in which to randomise it")
     owner = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
-    before, after, inside = [], [], [[] for _ in blocks]
+    before: list[str] = []
+    after: list[str] = []
+    inside: list[list[str]] = [[] for _ in blocks]
     started = False
     for name, parameter in model.named_parameters():
         block = owner.get(id(parameter))

@@ -83,9 +83,9 @@ class Table:
                         "table": self.name,
                         "row": row,
                         "column": column,
-                        "measured": _number(m and m.value),
-                        "low": _number(m and m.low),
-                        "high": _number(m and m.high),
+                        "measured": _number(m.value if m else None),
+                        "low": _number(m.low if m else None),
+                        "high": _number(m.high if m else None),
                         "samples": m.count if m else 0,
                         "published": cell.published,
                     }

@@ -119,8 +119,9 @@ def _measure(
         else:
             batches.append(([sample], todo[sample.id]))
     for samples, configurations in track(batches, benchmark.name, len(batches)):
-        for sample, configuration, values in benchmark.measure(study, samples, configurations):
-            record: Record = {"sample": sample, "configuration": configuration.label, "key": keys[configuration.label]}
+        for identity, configuration, values in benchmark.measure(study, samples, configurations):
+            label = configuration.label
+            record: Record = {"sample": identity, "configuration": label, "key": keys[label]}
             if isinstance(values, Unusable):
                 record |= {"error": str(values), "kind": values.kind}
             else:

@@ -53,6 +53,16 @@ class Study:
         """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
         return probabilities(logits, class_names(self.model)[1])
 
+    @property
+    def pictures(self) -> list[Picture]:
+        """The samples that are pictures: all, in a benchmark on pictures."""
+        return [s for s in self.samples if isinstance(s, Picture)]
+
+    @property
+    def texts(self) -> list[Text]:
+        """The samples that are texts: all, in a benchmark on text."""
+        return [s for s in self.samples if isinstance(s, Text)]
+
     def remark(self, text: str) -> None:
         if text not in self.remarks:
             self.remarks.append(text)

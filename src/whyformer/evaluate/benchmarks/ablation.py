@@ -35,7 +35,7 @@ def prepare(study: Study) -> None:
         study.reader = f"{study.reader} and {reader}"
         study.options = {**study.options, "count": None, "files": None}
     perturbation.prepare(study)
-    if not any(s.mask is not None for s in study.samples):
+    if not any(s.mask is not None for s in study.pictures):
         study.remark("No picture has a mask, so the segmentation columns are empty; give --option masks=FOLDER.")
     check_labels(study)
     if study.options["explained"] != ("predicted",):

@@ -95,7 +95,7 @@ def prepare(study: Study) -> None:
     limit(study)
     if study.modality == "image":
         check_labels(study)
-        size, patch = read_batch(study, study.samples[:1]).spec.size, patch_size(study)
+        size, patch = read_batch(study, study.pictures[:1]).spec.size, patch_size(study)
         if size[0] % patch[0] or size[1] % patch[1]:
             raise InputError(f"the input of {size} pixels is not a whole number of patches of {patch}")
     else:

@@ -56,7 +56,7 @@ def read_lists(path: str | None) -> tuple[Sequence[str], Mapping[str, Sequence[s
 def prepare(study: Study) -> None:
     if study.reader != "templates":
         _, terms = read_lists(study.options["lists"])
-        study.samples = find_terms(study.samples, terms)
+        study.samples = find_terms(study.texts, terms)
         if not study.samples:
             raise InputError("none of the terms is in these texts; give your own with --option lists=FILE")
     limit(study)
@@ -104,7 +104,7 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
             if isinstance(found, Unusable):
                 yield sample.id, configuration, found
                 continue
-            words = word_sums(found, batch.encoded[i])
+            words = word_sums(found.tolist(), batch.encoded[i])
             at = _position(batch.encoded[i], _span(sample.id))
             if not at:
                 yield sample.id, configuration, Unusable("failed", "the term was cut off by the truncation")

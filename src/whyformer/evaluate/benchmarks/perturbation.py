@@ -205,7 +205,7 @@ def forwards_per_sample(study: Study) -> float:
 
 
 def has_masks(study: Study) -> bool:
-    return all(s.mask is not None for s in study.samples)
+    return all(s.mask is not None for s in study.pictures)
 
 
 OPTIONS: dict[str, Any] = {

@@ -94,13 +94,13 @@ def prepare(study: Study) -> None:
     limit(study)
     if study.options["explained"] not in ("target", "predicted"):
         raise InputError(f"explained must be target or predicted, not {study.options['explained']!r}")
-    missing = [s.id for s in study.samples if s.rationale is None or s.words is None]
+    missing = [s.id for s in study.texts if s.rationale is None or s.words is None]
     if missing:
         raise InputError(
             f"{len(missing)} texts have no human rationale, {missing[0]} among them: this benchmark needs data "
             f"like ERASER's"
         )
-    empty = {s.id for s in study.samples if not any(s.rationale or ())}
+    empty = {s.id for s in study.texts if not any(s.rationale or ())}
     if empty:
         study.samples = [s for s in study.samples if s.id not in empty]
         study.remark(f"{len(empty)} texts with an empty rationale were left out")

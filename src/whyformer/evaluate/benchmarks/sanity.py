@@ -151,7 +151,7 @@ def _without(study: Study, batch: Any, index: int, removed: NDArray[np.bool_]) -
         if len(kept) > 64:
             kept.clear()
         kept[key] = removed_logits(study, batch, index, removed)
-    return kept[key]  # type: ignore[no-any-return]
+    return kept[key]
 
 
 def removed_logits(study: Study, batch: Any, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -75,7 +75,7 @@ def background(mask: NDArray[np.bool_]) -> Values:
 
 def prepare(study: Study) -> None:
     limit(study)
-    missing = [s.id for s in study.samples if s.mask is None]
+    missing = [s.id for s in study.pictures if s.mask is None]
     if missing:
         raise InputError(
             f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: "
@@ -86,7 +86,7 @@ def prepare(study: Study) -> None:
     check_constant(study)
     if explained_class(study) == "target":
         check_labels(study)
-    empty = [s.id for s in study.samples if not s.mask().any()]
+    empty = [s.id for s in study.pictures if s.mask is not None and not s.mask().any()]
     if empty:
         study.samples = [s for s in study.samples if s.id not in set(empty)]
         study.remark(f"{len(empty)} pictures with an empty mask were left out: {', '.join(empty[:5])}")

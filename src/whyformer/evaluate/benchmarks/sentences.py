@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,15 +74,16 @@ def match_labels(study: Study, *, required: bool = True) -> None:
     if names and wanted and len(names) == len(wanted):
         known = {name.casefold(): index for index, name in names.items()}
         found = [known.get(label, known.get(label[:3])) for label in wanted]
-        if None not in found and sorted(found) == list(range(len(wanted))):  # type: ignore[type-var]
-            if found != list(range(len(wanted))):
-                study.samples = [Text(s.id, s.text, found[s.label], s.words, s.rationale) for s in study.samples]
+        in_order = list(range(len(wanted)))
+        if sorted(-1 if i is None else i for i in found) == in_order:
+            if found != in_order:
+                study.samples = _relabelled(study, found)
                 study.remark(f"labels were put into the model's order by name: {', '.join(names.values())}")
             return
         short = {k[:3]: v for k, v in known.items()}
         if sorted(w[:3] for w in wanted) == sorted(short):
             order = [short[w[:3]] for w in wanted]
-            study.samples = [Text(s.id, s.text, order[s.label], s.words, s.rationale) for s in study.samples]
+            study.samples = _relabelled(study, order)
             return
         study.remark(
             f"the model calls its classes {', '.join(names.values())}, the data {', '.join(study.labels)}: taken "
@@ -93,10 +94,10 @@ def match_labels(study: Study, *, required: bool = True) -> None:
             f"the data have {len(wanted)} classes ({', '.join(study.labels)}) and the model {classes}: label "
             f"sets do not match"
         )
-    if classes is not None and max(s.label for s in study.samples) >= classes:
+    highest = max((s.label for s in study.texts if s.label is not None), default=0)
+    if classes is not None and highest >= classes:
         raise InputError(
-            f"the data hold class {max(s.label for s in study.samples)} and the model has {classes} classes: "
-            f"label sets do not match"
+            f"the data hold class {highest} and the model has {classes} classes: label sets do not match"
         )
 
 
@@ -105,3 +106,8 @@ def accuracy(values: Sequence[dict[str, object]]) -> str:
     if not values:
         return "nothing scored"
     return f"{100 * float(np.mean([float(v['correct_class']) for v in values])):.1f} % of {len(values)}"  # type: ignore[arg-type]
+
+
+def _relabelled(study: Study, order: Sequence[int | None]) -> list[Text]:
+    """The texts with label i replaced by ``order[i]``."""
+    return [replace(s, label=None if s.label is None else order[s.label]) for s in study.texts]
