@@ -10,6 +10,7 @@ from whyformer.errors import WhyformerError
 if TYPE_CHECKING:
     from whyformer import targets
     from whyformer.arbitrate import Arbitration, arbitrate
+    from whyformer.attention_maps import attention_maps
     from whyformer.evaluate import evaluate
     from whyformer.explain import explain
     from whyformer.explanation import Explanation
@@ -23,6 +24,7 @@ __all__ = [
     "Maximized",
     "WhyformerError",
     "arbitrate",
+    "attention_maps",
     "evaluate",
     "explain",
     "maximize_activation",
@@ -36,6 +38,7 @@ _PLACES = {
     "Explanation": "explanation",
     "Maximized": "maximize",
     "arbitrate": "arbitrate",
+    "attention_maps": "attention_maps",
     "evaluate": "evaluate",
     "explain": "explain",
     "maximize_activation": "maximize",

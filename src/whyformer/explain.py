@@ -84,7 +84,7 @@ def explain(
     try:
         with torch.inference_mode(False):
             scores = chosen.function(task, **full)
-        explanation = _finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
+        explanation = finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
     except (ValueError, RuntimeError, AssertionError) as error:
         reason = None if isinstance(error, WhyformerError) else wrong_size(model, prepared)
         if reason is None:
@@ -112,7 +112,7 @@ def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
     )
 
 
-def _finish(
+def finish(
     scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
     labels: dict[int, str] | None, multi_label: bool,
 ) -> Explanation:  # fmt: skip

@@ -4,6 +4,7 @@ from whyformer.show.html import fragment, page
 from whyformer.show.image import encode, figure
 from whyformer.show.look import Look
 from whyformer.show.painting import overlay
+from whyformer.show.panels import matrix, panels
 from whyformer.show.terminal import plain, render
 
-__all__ = ["Look", "encode", "figure", "fragment", "overlay", "page", "plain", "render"]
+__all__ = ["Look", "encode", "figure", "fragment", "matrix", "overlay", "page", "panels", "plain", "render"]

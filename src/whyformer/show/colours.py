@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from whyformer.explanation import Explanation
 
 Array = NDArray[Any]
@@ -95,6 +97,21 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
     table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
     return np.asarray(table[np.rint(position * (len(table) - 1)).astype(int)])
+
+
+def bar(axes: Axes, scale: Scale, cmap: str | None = None) -> None:
+    """Draw the scale's colour bar on matplotlib axes of its own."""
+    bottom = -1.0 if scale.signed else 0.0
+    ramp = np.linspace(bottom, 1, 256)[:, None]
+    axes.imshow(paint(ramp, scale.signed, cmap), origin="lower", aspect="auto", extent=(0, 1, bottom, 1))
+    axes.set_xticks([])
+    low, high = scale.ends
+    ticks = {-1.0: low, 0.0: "0", 1.0: high} if scale.signed else {0.0: low, 1.0: high}
+    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
+    axes.yaxis.tick_right()
+    axes.tick_params(length=2, pad=1.5, width=0.5)
+    for edge in axes.spines.values():
+        edge.set_linewidth(0.5)
 
 
 @cache

@@ -128,19 +128,7 @@ def _cell(drawing: Figure, axes: Axes, e: Explanation, span: tuple[float, float,
     axes.apply_aspect()
     box = axes.get_position()
     bar = drawing.add_axes((box.x1 + 0.05 / width, box.y0, 0.08 / width, box.height))
-    bottom = -1.0 if scale.signed else 0.0
-    ramp = np.linspace(bottom, 1, 256)[:, None]
-    bar.imshow(
-        colours.paint(ramp, scale.signed, chosen.cmap), origin="lower", aspect="auto", extent=(0, 1, bottom, 1)
-    )
-    bar.set_xticks([])
-    low, high = scale.ends
-    ticks = {-1.0: low, 0.0: "0", 1.0: high} if scale.signed else {0.0: low, 1.0: high}
-    bar.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
-    bar.yaxis.tick_right()
-    bar.tick_params(length=2, pad=1.5, width=0.5)
-    for edge in bar.spines.values():
-        edge.set_linewidth(0.5)
+    colours.bar(bar, scale, chosen.cmap)
 
 
 def write(drawing: Figure, text: str, x: float, y: float, *, size: float, **options: Any) -> None:

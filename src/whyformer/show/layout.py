@@ -34,7 +34,7 @@ class Section:
 
 def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]:
     """Sort explanations (of any number of samples) by input, method and target, each in order of appearance."""
-    singles = [sample for e in _listed(explanations) for sample in e]
+    singles = [sample for e in listed(explanations) for sample in e]
     if not singles:
         raise InputError("there is no explanation to show")
     groups: dict[object, list[Explanation]] = {}
@@ -43,7 +43,8 @@ def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]
     return [_section(group) for group in groups.values()]
 
 
-def _listed(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
+def listed(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
+    """One explanation or several, as a list."""
     # an Explanation is itself iterable (over its samples), so ask what makes it one
     return [explanations] if hasattr(explanations, "scores") else list(explanations)  # type: ignore[list-item]
 

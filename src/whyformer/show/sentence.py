@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def figure(parts: list[Section]) -> Figure:
 
     def at(x: float, y: float, text: str, size: float, **options: Any) -> None:
         drawing.text(x / _WIDTH, 1 - y / height, drawable(text), fontsize=size, parse_math=False,
-                     family=_families(), **options)  # fmt: skip
+                     family=families(), **options)  # fmt: skip
 
     y = _MARGIN
     for head, name, boxes, high in blocks:
@@ -123,7 +124,7 @@ def _legend(drawing: Figure, y: float, height: float) -> None:
 
 
 @cache
-def _families() -> tuple[str, ...]:
+def families() -> tuple[str, ...]:
     """The fonts of the list above that are installed; DejaVu Sans comes with matplotlib."""
     from matplotlib import font_manager
 
@@ -136,7 +137,7 @@ def _coverage() -> frozenset[int]:
     from matplotlib import font_manager, ft2font
 
     codes: set[int] = set()
-    for name in _families():
+    for name in families():
         codes |= ft2font.FT2Font(font_manager.findfont(name)).get_charmap().keys()
     return frozenset(codes)
 
@@ -146,13 +147,18 @@ def drawable(text: str) -> str:
     return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
 
 
+def width(text: str) -> int:
+    """Roughly how many letters wide a text is; letters of Chinese, Japanese and Korean count double."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
 @cache
 def _measure(text: str) -> float:
     """Width in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    font = FontProperties(family=list(_families()), size=_SIZE)
+    font = FontProperties(family=list(families()), size=_SIZE)
     width, _, _ = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)
     if text.isspace():
         # a path has no ink for spaces: take what the space adds between two letters

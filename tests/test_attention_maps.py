@@ -1,0 +1,76 @@
+"""All maps of one pass agree with what the methods of single blocks and heads give."""
+
+import sys
+
+import pytest
+import torch
+
+import whyformer
+from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.models.loading import load
+from zoo import build
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit"])
+@pytest.mark.parametrize("head", [0, 1, "mean", "max"])
+def test_each_map_equals_raw_attention_of_that_block_and_head(name, head):
+    model, inputs = build(name)
+    maps = whyformer.attention_maps(model, inputs)
+    for block in range(maps.blocks):
+        wanted = whyformer.explain(model, inputs, "raw_attention", aggregation={"layers": block, "heads": head})
+        e = maps.explanation(block, head)
+        assert torch.allclose(e.scores, wanted.scores, atol=1e-12)
+        assert (e.grid, e.level, e.target_names, e.tokens) == (wanted.grid, wanted.level, wanted.target_names, wanted.tokens)
+        assert torch.allclose(e.logits, wanted.logits)
+        assert e.settings == {"block": block, "head": head}
+        assert e.diagnostics["class_specific"] is False
+
+
+def test_rows_of_a_matrix_sum_to_one_and_are_the_queries():
+    loaded = load("bundled:sst2")
+    maps = whyformer.attention_maps(loaded.model, ["A charming film.", "Dull, dull and far too long, alas."], loaded.processor)
+    matrix = maps.matrix(0, 1, sample=1)
+    real = len([t for t in maps.tokens[1] if t != "[PAD]"])
+    assert torch.allclose(matrix[:real].sum(-1), torch.ones(real), atol=1e-5)
+    e = maps.explanation(0, 1, query=2)
+    shown = e.scores[1] != 0
+    assert torch.allclose(e.scores[1][shown], matrix[2][shown])
+    assert e.settings["query"] == 2
+
+
+def test_weighted_by_the_gradient_they_depend_on_the_class():
+    model, inputs = build("hf_vit")
+    one, other = (whyformer.attention_maps(model, inputs, target=t, gradient=True) for t in (0, 1))
+    assert not torch.allclose(one.maps[-1], other.maps[-1])
+    assert float(one.maps[0].min()) >= 0
+    assert one.explanation(0).diagnostics["class_specific"] is True
+    assert one.explanation(0).method == "attention_gradient"
+
+
+def test_every_block_and_head_in_order():
+    model, inputs = build("hf_vit")
+    maps = whyformer.attention_maps(model, inputs)
+    assert [e.settings["block"] for e in maps.each_block()] == list(range(maps.blocks))
+    assert [(e.settings["block"], e.settings["head"]) for e in maps.each_head()] == [(b, h) for b in range(maps.blocks) for h in range(maps.heads)]
+    assert len(maps.each_head(1)) == maps.heads
+    assert torch.equal(maps.explanation(-1).scores, maps.explanation(maps.blocks - 1).scores)
+
+
+def test_what_is_not_there_is_refused():
+    model, inputs = build("hf_vit")
+    maps = whyformer.attention_maps(model, inputs)
+    for arguments, message in (((99,), "no block 99"), ((0, 99), "head 99"), ((0, "sum"), "'mean', 'max' or 'min'"), ((0, 0, 999), "no token 999")):
+        with pytest.raises(InputError, match=message):
+            maps.explanation(*arguments)
+    with pytest.raises(MethodNotApplicable, match="windows or at several resolutions"):
+        swin, pixels = build("hf_swin")
+        whyformer.attention_maps(swin, pixels)
+
+
+def test_far_too_many_numbers_are_refused(monkeypatch):
+    # the name belongs to the function; its module is found here
+    monkeypatch.setattr(sys.modules["whyformer.attention_maps"], "MOST_VALUES", 10)
+    model, inputs = build("hf_vit")
+    with pytest.raises(InputError, match="raw_attention and its aggregation"):
+        whyformer.attention_maps(model, inputs)
+    assert not any(p.grad is not None for p in model.parameters())
