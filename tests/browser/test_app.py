@@ -251,6 +251,24 @@ def test_cancel_ends_long_work(site, visit):
     assert page.locator(".wf-map").count() == 3
 
 
+def test_what_waits_in_the_queue_can_be_cancelled(site, visit):
+    busy, waiting = visit(site), visit(site)
+    for page in (busy, waiting):
+        drop(page)
+        page.get_by_text("The model says").wait_for()
+    pick(busy, "#wf-methods", "occlusion", "vit_cx")
+    busy.get_by_role("button", name="Explain", exact=True).click()
+    says(busy, re.compile("maps …|Reading"))
+    waiting.get_by_role("button", name="Explain", exact=True).click()
+    waiting.get_by_role("button", name="Cancel").click()
+    says(waiting, "Cancelled.")
+    finished(busy)
+    waiting.wait_for_timeout(500)
+    assert waiting.locator(".wf-map").count() == 0
+    explain(waiting)
+    assert waiting.locator(".wf-map").count() == 1
+
+
 def test_a_reload_and_another_visitor_begin_afresh(site, visit):
     page = visit(site)
     drop(page)

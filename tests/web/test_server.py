@@ -2,8 +2,11 @@
 
 import gc
 import json
+import os
+import re
 import socket
 import threading
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -74,6 +77,15 @@ def test_the_endpoint_is_described(client):
     assert [p["parameter_name"] for p in described["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure"]
 
 
+def test_the_example_of_the_documentation(site, monkeypatch, capsys):
+    pytest.importorskip("gradio_client")
+    root = Path(__file__).parents[2]
+    (example,) = re.findall(r"^```py\n(.*?)^```", (root / "docs" / "app.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(root)
+    exec(example.replace("http://127.0.0.1:7860", site), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "['7']"
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -124,8 +136,6 @@ def raw_call(site, given):
     ],
 )
 def test_no_file_but_an_upload_is_served(site, path, tmp_path):
-    import os
-    from pathlib import Path
 
     uploads = Path(os.environ["GRADIO_TEMP_DIR"])
     link = uploads / "link"
@@ -154,8 +164,6 @@ def raw_get(site, target):
 
 def test_an_upload_has_a_limit_and_a_place(site):
     assert upload(site, "large.png", b"x" * 300_000).status_code == 413
-    import os
-    from pathlib import Path
 
     place = Path(upload(site, "../../../escape.png", b"small").json()[0]).resolve()
     assert place.is_relative_to(Path(os.environ["GRADIO_TEMP_DIR"]).resolve())
