@@ -5,6 +5,7 @@ from whyformer.show.image import encode, figure
 from whyformer.show.look import Look
 from whyformer.show.painting import overlay
 from whyformer.show.panels import matrix, panels
+from whyformer.show.removal import strip
 from whyformer.show.terminal import plain, render
 
-__all__ = ["Look", "encode", "figure", "fragment", "matrix", "overlay", "page", "panels", "plain", "render"]
+__all__ = ["Look", "encode", "figure", "fragment", "matrix", "overlay", "page", "panels", "plain", "render", "strip"]
