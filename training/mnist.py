@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from checkpoints import keep, resume
 from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification
 
@@ -72,12 +73,8 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.05)
     args.out.mkdir(parents=True, exist_ok=True)
-    state, first = args.out / "state.pt", 0
-    if state.is_file():
-        saved = torch.load(state, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first = saved["epoch"]
+    state = args.out / "state.pt"
+    first = resume(state, model, optimizer)
     begin = time.perf_counter()
     for epoch in range(first, args.epochs):
         model.train()
@@ -92,11 +89,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1},
-            state.with_suffix(".new"),
-        )
-        state.with_suffix(".new").replace(state)
+        keep(state, model, optimizer, epoch + 1)
         print(f"epoch {epoch + 1}/{args.epochs} loss {loss.item():.4f} {time.perf_counter() - begin:.0f}s", flush=True)
     score = accuracy(model, *read(args.data, "t10k"))
     model.save_pretrained(args.out)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from checkpoints import keep, resume
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
@@ -129,12 +130,8 @@ def main() -> None:
     labels = torch.tensor([t.label for t in train])
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.05)
     args.out.mkdir(parents=True, exist_ok=True)
-    state, first = args.out / "state.pt", 0
-    if state.is_file():
-        saved = torch.load(state, weights_only=True)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        first = saved["epoch"]
+    state = args.out / "state.pt"
+    first = resume(state, model, optimizer)
     per_epoch = math.ceil(len(rows) / args.batch)
     total, begin = args.epochs * per_epoch, time.perf_counter()
     for epoch in range(first, args.epochs):
@@ -151,11 +148,7 @@ def main() -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step, lost = step + 1, lost + loss.item()
-        torch.save(
-            {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch + 1},
-            state.with_suffix(".new"),
-        )
-        state.with_suffix(".new").replace(state)
+        keep(state, model, optimizer, epoch + 1)
         print(
             f"epoch {epoch + 1}/{args.epochs} loss {lost / per_epoch:.4f} {time.perf_counter() - begin:.0f}s",
             flush=True,
