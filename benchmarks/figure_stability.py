@@ -1,6 +1,7 @@
-"""How far the segmentation figures move when the pictures change by less than one grey level.
+"""How far the segmentation or perturbation figures move when the pictures change by less than one grey level.
 
-    python benchmarks/figure_stability.py --model M --data coco_objects [--seeds 10] [--levels 0.5]
+    python benchmarks/figure_stability.py --model M --data coco_objects [--seeds 10] [--levels 0.5] [--methods a,b]
+    python benchmarks/figure_stability.py --model M --data imagenet_samples --files a.jpg,b.jpg
 
 Each picture, squashed to the model's size, gets uniform noise of at most ``levels`` of its 256 grey levels: less than
 decoding the same JPEG with another library, or squashing it with another filter, may change. A figure that moves by
@@ -18,7 +19,8 @@ import numpy as np
 import torch
 
 import whyformer
-from whyformer.datasets import indexed_masks
+from whyformer.datasets import open_pictures
+from whyformer.evaluate.perturbation import FRACTIONS, accuracy_auc, removal_mask, removal_order, removed_count
 from whyformer.evaluate.pixels import pixel_spec
 from whyformer.evaluate.segmentation import SegmentationCounts, counts, mean_iou, pixel_accuracy
 from whyformer.models import load
@@ -28,7 +30,6 @@ METHODS = {
     "raw_attention": {}, "rollout": {"start_layer": 1}, "transformer_attribution": {"start_layer": 1}, "lrp": {},
     "partial_lrp": {},
 }  # fmt: skip
-FIGURES = ("pixel accuracy", "mAP", "mIoU")
 
 
 def figures(made: list[SegmentationCounts]) -> tuple[float, float, float]:
@@ -38,53 +39,72 @@ def figures(made: list[SegmentationCounts]) -> tuple[float, float, float]:
     return float(accuracy), 100 * float(np.mean([c.average_precision for c in made])), float(union)
 
 
+def steps(pixels: torch.Tensor, order: np.ndarray, black: torch.Tensor) -> torch.Tensor:
+    """``[10, C, H, W]``: the picture, and with 10 to 90 % of its pixels black in that order."""
+    made = [pixels]
+    for fraction in FRACTIONS:
+        gone = removal_mask(order, removed_count(order.size, fraction), tuple(pixels.shape[-2:]))
+        made.append(torch.where(torch.from_numpy(gone), black, pixels))
+    return torch.stack(made)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--files", help="perturbation figures of these pictures, instead of segmentation figures")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--levels", type=float, default=0.5)
     args = parser.parse_args()
     loaded = load(args.model)
     spec = pixel_spec(loaded.model, loaded.processor)
-    samples = [
-        (spec.pixels(s.load()), spec.mask(s.mask()), s.label) for s in indexed_masks(args.data) if s.mask is not None
-    ]
+    _, found = open_pictures(args.data)
+    chosen = [s for s in found if (s.id in args.files.split(",") if args.files else s.mask is not None)]
+    samples = [(spec.pixels(s.load()), s.mask and spec.mask(s.mask()), s.label) for s in chosen]
     double = copy.deepcopy(loaded.model).double()
+    black = (-spec.mean / spec.std)[:, None, None]
+    names = ("AUC negative", "AUC positive") if args.files else ("pixel accuracy", "mAP", "mIoU")
 
-    def run(model: torch.nn.Module, method: str, seed: int | None) -> tuple[float, float, float]:
+    def heat(model: torch.nn.Module, method: str, picture: torch.Tensor, label: int) -> torch.Tensor:
+        picture = picture.to(next(model.parameters()).dtype)[None]
+        scores = torch.as_tensor(whyformer.explain(model, picture, method, label, **METHODS[method]).scores)
+        side = int(scores.numel() ** 0.5)
+        return resize(scores.reshape(1, side, side), spec.size)[0]
+
+    def run(model: torch.nn.Module, method: str, seed: int | None) -> tuple[float, ...]:
         generator = torch.Generator().manual_seed(seed or 0)
-        made = []
-        for pixels, mask, label in samples:
-            noise = torch.zeros_like(pixels)
+        made, correct = [], []
+        for clean, mask, label in samples:
+            noise = torch.zeros_like(clean)
             if seed is not None:
-                noise = (torch.rand(pixels.shape, generator=generator) * 2 - 1) * args.levels / 255
-            picture = (pixels + noise / spec.std[:, None, None]).to(next(model.parameters()).dtype)[None]
-            found = whyformer.explain(model, picture, method, label, **METHODS[method])
-            made.append(counts(resize(torch.as_tensor(found.scores).reshape(1, *_grid(found)), spec.size)[0], mask))
+                noise = (torch.rand(clean.shape, generator=generator) * 2 - 1) * args.levels / 255
+            picture = clean + noise / spec.std[:, None, None]
+            scores = heat(model, method, picture, label)
+            if not args.files:
+                made.append(counts(scores, mask))
+                continue
+            with torch.inference_mode():
+                stacks = [steps(picture, removal_order(scores, highest_first=first), black) for first in (False, True)]
+                tops = [loaded.model(pixel_values=s.float()).logits.argmax(-1) for s in stacks]
+            correct.append([(t == label).tolist() for t in tops])
+        if args.files:
+            return tuple(accuracy_auc((0, *FRACTIONS), np.array(correct)).mean(0).tolist())
         return figures(made)
 
     print(f"{len(samples)} pictures, noise of at most {args.levels} grey levels, {args.seeds} seeds")
     print(f"| {'method':<24} | figure | float32 | float64 | under noise: mean | lowest | highest |")
     print("|---|---|---:|---:|---:|---:|---:|")
-    for method in METHODS:
+    for method in args.methods.split(","):
         single, exact = run(loaded.model, method, None), run(double, method, None)
         noisy = np.array([run(loaded.model, method, seed) for seed in range(args.seeds)])
-        for i, name in enumerate(FIGURES):
+        for i, name in enumerate(names):
             column = noisy[:, i]
             print(
                 f"| {method:<24} | {name} | {single[i]:.2f} | {exact[i]:.2f} | {column.mean():.2f} | "
                 f"{column.min():.2f} | {column.max():.2f} |",
                 flush=True,
             )
-
-
-def _grid(explanation: whyformer.Explanation) -> tuple[int, int]:
-    size = int(np.asarray(explanation.scores).size)
-    side = int(size**0.5)
-    if side * side != size:
-        raise SystemExit(f"{size} scores are no square grid")
-    return side, side
 
 
 if __name__ == "__main__":
