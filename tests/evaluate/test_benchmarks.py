@@ -279,6 +279,7 @@ def test_models_with_several_classes_at_once_have_sigmoid_probabilities(tmp_path
     assert not np.isclose(found["several"], found["single"]).any()
     logits = np.array([[0.0, np.log(3)]])
     assert probabilities(logits) == pytest.approx(np.array([[0.25, 0.75]]))
+    assert probabilities(np.zeros((0, 0))).size == 0
     assert probabilities(logits, multi_label=True) == pytest.approx(np.array([[0.5, 0.75]]))
 
 

@@ -81,5 +81,7 @@ def probabilities(logits: NDArray[np.float64], multi_label: bool = False) -> NDA
     """Softmax over the last axis; the sigmoid of each logit for ``multi_label`` models and of a single logit."""
     if multi_label or logits.shape[-1] == 1:
         return 1 / (1 + np.exp(-logits))
+    if not logits.size:  # nothing was asked: no map of the batch could be used
+        return logits
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)
