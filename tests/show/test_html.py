@@ -43,6 +43,7 @@ def attacked():
     tokens = [["[CLS]", ATTACK, "</span><script>1</script>"]]
     yield sentence("x", [0, 1.0, -1.0], target=0, labels=labels, tokens=tokens, offsets=None, texts=None)
     yield sentence(ATTACK, [0, 1.0, 0.5], tokens=tokens, offsets=[[(0, 0), (0, 9), (9, 20)]], texts=[ATTACK])
+    yield sentence(f"{ATTACK} " * 40, target=0, labels=labels, method=method)
     yield picture(target=0, labels={**labels, 2: "'\" onerror=alert(1) x='"}, method=method)
 
 
@@ -58,12 +59,12 @@ def test_nothing_of_the_input_becomes_markup(e):
     assert any('alert("x")' in text for text in found.words)
 
 
-@pytest.mark.parametrize("e", [picture(), sentence(), picture(torch.zeros(4, 6)), sentence(method="rollout")])
+@pytest.mark.parametrize("e", [picture(), sentence(), picture(torch.zeros(4, 6)), sentence(method="rollout"), sentence("long " * 300)])
 def test_nothing_is_fetched(e):
     for source in (html.fragment(e), html.page(e)):
         for name, value in Checked(source).attributes:
             if name in ("src", "href"):
-                assert value.startswith("data:image/png;base64,")
+                assert value.startswith(("data:image/png;base64,", "#"))
         assert "http" not in re.sub(r"http-equiv", "", source)
         assert "@import" not in source
         assert "url(" not in source
@@ -129,3 +130,32 @@ def test_a_batch_gets_a_card_for_each_sample():
     two = type(e)(**{**vars(e), **{n: torch.cat([getattr(e, n)] * 2) for n in ("scores", "logits", "target", "pictures")}, "target_names": ["dog", "dog"]})
     assert html.fragment(two).count("<img") == 2
     assert two._repr_html_() == html.fragment(two)
+
+
+def test_a_long_text_has_a_mini_map_that_leads_to_its_words():
+    words = [f"w{i}" for i in range(400)]
+    scores = [0.0] * 402
+    scores[1 + 250], scores[1 + 10] = 3.0, -1.0
+    source = html.page([sentence(" ".join(words), scores, method=m) for m in ("gae", "lrp")])
+    links = re.findall(r'<a href="#([^"]+)" aria-label="([^"]+)" title="[^"]+" style="flex:1;background:#(\w{6})">', source)
+    assert len(links) == 2 * 100
+    found = Checked(source)
+    names = [value for name, value in found.attributes if name == "id"]
+    assert len(names) == len(set(names))
+    assert {target for target, _, _ in links} <= set(names)
+    hot = [said for _, said, colour in links if colour != "ffffff"]
+    assert [said.split(",")[0] for said in hot] == ["words 9 to 12", "words 249 to 252"] * 2
+    assert re.search(r'id="t0-0-0-248" title="[^"]*"[^>]*>w248<', source)
+
+
+def test_a_card_has_a_mini_map_without_links():
+    source = html.fragment(sentence("word " * 300))
+    assert 'aria-hidden="true"' in source
+    assert "<a" not in source
+    assert "href" not in html.fragment(sentence()) and "position:sticky" not in html.fragment(sentence())
+
+
+def test_chinese_and_arabic_are_shown_in_their_own_direction_and_marked_word_by_word():
+    source = html.fragment(sentence("这部电影很好", [0, 1, 0], tokens=[["[CLS]", "这部", "电影"]], offsets=[[(0, 0), (0, 2), (2, 4)]]))
+    assert '">这部</span>' in source and '">电影</span>很好' in source
+    assert 'dir="auto"' in source

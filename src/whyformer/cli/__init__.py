@@ -12,6 +12,7 @@ import typer
 
 from whyformer.cli import completion
 from whyformer.cli.benchmarking import benchmark
+from whyformer.cli.drawing import attention, perturb
 from whyformer.cli.explaining import compare, explain
 from whyformer.cli.listing import methods
 from whyformer.cli.maximizing import maximize
@@ -31,6 +32,10 @@ echo "A charming film." | whyformer explain - --json
 
 whyformer compare scene.png --target 3 --target 7 --out out
 
+whyformer perturb scene.png --target 3
+
+whyformer attention "A charming film." --matrix
+
 whyformer methods transformer_attribution
 """
 
@@ -40,6 +45,8 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(epilog=_EXAMPLES)(explain)
 app.command(epilog=_EXAMPLES)(compare)
+app.command()(attention)
+app.command()(perturb)
 app.command()(methods)
 app.command()(benchmark)
 app.command()(maximize)

@@ -19,6 +19,7 @@ import typer
 Offers = list[tuple[str, str]]
 
 _BASH = "complete_bash"
+_CMAPS = ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -98,6 +99,11 @@ def complete_command(incomplete: str) -> Offers:
     from whyformer.cli.schema import commands_with_json
 
     return _beginning(incomplete, ((name, "") for name in commands_with_json()))
+
+
+def complete_cmap(incomplete: str) -> Offers:
+    """Colour maps that even steps and the colour-blind can do with, and the one of the papers."""
+    return _beginning(incomplete, ((name, "") for name in (*_CMAPS, "jet")))
 
 
 def complete_device(incomplete: str) -> Offers:

@@ -33,8 +33,8 @@ class Delivery:
     as_json: bool
 
 
-def deliver(results: list[Explanation], asked: Argument, model: str, to: Delivery) -> None:
-    """Make everything in memory, write the files, and only then print."""
+def deliver(results: list[Explanation], asked: Argument, model: str, to: Delivery, **look: Any) -> None:
+    """Make everything in memory, write the files, and only then print; ``look`` is for maps on pictures."""
     from whyformer.show import files, terminal, words
     from whyformer.versions import versions
 
@@ -42,7 +42,7 @@ def deliver(results: list[Explanation], asked: Argument, model: str, to: Deliver
         to.command, versions=versions(), model=model, input=asked.title, explanations=[e.to_dict() for e in results]
     )
     whole = {**facts, **_picture(results)} if "json" in to.formats else facts
-    contents = files.contents(results, asked.name, asked.title, whole, to.formats)
+    contents = files.contents(results, asked.name, asked.title, whole, to.formats, **look)
     written = files.write_all(to.folder, contents) if contents else []
     if to.as_json:
         typer.echo(json.dumps({**facts, "files": [str(path) for path in written]}))

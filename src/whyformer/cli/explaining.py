@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from whyformer.cli.delivery import Delivery, deliver
+from whyformer.cli.looks import Above, Cmap, Contours, Cover, Keep, Opacity, chosen_look
 from whyformer.cli.options import (
     AsJson,
     Debug,
@@ -44,7 +45,8 @@ def explain(
     source: Source, model: ModelName = None, method: Names = "transformer_attribution",
     target: Targets = None, top: Top = 5, setting: Settings = None, out: Out = Path("whyformer-out"),
     format: Formats = None, device: Device = None, dtype: Dtype = None, truncate: Truncate = False,
-    quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
+    opacity: Opacity = None, cmap: Cmap = None, cover: Cover = False, contours: Contours = None, keep: Keep = None,
+    above: Above = None, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
@@ -54,22 +56,24 @@ def explain(
 
     with errors_as_sentences(debug):
         chosen_formats(format, "")
+        look = chosen_look(opacity, cmap, cover, contours, keep, above)
         asked = read_argument(source)
         chosen = chosen_methods(method, setting, asked.kind)
-        formats = chosen_formats(format, "png" if asked.kind == "image" else "html")
+        formats = chosen_formats(format, "png" if asked.kind == "image" else "html", asked.kind)
         with Working(quiet) as working:
-            work = _Work(asked, truncate, working)
+            work = Work(asked, truncate, working)
             work.load(model, device, dtype)
             wanted: list[str] | list[None] = target or [None]
             results = [work.explain(one, t, given) for one, given in chosen for t in wanted]
-        deliver(results, asked, work.loaded.name, Delivery("explain", out, formats, top, quiet, as_json))
+        deliver(results, asked, work.loaded.name, Delivery("explain", out, formats, top, quiet, as_json), **look)
 
 
 def compare(
     source: Source, model: ModelName = None, method: SomeNames = None,
     target: Targets = None, top: Top = 5, setting: Settings = None, out: Out = Path("whyformer-out"),
     format: Formats = None, device: Device = None, dtype: Dtype = None, truncate: Truncate = False,
-    quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
+    opacity: Opacity = None, cmap: Cmap = None, cover: Cover = False, contours: Contours = None, keep: Keep = None,
+    above: Above = None, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Show several methods side by side: rows are methods, columns classes; a sentence gets one line a method.
 
@@ -78,21 +82,23 @@ def compare(
     from whyformer.inputs.argument import read_argument
 
     with errors_as_sentences(debug):
-        formats = chosen_formats(format, "png,html")
+        chosen_formats(format, "")
+        look = chosen_look(opacity, cmap, cover, contours, keep, above)
         asked = read_argument(source)
+        formats = chosen_formats(format, "png,html", asked.kind)
         chosen = chosen_methods(method, setting, asked.kind)
         with Working(quiet) as working:
-            work = _Work(asked, truncate, working)
+            work = Work(asked, truncate, working)
             work.load(model, device, dtype)
             results, refusals = _compared(work, chosen, list(target) if target else [None], named=method is not None)
         for refusal in refusals:
             if not quiet:
                 typer.echo(f"left out: {one_line(refusal)}", err=True)
-        deliver(results, asked, work.loaded.name, Delivery("compare", out, formats, top, quiet, as_json))
+        deliver(results, asked, work.loaded.name, Delivery("compare", out, formats, top, quiet, as_json), **look)
 
 
 def _compared(
-    work: _Work, chosen: list[tuple[Method, dict[str, Any]]], targets: list[Any], *, named: bool
+    work: Work, chosen: list[tuple[Method, dict[str, Any]]], targets: list[Any], *, named: bool
 ) -> tuple[list[Explanation], list[MethodNotApplicable]]:
     """All methods for all targets, and why some do not apply; one that was asked for by name has to."""
     results: list[Explanation] = []
@@ -114,8 +120,8 @@ def _compared(
     return results, refusals
 
 
-class _Work:
-    """One input and one model, explained as often as is asked."""
+class Work:
+    """One input and one model, used as often as is asked."""
 
     loaded: Loaded
 

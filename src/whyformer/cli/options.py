@@ -16,7 +16,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.methods import Method
 
-FORMATS = ("png", "svg", "pdf", "html", "json")
+FORMATS = ("png", "svg", "pdf", "html", "tex", "json")
 COMPARED = (
     "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
     "input_x_gradient", "integrated_gradients",
@@ -41,6 +41,18 @@ Targets = Annotated[
         help="Class to explain, by name or number; repeat for several. Default: what the model predicts.",
     ),
 ]  # fmt: skip
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", metavar="CLASS|ID", help="Class, by name or number. Default: what the model predicts."
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="NAME", help="A method; see: whyformer methods.", autocompletion=completion.complete_method
+    ),
+]
 Names = Annotated[
     str,
     typer.Option(
@@ -91,12 +103,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def chosen_formats(given: str | None, default: str) -> list[str]:
-    """What ``--format`` names, each once."""
+def chosen_formats(given: str | None, default: str, kind: str = "text") -> list[str]:
+    """What ``--format`` names, each once; pictures cannot become LaTeX."""
     wanted = [f.strip().lower() for f in (default if given is None else given).split(",") if f.strip()]
     for one in wanted:
         if one not in (*FORMATS, "none"):
             raise InputError(f"unknown format '{one}': use {', '.join(FORMATS)}, or none")
+    if "tex" in wanted and kind == "image":
+        raise InputError("LaTeX is for text; a picture goes into a paper as pdf")
     return [f for f in dict.fromkeys(wanted) if f != "none"]
 
 

@@ -7,5 +7,19 @@ from whyformer.show.painting import overlay
 from whyformer.show.panels import matrix, panels
 from whyformer.show.removal import strip
 from whyformer.show.terminal import plain, render
+from whyformer.show.tex import latex
 
-__all__ = ["Look", "encode", "figure", "fragment", "matrix", "overlay", "page", "panels", "plain", "render", "strip"]
+__all__ = [
+    "Look",
+    "encode",
+    "figure",
+    "fragment",
+    "latex",
+    "matrix",
+    "overlay",
+    "page",
+    "panels",
+    "plain",
+    "render",
+    "strip",
+]

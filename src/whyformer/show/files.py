@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError
-from whyformer.show import html, image
+from whyformer.show import html, image, tex
 from whyformer.show.words import target_name
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def contents(
     kinds: Sequence[str],
     **look: Any,
 ) -> dict[str, bytes]:
-    """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
+    """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "tex",
+    "json").
 
     File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds; ``look`` are
     options of :class:`~whyformer.show.look.Look`.
@@ -44,6 +45,8 @@ def contents(
     def made(kind: str) -> bytes:
         if kind == "html":
             return html.page(results, title, **look).encode()
+        if kind == "tex":
+            return tex.latex(results).encode()
         if kind == "json":
             return (json.dumps(record) + "\n").encode()
         return image.encode(image.figure(results, **look), kind)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from whyformer.show import colours
 from whyformer.show.layout import Section, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay, png
-from whyformer.show.words import figure_of, heading, visible, words
+from whyformer.show.words import Word, figure_of, heading, right_to_left, short, visible, words
 
 if TYPE_CHECKING:
     from whyformer.explanation import Explanation
@@ -30,6 +31,11 @@ _CARD = (
     "border:1px solid #d5d5d5;border-radius:6px;padding:10px 14px;margin:6px 0;max-width:60em"
 )
 _SMALL = "color:#555;font-size:12px"
+_LONG, _PARTS = 120, 100  # words from which a text has a mini-map, and its parts
+_MINIMAP = (
+    "display:flex;position:sticky;top:0;height:14px;border:1px solid #d5d5d5;border-radius:3px;overflow:hidden;"
+    "background:#fff;max-width:60em"
+)
 _TEXT = "line-height:2;margin:4px 0;white-space:pre-wrap;overflow-wrap:anywhere"
 _STYLE = """
 body{font-family:system-ui,sans-serif;font-size:15px;line-height:1.5;color:#111;background:#fff;max-width:72em;
@@ -38,6 +44,7 @@ h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .3em}small,.s{color:#555;f
 .wide{overflow-x:auto}table{border-collapse:collapse}th,td{padding:4px 8px;text-align:left;vertical-align:top}
 th{font-weight:600;overflow-wrap:anywhere}.grid td{min-width:150px}.grid img{width:100%;max-width:260px;display:block}
 .list th{width:14em;font-weight:400;color:#555;font-size:.85em;padding-top:.7em}.list p{margin:0}
+span[id]{scroll-margin-top:3em}
 @media(max-width:600px){.list tr,.list th,.list td{display:block;width:auto;padding:0 4px}.list th{padding-top:10px}}
 @media print{body{max-width:none}span{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
@@ -56,7 +63,7 @@ def fragment(e: Explanation, **look: Any) -> str:
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
     parts, chosen = sections(explanations), Look.of(look)
-    body = "".join(_pictures(p, chosen) if p.first.level != "token" else _sentences(p) for p in parts)
+    body = "".join(_pictures(p, chosen) if p.first.level != "token" else _sentences(p, i) for i, p in enumerate(parts))
     name = text(title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -110,13 +117,14 @@ def _map(e: Explanation, look: Look) -> str:
     return f'<img alt="{_description(e)}" src="{_source(e, look)}">{_scale(e, look)}'
 
 
-def _sentences(part: Section) -> str:
+def _sentences(part: Section, number: int) -> str:
     """Under each class one line a method, so that lines can be compared word by word."""
     blocks = [f'<p class="s">{_classes(part.first)}</p>']
     for column, named in enumerate(_columns(part)):
         rows = [
-            f'<tr><th scope="row">{text(name)}{_agnostic(row)}</th><td>{_highlight(e)}{_scale(e)}</td></tr>'
-            for name, row in zip(part.methods, part.cells, strict=True)
+            f'<tr><th scope="row">{text(name)}{_agnostic(row)}</th>'
+            f'<td>{_highlight(e, f"t{number}-{column}-{i}")}{_scale(e)}</td></tr>'
+            for i, (name, row) in enumerate(zip(part.methods, part.cells, strict=True))
             if (e := row[column]) is not None
         ]
         blocks.append(f'<h2><bdi>{text(heading(named))}</bdi></h2><table class="list">{"".join(rows)}</table>')
@@ -138,18 +146,42 @@ def _agnostic(row: list[Explanation | None]) -> str:
     return '<br><span class="s">any class</span>' if same else ""
 
 
-def _highlight(e: Explanation) -> str:
+def _highlight(e: Explanation, anchor: str | None = None) -> str:
+    """Words on their colours, values on hover; a long text gets a mini-map, whose parts lead to theirs in a page."""
     pieces, rest = words(e)
-    scale = colours.scale_of(e)
+    units = colours.scale_of(e).unit(np.array([piece.score for piece in pieces]))
+    strip, starts = _minimap(pieces, units, anchor)
     marked = []
-    for piece in pieces:
+    for i, (piece, unit) in enumerate(zip(pieces, units, strict=True)):
         tip = piece.text if len(piece.parts) == 1 else " + ".join(f"{t} ({figure_of(s)})" for t, s in piece.parts)
-        ground = "#{:02x}{:02x}{:02x}".format(*colours.tint(float(scale.unit(np.array(piece.score))), 0.85))
+        mark = f' id="{anchor}-{i}"' if anchor is not None and i in starts else ""
         marked.append(
-            f"{text(piece.gap)}<span title=\"{figure_of(piece.score)} · {text(tip)}\" "
-            f'style="background:{ground};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
+            f"{text(piece.gap)}<span{mark} title=\"{figure_of(piece.score)} · {text(tip)}\" "
+            f'style="background:{_paper(unit)};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
         )
-    return f'<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'
+    return f'{strip}<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'
+
+
+def _minimap(pieces: Sequence[Word], units: NDArray[Any], anchor: str | None) -> tuple[str, set[int]]:
+    """(a long text as a strip of colours, each the strongest word of its part; first words of the parts)."""
+    if len(pieces) < _LONG:
+        return "", set()
+    cells = []
+    bounds = np.linspace(0, len(pieces), min(_PARTS, len(pieces) // 4) + 1).astype(int).tolist()
+    for begin, end in pairwise(bounds):
+        top = begin + int(np.abs(units[begin:end]).argmax())
+        strongest = f"{figure_of(pieces[top].score)} · {text(short(pieces[top].text, 40))}"
+        said = f"words {begin + 1} to {end}, strongest {strongest}"
+        look = f'title="{said}" style="flex:1;background:{_paper(units[top])}"'
+        link = f' href="#{anchor}-{begin}" aria-label="{said}"'
+        cells.append(f"<span {look}></span>" if anchor is None else f"<a{link} {look}></a>")
+    way = "rtl" if right_to_left("".join(piece.text for piece in pieces)) else "ltr"
+    name = 'role="group" aria-label="the whole text at a glance"' if anchor else 'aria-hidden="true"'
+    return f'<div dir="{way}" {name} style="{_MINIMAP}">{"".join(cells)}</div>', set(bounds[:-1])
+
+
+def _paper(unit: float) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colours.tint(float(unit), 0.85))
 
 
 def _scale(e: Explanation, look: Look = _PLAIN) -> str:

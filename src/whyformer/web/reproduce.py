@@ -77,6 +77,8 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
         parts += ["--target", str(target)]
     for key, value in settings.items():
         parts += ["--setting", f"{key}={json.dumps(value)}"]
+    for option, value in view.look.items() if view.source.kind == "image" else ():
+        parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
     parts += ["--truncate"] if view.truncate else []
     parts += ["--format", "png,html,json"]
     line = shlex.join(parts)
