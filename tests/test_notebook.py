@@ -1,0 +1,80 @@
+"""The example notebook runs, from its first cell to its last, and shows what is stored in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+# Executed in a process of its own, as Jupyter would; what a kernel needs of the tests' setup goes by its startup files.
+RUN = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.argv[1], 4)
+nbformat.validate(notebook)
+nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": sys.argv[2]}}).execute()
+nbformat.write(notebook, sys.argv[3])
+"""
+STARTUP = """
+import sys
+sys.path.insert(0, {tests!r})
+import conftest
+"""
+
+
+def outputs(notebook: dict) -> list[list[tuple[str, tuple[str, ...], str]]]:
+    """Of each cell: the kind of each output, its formats, and its words (without numbers, which differ by machine)."""
+    found = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        row = []
+        for output in cell["outputs"]:
+            data = {**output.get("data", {}), **({"text": output["text"]} if "text" in output else {})}
+            words = "".join(data.get("text/html", data.get("text", "")))
+            words = re.sub(r"data:image/png;base64,[^\"]+|[\d.]+|#\w{6}", "", words)
+            row.append((output["output_type"], tuple(sorted(data)), words))
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_it_runs_and_shows_what_is_stored(path, tmp_path):
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "00.py").write_text(STARTUP.format(tests=str(ROOT / "tests")))
+    places = [str(ROOT / "src"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(places), "IPYTHONDIR": str(tmp_path / "ipython"),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    made = tmp_path / "made.ipynb"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, str(path), str(path.parent), str(made)], env=environment, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert outputs(json.loads(made.read_text())) == outputs(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
+def test_what_is_stored_is_small_and_needs_nothing_else(path):
+    notebook = json.loads(path.read_text())
+    assert path.stat().st_size < 1_500_000
+    assert sum(bool(row) for row in outputs(notebook)) >= 5
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            assert output["output_type"] != "error"
+            html = "".join(output.get("data", {}).get("text/html", ""))
+            assert not re.search(r"https?://|<script|<link|@import|url\(", html)
+    assert not re.search(r"/(?:work|root|home|tmp)/", path.read_text())
+
+
+def test_there_is_one():
+    assert NOTEBOOKS
