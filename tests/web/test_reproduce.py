@@ -70,3 +70,14 @@ def test_downloads_are_whole_files(visitor):
         assert base64.b64decode(file["base64"]).startswith(start)
         assert file["name"].endswith(f".{kind}")
         assert "/" not in file["name"]
+
+
+def test_a_report_can_draw_the_downloaded_json(visitor, tmp_path):
+    visitor.explain("digits_37.png", classes=["3"])
+    file = visitor.handlers.download(visitor.session, "json")
+    content = base64.b64decode(file["base64"])
+    assert json.loads(content)["picture"].startswith("data:image/png;base64,")
+    (tmp_path / "view.json").write_bytes(content)
+    ran = CliRunner().invoke(app, ["report", str(tmp_path / "view.json"), "-o", str(tmp_path / "report.html"), "--quiet"])
+    assert ran.exit_code == 0, ran.output
+    assert "data:image/" in (tmp_path / "report.html").read_text()

@@ -41,7 +41,7 @@ def deliver(results: list[Explanation], asked: Argument, model: str, to: Deliver
     facts = record(
         to.command, versions=versions(), model=model, input=asked.title, explanations=[e.to_dict() for e in results]
     )
-    whole = {**facts, **_picture(results)} if "json" in to.formats else facts
+    whole = {**facts, **picture_of(results)} if "json" in to.formats else facts
     contents = files.contents(results, asked.name, asked.title, whole, to.formats, **look)
     written = files.write_all(to.folder, contents) if contents else []
     if to.as_json:
@@ -53,7 +53,7 @@ def deliver(results: list[Explanation], asked: Argument, model: str, to: Deliver
             out.print(f"wrote {words.visible(str(path))}", markup=False, soft_wrap=True)
 
 
-def _picture(results: list[Explanation]) -> dict[str, Any]:
+def picture_of(results: list[Explanation]) -> dict[str, Any]:
     """What the maps lie on, so that a JSON file can be drawn again on its own."""
     import numpy as np
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+from whyformer.cli.delivery import picture_of
 from whyformer.cli.schema import record
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.show import files
@@ -98,6 +99,7 @@ def download(session: Session, kind: str) -> tuple[str, bytes]:
     command = "explain" if len(view.methods) == 1 else "compare"
     made = [e.to_dict() for e in session.results]
     facts = record(command, versions=versions(), model=view.place, input=title, explanations=made)
+    facts |= picture_of(session.results) if kind == "json" else {}
     stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
     look = view.look if view.source.kind == "image" else {}
     return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))
