@@ -111,6 +111,19 @@ def test_contours_lie_where_the_map_has_their_level():
     assert (np.diff(lines) == 1).sum() == 3
 
 
+@pytest.mark.parametrize("options", [{}, {"contours": 3}, {"keep": 0.2}, {"above": 0.5, "cmap": "jet"}])
+def test_strip_by_strip_or_at_once_is_the_same_picture(options, monkeypatch):
+    from whyformer.geometry import Geometry
+    from whyformer.show import painting
+
+    original = Image.fromarray(torch.randint(0, 255, (300, 420, 3), dtype=torch.uint8).numpy())
+    for e in (picture(torch.rand(4, 6)), picture(torch.randn(4, 6), originals=[original], geometry=[Geometry((300, 420), (60.0, 0.0, 360.0, 300.0))])):
+        whole = overlay(e, **options)
+        monkeypatch.setattr(painting, "_AT_ONCE", 7 * whole.shape[1])
+        assert np.array_equal(overlay(e, **options), whole)
+        monkeypatch.undo()
+
+
 def test_signed_maps_have_contours_on_both_sides():
     e = picture(torch.linspace(-1, 1, 8).repeat(8, 1), grid=(8, 8), size=(64, 64), pictures=torch.full((1, 64, 64, 3), 128, dtype=torch.uint8))
     lines = (overlay(e, contours=1, opacity=0) > 200).all(-1).all(0).astype(int)

@@ -22,6 +22,7 @@ Array = NDArray[Any]
 
 _SMALLEST = 336  # a 112-pixel picture is enlarged before the map is laid over it, so that the map stays smooth
 _LARGEST = 4096  # but a picture that is very long and narrow is not enlarged without end
+_AT_ONCE = 1_000_000  # pixels painted at a time
 _LIGHT, _DARK = 1.0, 0.08
 
 
@@ -43,18 +44,23 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     unit = unit_map(e, sample, size)
     scale = colours.scale_of(e, sample)
     shown = base(e, sample)
-    if shown is None:
-        return _bytes(_lines(colours.paint(np.nan_to_num(unit), scale.signed, chosen.cmap), unit, scale, chosen))
-    colour = np.asarray(shown.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float64) / 255
-    grey = (colour @ [0.299, 0.587, 0.114])[..., None]
-    made = np.repeat(grey, 3, -1)
-    if scale.limit:
-        made = _kept(colour, grey, unit, chosen) if chosen.masked else _tinted(grey, unit, scale, chosen)
-    unseen = np.isnan(unit)
-    if unseen.any():
-        made = np.where(unseen[..., None], _hatched(grey), made)
+    pixels = None if shown is None else np.asarray(shown.resize((width, height), Image.Resampling.BICUBIC))
+    least = threshold(unit, chosen)
     # around single pixels there would be nothing but lines
-    return _bytes(made if chosen.masked and e.level == "pixel" else _lines(made, unit, scale, chosen))
+    lined = not (chosen.masked and e.level == "pixel")
+    drawn = np.empty((height, width, 3), np.uint8)
+    rows = max(1, _AT_ONCE // width)  # a large picture strip by strip, so that it takes little memory
+    for start in range(0, height, rows):
+        # one row more on either side, for the slopes of contour lines
+        low, high = max(0, start - 1), min(height, start + rows + 1)
+        part = unit[low:high]
+        if pixels is None:
+            made = colours.paint(np.nan_to_num(part), scale.signed, chosen.cmap)
+        else:
+            made = _on_picture(pixels[low:high] / 255, part, scale, chosen, least, (low, min(size)))
+        made = _lines(made, part, scale, chosen, least, min(size)) if lined else made
+        drawn[start : start + rows] = _bytes(made[start - low : start - low + rows])
+    return drawn
 
 
 def base(e: Explanation, sample: int = 0) -> Image.Image | None:
@@ -80,8 +86,9 @@ def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> t
 
 def unit_map(e: Explanation, sample: int, size: tuple[int, int]) -> Array:
     """The map on the picture drawn at ``size``, -1 to 1 or 0 to 1; NaN where the model saw nothing."""
-    placed = array(e.placed(sample, size))
-    return np.where(np.isnan(placed), np.nan, colours.scale_of(e, sample).unit(np.nan_to_num(placed)))
+    placed, scale = array(e.placed(sample, size)), colours.scale_of(e, sample)
+    unit = scale.unit(placed) if scale.limit else np.where(np.isnan(placed), np.nan, 0.0)
+    return unit.astype(np.float32)
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -105,39 +112,52 @@ def _tinted(grey: Array, unit: Array, scale: colours.Scale, look: Look) -> Array
     return np.asarray((1 - a[..., None]) * grey + a[..., None] * tinted)
 
 
+def _on_picture(
+    colour: Array, unit: Array, scale: colours.Scale, look: Look, least: float, place: tuple[int, int]
+) -> Array:
+    """Some rows of a picture under their part of the map; ``place`` is (first row, shorter side of the whole)."""
+    grey = (colour @ [0.299, 0.587, 0.114])[..., None]
+    made = np.repeat(grey, 3, -1)
+    if scale.limit:
+        made = _kept(colour, grey, unit, least) if look.masked else _tinted(grey, unit, scale, look)
+    unseen = np.isnan(unit)
+    return np.where(unseen[..., None], _hatched(grey, place), made) if unseen.any() else made
+
+
 def threshold(unit: Array, look: Look) -> float:
     """The least score, in units of the largest, that a masked view shows; what is not above 0 is never shown."""
     seen = unit[~np.isnan(unit)]
-    if not seen.size:
+    if not look.masked or not seen.size:
         return math.inf
     least = float(np.quantile(seen, 1 - look.keep)) if look.keep is not None else float(seen.max()) * (look.above or 1)
-    return max(least, float(np.nextafter(0, 1)))
+    return max(least, 1e-12)
 
 
-def _kept(colour: Array, grey: Array, unit: Array, look: Look) -> Array:
+def _kept(colour: Array, grey: Array, unit: Array, least: float) -> Array:
     """The picture in colour where scores are high, and dark and grey elsewhere."""
-    inside = np.nan_to_num(unit, nan=-1.0) >= threshold(unit, look)
+    inside = np.nan_to_num(unit, nan=-1.0) >= least
     return np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
 
 
-def _hatched(grey: Array) -> Array:
+def _hatched(grey: Array, place: tuple[int, int]) -> Array:
     """Bleached, with faint diagonal lines: seen on white and on black paper alike, and like no score's colour."""
+    first, side = place
     height, width = grey.shape[:2]
-    step = max(8, min(height, width) // 30)
-    lines = (np.add.outer(np.arange(height), np.arange(width)) % step < max(2, step // 5))[..., None]
+    step = max(8, side // 30)
+    lines = (np.add.outer(np.arange(first, first + height), np.arange(width)) % step < max(2, step // 5))[..., None]
     pale = 0.62 + 0.3 * grey
     return np.asarray(np.repeat(np.where(lines, pale - 0.15, pale), 3, -1))
 
 
-def _lines(colour: Array, unit: Array, scale: colours.Scale, look: Look) -> Array:
+def _lines(colour: Array, unit: Array, scale: colours.Scale, look: Look, least: float, side: int) -> Array:
     """Contour lines, light with a dark rim, around equal shares of the largest score; or around what is kept."""
     even = [k / (look.contours + 1) for k in range(1, look.contours + 1)]
-    levels = [threshold(unit, look)] if look.masked else even
+    levels = [least] if look.masked else even
     if scale.limit == 0 or not levels or not np.isfinite(levels).all():
         return colour
     filled = np.nan_to_num(unit)
     slope = np.hypot(*np.gradient(filled)) if min(filled.shape) > 1 else np.ones_like(filled)
-    wide = max(1.0, min(filled.shape) / 300)
+    wide = max(1.0, side / 300)
     signs = (1, -1) if scale.signed and not look.masked else (1,)
     away = np.full(filled.shape, np.inf)  # distance in pixels to the nearest line, from value and slope
     for level in (sign * level for sign in signs for level in levels):
