@@ -13,6 +13,7 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 import hypothesis
 import pytest
 import torch
+import transformers
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
@@ -25,6 +26,9 @@ for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshol
     except RuntimeError:
         # defined already: this torchvision came with its operators
         pass
+
+# its log handler keeps the standard error of the moment it is made in: not that of a command under test, closed after it
+transformers.logging.get_logger()
 
 # the same examples in every run, and no time limit on a busy machine
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)

@@ -26,6 +26,14 @@ def processor(family: str, **options: Any) -> Any:
     return getattr(module, f"{family}ImageProcessorPil")(**options)
 
 
+def on_torchvision(family: str, **options: Any) -> Any:
+    """The same on torchvision, whose centre crop rounds differently."""
+    module = importlib.import_module(f"transformers.models.{family.lower()}.image_processing_{family.lower()}")
+    made = getattr(module, f"{family}ImageProcessor")(**options)
+    assert made.backend == "torchvision"
+    return made
+
+
 SQUARE = {"height": 96, "width": 96}
 PROCESSORS = {
     "squash": lambda: processor("ViT", size=SQUARE),
@@ -41,6 +49,9 @@ PROCESSORS = {
     "crop, then resize": lambda: processor("Perceiver", size=SQUARE, crop_size={"height": 110, "width": 110}),
     "longest edge and padding": lambda: processor("ViT", size={"shortest_edge": 96, "longest_edge": 128}, do_pad=True, pad_size={"height": 128, "width": 128}),
     "within a box and padding": lambda: processor("ViT", size={"max_height": 96, "max_width": 96}, do_pad=True, pad_size=SQUARE),
+    "torchvision, short side and crop": lambda: on_torchvision("CLIP", size={"shortest_edge": 120}, crop_size={"height": 97, "width": 96}),
+    "torchvision, crop with padding": lambda: on_torchvision("DeiT", do_resize=False, crop_size={"height": 131, "width": 130}, do_center_crop=True),
+    "torchvision, squash": lambda: on_torchvision("ViT", size=SQUARE),
 }  # fmt: skip
 SIZES = [(96, 96), (120, 300), (300, 120), (400, 100), (97, 389), (31, 57), (640, 480), (700, 211)]
 
