@@ -5,7 +5,6 @@ import pytest
 from PIL import Image
 
 from whyformer.errors import InputError, LoadError
-from whyformer.inputs import pictures
 from whyformer.inputs.pictures import open_picture
 
 
@@ -38,14 +37,13 @@ def test_sixteen_bit_grey_is_scaled_not_cut_off(tmp_path):
     assert len(values) > 50
 
 
-def test_limits(tmp_path, monkeypatch):
+def test_limits(tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "x.png")
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 399)
+    assert open_picture(tmp_path / "x.png", pixels=400).size == (20, 20)
     with pytest.raises(InputError, match="20 x 20 pixels"):
-        open_picture(tmp_path / "x.png")
-    monkeypatch.setattr(pictures, "MAX_BYTES", 10)
+        open_picture(tmp_path / "x.png", pixels=399)
     with pytest.raises(InputError, match="MB"):
-        open_picture(tmp_path / "x.png")
+        open_picture(tmp_path / "x.png", size=10)
 
 
 @pytest.mark.parametrize("name", ["missing.png", "a\0b.png", "x" * 400 + ".png"])

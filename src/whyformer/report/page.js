@@ -46,7 +46,11 @@
     form.hidden = false;
     form.addEventListener("input", apply);
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => setTimeout(apply));
+    form.addEventListener("reset", (event) => {
+      event.preventDefault();  // the browser would clear the fields only after this event
+      for (const field of fields) field.value = "";
+      apply();
+    });
     apply();  // a browser that reloads keeps what was filled in
   }
 
