@@ -17,8 +17,8 @@ from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.removal import Removal, removal
 from whyformer.methods.task import Task
-from whyformer.models.loading import load
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.loading import opened
+from whyformer.models.structure import class_count, class_names
 from whyformer.targets import Probability
 
 Candidate = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any] | Explanation
@@ -129,10 +129,7 @@ def arbitrate(
         InputError: an unknown candidate, criterion, mode or setting, or a finished explanation of something else.
     """
     _check(criterion, mode, holdout, labels, batch_size)
-    if isinstance(model, str):
-        loaded = load(model)
-        model, processor = loaded.model, processor or loaded.processor
-    refuse_unfit(model)
+    model, processor = opened(model, processor)
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")

@@ -18,8 +18,8 @@ from whyformer.intercept.plan import AttentionCall, Plan
 from whyformer.methods.aggregation import Aggregation
 from whyformer.methods.attention import with_readout
 from whyformer.methods.task import Scores, Task, readout_row
-from whyformer.models.loading import load, model_name
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.loading import model_name, opened
+from whyformer.models.structure import class_count, class_names
 
 MOST_VALUES = 500_000_000
 
@@ -116,12 +116,7 @@ def attention_maps(
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
     """
     model_known_as = model if isinstance(model, str) else model_name(model)
-    if isinstance(model, str):
-        loaded = load(model, device=device, dtype=dtype)
-        model, processor = loaded.model, processor or loaded.processor
-    elif device is not None or dtype is not None:
-        raise InputError("device and dtype are for models given by name; move a model of your own: model.to(...)")
-    refuse_unfit(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
     labels, multi_label = class_names(model)
     prepared = prepare(model, inputs, processor, truncate=truncate)
     resolver = Resolver(target, labels, class_count(model), prepared.batch)

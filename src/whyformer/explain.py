@@ -16,8 +16,8 @@ from whyformer.explanation import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
-from whyformer.models.loading import load, model_name
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.loading import model_name, opened
+from whyformer.models.structure import class_count, class_names
 
 Target = None | int | str | Sequence[int] | Callable[[Tensor], Tensor]
 Track = Callable[..., Iterable[Any]]
@@ -63,14 +63,7 @@ def explain(
     chosen = find(method)
     full = chosen.complete(settings)
     name = model if isinstance(model, str) else model_name(model)
-    if isinstance(model, str):
-        loaded = load(model, device=device, dtype=dtype)
-        model, processor = loaded.model, processor or loaded.processor
-    elif device is not None or dtype is not None:
-        raise InputError(
-            "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
-        )
-    refuse_unfit(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
     labels, multi_label = class_names(model)
     prepared = prepare(model, inputs, processor, truncate=truncate)
     if chosen.modality != "both" and prepared.modality != chosen.modality:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, LoadError, ModelError
 from whyformer.explain import Track, _progress, find_class
 from whyformer.inputs.prepare import _undo_normalisation, prepare
-from whyformer.models.loading import load
-from whyformer.models.structure import class_count, class_names, read_logits, refuse_unfit
+from whyformer.models.loading import opened
+from whyformer.models.structure import class_count, class_names, read_logits
 from whyformer.views import gaussian_blur
 
 _UNITS = (
@@ -123,12 +123,7 @@ def maximize_activation(
         InputError: a text model (token ids cannot be climbed), an unknown unit, shape or start.
         ModelError: the activation is not finite or has no gradient to the picture.
     """
-    if isinstance(model, str):
-        loaded = load(model, device=device, dtype=dtype)
-        model, processor = loaded.model, processor or loaded.processor
-    elif device is not None or dtype is not None:
-        raise InputError("device and dtype are for models given by name; move your own model yourself: model.to(...)")
-    refuse_unfit(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
     _check(steps=(steps, 1), jitter=(jitter, 0))
     _check(float, learning_rate=(learning_rate, 0), weight_decay=(weight_decay, 0), blur=(blur, 0))
     argument, goal = _argument(model), _goal(model, unit)

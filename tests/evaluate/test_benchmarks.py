@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -142,8 +143,10 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
     assert mended.measured == counts["failed"]
 
 
-def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    module = sys.modules["whyformer.explain"]
+@pytest.fixture
+def constant_raw_attention(monkeypatch) -> None:
+    """The maps of raw attention come out constant, those of other methods as they are."""
+    module = importlib.import_module("whyformer.explain")
     plain = module.explain
 
     def flat(model, inputs, method, *rest, **settings):
@@ -151,21 +154,16 @@ def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, mon
         return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
 
     monkeypatch.setattr(module, "explain", flat)
+
+
+def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, constant_raw_attention) -> None:
     found = run("perturbation", tmp_path / "out", picture_folder(tmp_path / "data"), vit, bert, False).report
     assert found.counts["raw_attention"] == {"scored": 0, "failed": 0, "constant": 5, "nan": 0}
     assert found.counts["transformer_attribution"]["scored"] == 5
 
 
 @pytest.mark.parametrize("name", ["perturbation", "segmentation"])
-def test_constant_maps_may_be_counted_as_the_reference_does(name: str, tmp_path: Path, vit, bert, monkeypatch) -> None:
-    module = sys.modules["whyformer.explain"]
-    plain = module.explain
-
-    def flat(model, inputs, method, *rest, **settings):
-        e = plain(model, inputs, method, *rest, **settings)
-        return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
-
-    monkeypatch.setattr(module, "explain", flat)
+def test_constant_maps_may_be_counted_as_the_reference_does(name: str, tmp_path: Path, vit, bert, constant_raw_attention) -> None:
     data = picture_folder(tmp_path / "data")
     left_out = run(name, tmp_path / "out", data, vit, bert, False)
     counted = run(name, tmp_path / "out", data, vit, bert, False, constant="count")

@@ -16,8 +16,7 @@ from whyformer.evaluate.case import read_case
 from whyformer.evaluate.substrates import SUBSTRATES, substrate
 from whyformer.explanation import Explanation
 from whyformer.inputs import prepare
-from whyformer.models.loading import load
-from whyformer.models.structure import refuse_unfit
+from whyformer.models.loading import opened
 
 ORDERS = ("highest scores first", "lowest scores first")
 
@@ -71,10 +70,7 @@ def perturbation_strip(
         raise InputError(f"ground must be one of {', '.join(SUBSTRATES)}, not {ground!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
         raise InputError(f"fractions must rise between 0 and 1, not {fractions}")
-    if isinstance(model, str):
-        loaded = load(model)
-        model, processor = loaded.model, processor or loaded.processor
-    refuse_unfit(model)
+    model, processor = opened(model, processor)
     prepared = prepare(model, inputs, processor)
     if prepared.modality != "image" or prepared.pictures is None:
         raise InputError("only pictures can be shown with parts removed")

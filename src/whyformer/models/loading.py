@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
+from whyformer.models.structure import refuse_unfit
 
 BUNDLED = ("digits", "sst2")
 
@@ -75,6 +76,30 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     if device is not None:
         model = model.to(_device(device))
     return Loaded(model.eval(), processor, "image" if image else "text", name)
+
+
+def opened(
+    model: nn.Module | str,
+    processor: Any = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> tuple[nn.Module, Any]:
+    """(model, processor) of what a user gave: a name is loaded, with its own processor unless one is given.
+
+    Raises:
+        InputError: device or dtype for a module, which its owner moves.
+        ModelError: an explanation would be wrong or impossible (:func:`refuse_unfit`).
+    """
+    if isinstance(model, str):
+        loaded = load(model, device=device, dtype=dtype)
+        model, processor = loaded.model, processor or loaded.processor
+    elif device is not None or dtype is not None:
+        raise InputError(
+            "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
+        )
+    refuse_unfit(model)
+    return model, processor
 
 
 def model_name(model: nn.Module) -> str:
