@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -49,3 +51,14 @@ def shared() -> Path:
     if not (folder / "weights" / "deit_tiny_in1k").is_dir():
         pytest.skip(f"needs the real data and weights in {folder}, which are not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """A port that nobody listens on: tests in several processes would otherwise all try the first one, 7860, at once."""
+
+    def found() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            return int(door.getsockname()[1])
+
+    return found

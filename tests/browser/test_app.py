@@ -32,9 +32,10 @@ def catalogue(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def site(catalogue):
+def site(catalogue, free_port):
     found = []
-    close = serve(catalogue, Limits(pixels=1_000_000, size=2_000_000), started=found.append, wait=False)
+    limits = Limits(pixels=1_000_000, size=2_000_000)
+    close = serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
     yield found[0]
     close()
 
@@ -294,21 +295,31 @@ def test_a_local_folder_is_offered_by_name(site, visit):
     assert "my-digits" in page.locator(".wf-code").first.inner_text()
 
 
+def focused(page):
+    return page.evaluate("document.activeElement.value || document.activeElement.innerText")
+
+
+def tab_to(page, reached):
+    """Press Tab until ``reached`` says so."""
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        if reached():
+            return
+    raise AssertionError(f"40 times Tab end on {focused(page)!r}")
+
+
 def test_by_keyboard_alone(site, visit):
     page = visit(site)
+    page.locator("#wf-explain").wait_for()
+    tab_to(page, lambda: focused(page) == "text")
+    page.keyboard.press("Space")
+    page.locator("#wf-sentence textarea").wait_for()
+    tab_to(page, lambda: page.evaluate("document.activeElement.tagName") == "TEXTAREA")
+    page.keyboard.type(SENTENCE)
     page.keyboard.press("Tab")
-    seen = []
-    for _ in range(40):
-        seen.append(page.evaluate("document.activeElement.value || document.activeElement.innerText"))
-        if seen[-1] == "text":
-            page.keyboard.press("Space")
-            page.locator("#wf-sentence textarea").wait_for()
-        if page.evaluate("document.activeElement.tagName") == "TEXTAREA":
-            page.keyboard.type(SENTENCE)
-        if seen[-1] == "Explain":
-            page.keyboard.press("Enter")
-            break
-        page.keyboard.press("Tab")
+    page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
+    tab_to(page, lambda: focused(page) == "Explain")
+    page.keyboard.press("Enter")
     finished(page)
     assert page.locator(".wf-word").count() > 5
 

@@ -26,14 +26,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def site(catalogue, tmp_path_factory):
+def site(catalogue, tmp_path_factory, free_port):
     """The address of a running page, started in a folder with a file of its own."""
     home = tmp_path_factory.mktemp("home")
     (home / "secret.txt").write_text("secret words")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         found = []
-        close = server.serve(catalogue, Limits(size=200_000, characters=2000), started=found.append, wait=False)
+        limits = Limits(size=200_000, characters=2000)
+        close = server.serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
         yield found[0].rstrip("/")
         close()
     gc.collect()
@@ -244,9 +245,9 @@ def test_this_machine_needs_none(host):
     assert server.check_door(host, False, None) is False
 
 
-def test_a_password_guards_everything(catalogue):
+def test_a_password_guards_everything(catalogue, free_port):
     found = []
-    close = server.serve(catalogue, password="correct horse", started=found.append, wait=False)
+    close = server.serve(catalogue, port=free_port(), password="correct horse", started=found.append, wait=False)
     try:
         site = found[0].rstrip("/")
         for path in ("/gradio_api/info", "/config", "/gradio_api/file=x"):
