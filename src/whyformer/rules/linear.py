@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,20 @@ def linear_gradient(call: Call, flow: Tensor) -> Grads:
     return [back, *(None for _ in call.operands[1:])]
 
 
+_ROWS = {"cpu": 256}
+"""Output units whose weights are split by sign at a time, elsewhere 4096: what is made of them is small, and stays in
+the cache of a CPU."""
+
+
+def _parts(weight: Tensor, copies: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """(which output units, their weights, ``[copies, units, I]`` to write on; the same memory each time)."""
+    step = _ROWS.get(weight.device.type, 4096)
+    scratch = weight.new_empty(copies, min(step, weight.shape[0]), weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        some = weight[start : start + step]
+        yield slice(start, start + step), some, scratch[:, : some.shape[0]]
+
+
 def _share(relevance: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
     """R / Σ(positive z), with Σ(positive z) = (Σ z + Σ |z|) / 2; where that is 0 or cancellation noise, 0."""
     noise = 8 * torch.finfo(total.dtype).eps
@@ -62,19 +76,22 @@ def linear_alpha_beta(alpha: float = 1.0) -> Callable[[Call, Tensor], Grads]:
         x, weight, *bias = call.operands
         if call.output is None:
             raise ValueError("the αβ rule reads the output")
-        size = weight.abs()
-        shift = bias[0] if bias else None
 
         def product(r: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            total = y if shift is None else y - shift
             width = x.abs()
-            magnitude = width @ size.T
-            s = _share(r, total, magnitude).mul_(alpha / 2)
-            back = (x * (s @ weight)).addcmul_(width, s @ size)
-            if alpha != 1:
-                s = _share(r, -total, magnitude).mul_((alpha - 1) / 2)
-                back.addcmul_(x, s @ weight).addcmul_(width, s @ size, value=-1)
-            return back
+            by_x, by_width = torch.zeros_like(x), torch.zeros_like(x)
+            for part, w, (size,) in _parts(weight, 1):
+                torch.abs(w, out=size)
+                total = y[:, part] - bias[0][part] if bias else y[:, part]
+                magnitude = width @ size.T
+                s = _share(r[:, part], total, magnitude).mul_(alpha / 2)
+                by_x.addmm_(s, w)
+                by_width.addmm_(s, size)
+                if alpha != 1:
+                    s = _share(r[:, part], -total, magnitude).mul_((alpha - 1) / 2)
+                    by_x.addmm_(s, w)
+                    by_width.addmm_(s, size, alpha=-1)
+            return by_x.mul_(x).addcmul_(by_width, width)
 
         parts = _by_rows(relevance, (x, call.output), product, weight.shape[1])
         return [parts, *(None for _ in call.operands[1:])]
@@ -88,16 +105,26 @@ def linear_separate(call: Call, relevance: Tensor) -> Grads:
     R = x⁺ ⊙ (R/Z₁) W⁺ + x⁻ ⊙ (R/Z₂) W⁻ with Z₁ = x⁺W⁺, Z₂ = x⁻W⁻, so that ΣR can double (methods.md §1.2, §8 #8).
     """
     x, weight = call.operands[:2]
-    plus = weight.relu()
-    minus = weight - plus
 
     def product(r: Tensor, x: Tensor) -> Tensor:
         up = x.relu()
         down = x - up
-        return up * (safe_divide(r, up @ plus.T) @ plus) + down * (safe_divide(r, down @ minus.T) @ minus)
+        by_up, by_down = torch.zeros_like(x), torch.zeros_like(x)
+        for part, w, (plus, minus) in _parts(weight, 2):
+            torch.clamp(w, min=0, out=plus)
+            torch.sub(w, plus, out=minus)
+            by_up.addmm_(_over(r[:, part], up @ plus.T), plus)
+            by_down.addmm_(_over(r[:, part], down @ minus.T), minus)
+        return by_up.mul_(up).addcmul_(by_down, down)
 
     parts = _by_rows(relevance, (x,), product, weight.shape[1])
     return [parts, *(None for _ in call.operands[1:])]
+
+
+def _over(relevance: Tensor, total: Tensor) -> Tensor:
+    """:func:`safe_divide` by sums that are nowhere negative, written over them."""
+    dead = total <= torch.finfo(total.dtype).tiny
+    return torch.div(relevance, total.masked_fill_(dead, float("inf")), out=total)
 
 
 def linear_epsilon(epsilon: float = 1e-6) -> Callable[[Call, Tensor], Grads]:
