@@ -27,17 +27,15 @@ PROCESSOR = {
     "resample": 2,
     "do_rescale": True,
     "rescale_factor": 1 / 255,
-    "do_normalize": True,
+    "do_normalize": False,  # black is 0: what has no ink has no part in x ⊙ ∂f/∂x
     "do_convert_rgb": True,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
 }
 
 
 def read(folder: Path, start: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(``[n, 3, 28, 28]`` in −1..1, labels)."""
+    """(``[n, 3, 28, 28]`` in 0..1, labels)."""
     pixels, labels = (read_idx(next(folder.glob(f"{start}*-{kind}-*"))) for kind in ("images", "labels"))
-    pictures = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1)[:, None].expand(-1, 3, -1, -1)
+    pictures = torch.from_numpy(pixels.astype(np.float32) / 255)[:, None].expand(-1, 3, -1, -1)
     return pictures, torch.from_numpy(labels.astype(np.int64))
 
 
