@@ -171,6 +171,21 @@ def test_an_einsum_with_a_parameter_is_a_linear_layer(method: str) -> None:
     assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
 
 
+@pytest.mark.parametrize("method", ["norm_attention", "value_zeroing"])
+def test_what_is_recorded_of_blocks_that_work_in_place(method: str) -> None:
+    class InPlace(Block):
+        def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+            return x.copy_(super().forward(x, bias))
+
+    model = Model(at)
+    blocks = nn.ModuleList([InPlace(at) for _ in range(2)]).double().eval()
+    blocks.load_state_dict(model.blocks.state_dict())
+    wanted = whyformer.explain(Model(at), given(), method=method)
+    model.blocks = blocks
+    got = whyformer.explain(model, given(), method=method)
+    assert torch.allclose(got.scores, wanted.scores, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["input_x_gradient", "lrp", "lrp_ah_ln", "integrated_gradients", "smoothgrad"])
 def test_a_first_block_that_changes_its_input_in_place(method: str) -> None:
     class Scaling(Block):

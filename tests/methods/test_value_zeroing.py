@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
 import zoo
@@ -131,22 +132,98 @@ def test_batch_size_changes_nothing() -> None:
     assert torch.allclose(one, many, atol=1e-12)
 
 
-def test_cost_is_one_pass_and_each_block_once_a_token() -> None:
-    model, inputs = zoo.build("hf_vit")
-    rows = {"blocks": 0, "model": 0}
+class Rows(TorchDispatchMode):
+    """Rows that went through the products with each of some weights, below vmap: what is really computed."""
 
-    def count(name: str) -> Callable[..., None]:
-        return lambda m, args: rows.__setitem__(name, rows[name] + args[0].shape[0])
+    def __init__(self, **weights: Tensor) -> None:
+        super().__init__()
+        self.rows = dict.fromkeys(weights, 0)
+        self.names = {w.untyped_storage().data_ptr(): name for name, w in weights.items()}
 
-    hooks = [b.register_forward_pre_hook(count("blocks")) for b in model.vit.layers]
-    hooks.append(model.classifier.register_forward_pre_hook(count("model")))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm):
+            *_, x, weight = args
+            name = self.names.get(weight.untyped_storage().data_ptr())
+            if name is not None:
+                self.rows[name] += x.numel() // x.shape[-1]
+        return func(*args, **(kwargs or {}))
+
+
+# model -> (weight of a block that makes its values, a weight behind its attention)
+WEIGHTS = {
+    "bert": ("bert.encoder.layer.1.attention.self.value.weight", "bert.encoder.layer.1.output.dense.weight"),
+    "hf_vit": ("vit.layers.1.attention.v_proj.weight", "vit.layers.1.mlp.fc2.weight"),
+    "gpt2": ("transformer.h.1.attn.c_attn.weight", "transformer.h.1.mlp.c_proj.weight"),
+    "llama": ("model.layers.1.self_attn.v_proj.weight", "model.layers.1.mlp.down_proj.weight"),
+    "timm_vit": ("blocks.1.attn.qkv.weight", "blocks.1.mlp.fc2.weight"),
+    "torchvision_vit": (
+        "encoder.layers.encoder_layer_1.self_attention.in_proj_weight",
+        "encoder.layers.encoder_layer_1.mlp.3.weight",
+    ),
+    "encoder_sequence_first": ("encoder.layers.1.self_attn.in_proj_weight", "encoder.layers.1.linear2.weight"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_what_comes_before_the_attention_is_computed_once(name: str) -> None:
+    """Once for all tokens of a call, beside the plain pass; what follows, once for each token."""
+    model, inputs = zoo.build(name)
+    parameters = dict(model.named_parameters())
     before = snapshot(model)
-    result = whyformer.explain(model, inputs, "value_zeroing")
+    with Rows(values=parameters[WEIGHTS[name][0]], behind=parameters[WEIGHTS[name][1]]) as counted:
+        result = whyformer.explain(model, inputs, "value_zeroing", batch_size=999)
     assert_unchanged(model, before)
-    assert rows == {"blocks": 2 * BLOCKS * (1 + 17), "model": 2}
-    assert result.diagnostics["block_passes"] == BLOCKS * 17
-    for hook in hooks:
-        hook.remove()
+    tokens = result.diagnostics["block_passes"] // BLOCKS
+    assert tokens == (zoo.TOKENS if isinstance(inputs, dict) else 17)
+    shares = 3 if "in_proj" in WEIGHTS[name][0] else 1  # queries, keys and values lie in one parameter
+    assert counted.rows == {"values": shares * 2 * 2 * tokens, "behind": 2 * tokens * (1 + tokens)}
+
+
+class Block(nn.Module):
+    """A pre-norm block, written in ways that give the same and that vmap may not run."""
+
+    def __init__(self, manner: str) -> None:
+        super().__init__()
+        self.manner, self.first, self.second = manner, nn.LayerNorm(12), nn.LayerNorm(12)
+        self.qkv, self.out, self.mlp = nn.Linear(12, 36), nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.first(x)).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        if self.manner == "in place":
+            x += self.out(mixed)
+            x += self.mlp(self.second(x)).tanh()
+            return x
+        if self.manner == "asks for a value" and mixed.isnan().any().item():
+            mixed = mixed.nan_to_num()
+        x = x + self.out(mixed)
+        return x + self.mlp(self.second(x)).tanh()
+
+
+class Written(nn.Module):
+    def __init__(self, manner: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(zoo.VOCABULARY, 12)
+        self.blocks = nn.ModuleList(Block(manner) for _ in range(BLOCKS))
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("manner", ["in place", "asks for a value"])
+def test_blocks_that_vmap_cannot_run(manner: str) -> None:
+    ids = {"input_ids": zoo.text()["input_ids"]}
+    usual, other = (Written(m).double().eval() for m in ("", manner))
+    calls = []
+    other.blocks[0].register_forward_hook(lambda m, a, o: calls.append(o.shape))
+    maps = [whyformer.explain(m, ids, "value_zeroing").scores for m in (usual, other)]
+    assert len(calls) == 1 + zoo.TOKENS  # the call under vmap did not come to its end
+    assert torch.allclose(*maps, atol=1e-12)
 
 
 def test_tokens_before_batch_give_the_same() -> None:

@@ -60,8 +60,6 @@ class AttentionCapture:
         )  # fmt: skip
         q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
         index = self._count_attention()
-        if self.plan.edit_value is not None:
-            v = self.plan.edit_value(index, v)
         scale = q.shape[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
         options = {"is_causal": a["is_causal"], "scale": a["scale"], "enable_gqa": a["enable_gqa"]}
         carries = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
@@ -72,13 +70,16 @@ class AttentionCapture:
             rules = self.plan.composite.rules
             if carries and "scaled_dot_product_attention" in rules:
                 output = rules["scaled_dot_product_attention"](func, (q, k, v), {"attn_mask": mask, **options})
-            elif self.plan.watch is None:
+            elif self.plan.watch is None and self.plan.edit_mixture is None:
                 output = func(q, k, v, attn_mask=mask, **options)
             else:
                 full = causal_mask(q, k) if a["is_causal"] else mask
                 key, value = _match_heads(q, k, v)
                 call = AttentionCall(index, self.block, q, key, value, full, scale)
-                self.plan.watch(call)
+                if self.plan.watch is not None:
+                    self.plan.watch(call)
+                if self.plan.edit_mixture is not None:
+                    return self.plan.edit_mixture(call.map(), value, call.map() @ value)
                 # where the watcher asked for the map, the product with the values is all that is left to do
                 output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
             return output
@@ -101,8 +102,6 @@ class AttentionCapture:
         """A·V of an attention whose map the model computed itself; A is observed on its way."""
         weights, v = args[:2]
         index = self._count_attention()
-        if self.plan.edit_value is not None:
-            v = self.plan.edit_value(index, v)
         carries = torch.is_grad_enabled() and (weights.requires_grad or v.requires_grad)
         begin = self._begins(index, carries)
         carries = carries or begin
@@ -122,7 +121,7 @@ class AttentionCapture:
         if self.plan.watch is not None:
             call = AttentionCall(index, self.block, None, None, self._four(v), weights=self._four(weights))
             self.plan.watch(call)
-        return output
+        return output if self.plan.edit_mixture is None else self.plan.edit_mixture(weights, v, output)
 
     def _begins(self, index: int, carries: bool) -> bool:
         """Whether the graph begins at this attention's map: the first asked for, and any later one that nothing reaches
@@ -178,7 +177,12 @@ class AttentionCapture:
             result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
         elif name in ops.VIEWS or (stage == "projected" and name == "add"):
             result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
-        elif stage == "summed" and name == "layer_norm" and self.norm_before != self.attention_blocks[index]:
+        elif (
+            stage == "summed"
+            and name == "layer_norm"
+            and self.block == self.attention_blocks[index]  # else it begins the next block
+            and self.block != self.norm_before
+        ):
             a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
             projection = self.projections[index]
             weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()

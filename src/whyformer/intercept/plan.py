@@ -70,7 +70,7 @@ class Plan:
         observe: called in each backward pass with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
         by_heads: ``observe`` may be called several times for one attention of a gradient pass, each time with some
             heads (in order), so that a long input's maps are never all there at once.
-        edit_value: called with (attention index, value) and returns the value to use instead.
+        edit_mixture: called with (A, value, A·V) of each attention and returns what to use instead of A·V.
         project: called with the :class:`Projection` of each attention's output.
         features: blocks whose first normalisation (if it comes before the attention; else whose input) is a root.
     """
@@ -80,6 +80,6 @@ class Plan:
     watch: Callable[[AttentionCall], None] | None = None
     observe: Callable[[int, Tensor, Tensor], None] | None = None
     by_heads: bool = False
-    edit_value: Callable[[int, Tensor], Tensor] | None = None
+    edit_mixture: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     project: Callable[[Projection], None] | None = None
     features: tuple[int, ...] = ()

@@ -206,12 +206,14 @@ def _hooks(
     """Hooks for the length of one run, deaf to other threads: canonical modules, block boundaries, taps."""
     mode, thread = recording.mode, threading.get_ident()
     handles = []
+    given: Feed = ((), {})
 
     def mine(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *a, **k: function(*a, **k) if threading.get_ident() == thread else None
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        mode.block = recording.blocks
+        nonlocal given
+        mode.block, given = recording.blocks, (args, kwargs)
         recording.blocks += 1
         name, hidden = _hidden(args, kwargs)
         if hidden is None:
@@ -232,12 +234,14 @@ def _hooks(
             args, kwargs = _replace(args, kwargs, name, hidden)
         if keep_inputs:
             recording.block_inputs.append(batch_first(hidden, recording.run))
+        if keep_inputs or keep_calls:  # what is kept stays as it came: the block may change its input in place
+            args, kwargs = _replace(args, kwargs, name, hidden.clone())
         return args, kwargs
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         hidden = output if isinstance(output, Tensor) else output[0]
         if keep_calls:
-            recording.block_calls.append((module, args, kwargs, hidden))
+            recording.block_calls.append((module, *given, hidden.clone()))
         mode.block = None
         if module is not blocks[-1]:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,6 @@ from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Pass
 
 DISTANCES = ("cosine", "euclidean", "dot")
-# arguments that are tokens × tokens where they have two axes, whatever the batch
-_SQUARE = ("mask", "src_mask", "attn_mask")
 
 
 @method(
@@ -49,13 +47,15 @@ def value_zeroing(
 
     h is the output of block b, h^{¬t} the same block computed again from its own recorded input with the value vector
     of token t set to 0 in all heads (after the bias), the attention as it was. No identity is added: the residual
-    connection is inside the block. Costs one forward pass and one pass over each block for each token that is no
-    padding, ``batch_size`` of them at once; a loop of whole passes would take blocks times as much.
+    connection is inside the block. Costs one forward pass and, in each block for each token that is no padding, what
+    follows the product of attention and values (three quarters of a usual block); what comes before is computed once
+    for ``batch_size`` tokens. A block that vmap cannot run (it adds to its input in place, say) runs whole for each
+    token, one after the other.
 
     Args:
         distance: d. "cosine" 1 − cos(u, v) (published), "euclidean" ‖u − v‖, "dot" |⟨v, v⟩ − ⟨u, v⟩|.
         block: use the map of this one block instead of the product over all (negative ones count from the last).
-        batch_size: rows (tokens × samples) that go through a block at once.
+        batch_size: rows (tokens × samples) that go through the rest of a block at once.
         aggregation: see :mod:`whyformer.methods.aggregation`; the default is ``{"layers": "product"}``. There are no
             heads to choose: values are zeroed in all of them.
 
@@ -87,8 +87,8 @@ def value_zeroing(
     work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]
     maps = {b: torch.zeros(*row.shape, row.shape[-1], dtype=_wide(calls[b][3]), device=row.device) for b in chosen}
     for b, some in task.progress(work, "value zeroing", len(work)):
-        for t, changed in _zeroed(recording, b, some, task):
-            maps[b][:, :, t] = _distance(changed, _batch_first(calls[b][3], recording), distance)
+        plain = _batch_first(calls[b][3], recording)
+        maps[b][..., some] = _distance(_zeroed(recording, b, some, task), plain, distance).permute(1, 2, 0)
     listed = [torch.zeros(0)] * len(calls)
     for b, found in maps.items():
         found *= real[:, None] * real[..., None]
@@ -133,60 +133,42 @@ def _refuse(task: Task, seen: list[_Seen], tokens: int, blocks: int) -> None:
             raise task.refuse("its blocks do not all work on the tokens of the input")
 
 
-def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> Iterator[tuple[int, Tensor]]:
-    """(token t, output ``[B, N, D]`` of the block with t's values zeroed), all tokens in one call of the block."""
+def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> Tensor:
+    """``[k, B, N, D]``: the output of the block with the values of each of the k tokens zeroed.
+
+    One call of the block on its own arguments: what comes before the product of attention and values does not know of
+    the token, so vmap computes it once, and all the rest for k tokens.
+    """
     module, args, kwargs, plain = recording.block_calls[block]
-    batch, times = task.inputs.batch, len(tokens)
-    edited: list[int] = []
-    # rows: sample 0 with each token, sample 1 with each token, ...
-    keep = plain.new_ones(times, 1, _batch_first(plain, recording).shape[1], 1)
-    keep[range(times), 0, tokens] = 0
-    keep = keep.repeat(batch, 1, 1, 1)
+    edits = 0
 
-    def edit(index: int, value: Tensor) -> Tensor:
-        edited.append(index)
-        # [B·k, H, N, d], or [B·k·H, N, d] with the heads inside
-        return (value.reshape(batch * times, -1, *value.shape[-2:]) * keep.to(value.dtype)).reshape(value.shape)
+    def edit(token: Tensor, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
+        nonlocal edits
+        edits += 1
+        return mixed - weights.index_select(-1, token) * value.index_select(-2, token)
 
-    repeat = _Repeat(batch, times, plain.shape, recording.run.sequence_first)
-    run = Pass(sequence_first=recording.run.sequence_first)
-    run.batch = batch * times
-    mode = Interception(recording.model, Plan(GRADIENT, edit_value=edit), run)
-    with torch.no_grad(), mode:
-        output = module(*(repeat(None, a) for a in args), **{k: repeat(k, v) for k, v in kwargs.items()})
-    if not edited:
-        raise task.refuse(f"no product of attention and values was seen in its block {block}")
-    changed = _batch_first(output if isinstance(output, Tensor) else output[0], recording)
-    for i, t in enumerate(tokens):
-        yield t, changed[i::times]
-
-
-class _Repeat:
-    """Repeats a block's arguments for every token; caches are left out, since a second pass would append to them."""
-
-    def __init__(self, batch: int, times: int, hidden: torch.Size, sequence_first: bool) -> None:
-        self.batch, self.times, self.hidden, self.sequence_first = batch, times, hidden, sequence_first
-
-    def __call__(self, name: str | None, value: Any) -> Any:
-        if hasattr(value, "get_seq_length"):
+    def given(value: Any) -> Any:
+        if hasattr(value, "get_seq_length"):  # a cache: this pass would append to it
             return None
-        if name == "use_cache":
-            return False
-        if type(value) in (list, tuple):
-            return type(value)(self(name, v) for v in value)
-        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.dim():
-            return value
-        if value.shape == self.hidden:
-            return value.repeat_interleave(self.times, 1 if self.sequence_first else 0)
-        if name in _SQUARE and value.dim() == 2:
-            return value
-        if name in _SQUARE and value.dim() == 3 and value.shape[0] > self.batch and value.shape[0] % self.batch == 0:
-            # [B·H, N, N], as nn.MultiheadAttention takes it
-            return value.unflatten(0, (self.batch, -1)).repeat_interleave(self.times, 0).flatten(0, 1)
-        if value.shape[0] != self.batch or value.dim() == 1:
-            return value
-        # one sample: a view is enough
-        return value.expand(self.times, *value.shape[1:]) if self.batch == 1 else value.repeat_interleave(self.times, 0)
+        # the block may change its input in place
+        return value.clone() if isinstance(value, Tensor) and value.shape == plain.shape else value
+
+    def without(token: Tensor) -> Tensor:
+        run = Pass(batch=task.inputs.batch, sequence_first=recording.run.sequence_first)
+        plan = Plan(GRADIENT, edit_mixture=lambda *attention: edit(token, *attention))
+        with torch.no_grad(), Interception(recording.model, plan, run):
+            output = module(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
+        return _batch_first(output if isinstance(output, Tensor) else output[0], recording)
+
+    each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
+    try:
+        changed = torch.func.vmap(without)(each)
+    except RuntimeError:
+        # vmap cannot run it: it adds to its input in place, or asks for the value of a tensor
+        changed = torch.stack([without(token) for token in each])
+    if not edits:
+        raise task.refuse(f"no product of attention and values was seen in its block {block}")
+    return changed
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -198,7 +180,7 @@ def _batch_first(hidden: Tensor, recording: Recording) -> Tensor:
 
 
 def _distance(changed: Tensor, plain: Tensor, distance: str) -> Tensor:
-    """``[B, N]`` between vectors ``[B, N, D]``."""
+    """``[k, B, N]`` between vectors ``[k, B, N, D]`` and ``[B, N, D]``."""
     u, v = changed.to(_wide(changed)), plain.to(_wide(plain))
     if distance == "euclidean":
         return (u - v).norm(dim=-1)
