@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -322,6 +323,8 @@ def test_device_and_dtype_are_for_models_by_name() -> None:
     for options in ({"device": "cpu"}, {"dtype": "float64"}):
         with refused(InputError, "model.to"):
             explain(model, inputs, **options)
+    with refused(InputError, "model.to"):
+        whyformer.evaluate(model, inputs, np.zeros((1, 4)), device="cpu")
 
 
 def test_devices_and_dtypes_that_do_not_exist() -> None:

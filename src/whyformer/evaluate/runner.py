@@ -144,8 +144,7 @@ def _study(
     options: dict[str, Any],
 ) -> Study:
     from whyformer.datasets.opening import modality_of, open_pictures, open_texts
-    from whyformer.models.loading import load
-    from whyformer.models.structure import refuse_unfit
+    from whyformer.models.loading import opened
 
     for name in options:
         if name not in benchmark.options:
@@ -169,10 +168,7 @@ def _study(
         else:
             found, texts = open_texts(data, reader, split=split)
             samples, labels = texts.items, texts.labels
-    if isinstance(model, str):
-        loaded = load(model, device=device)
-        model, processor = loaded.model, processor or loaded.processor
-    refuse_unfit(model)
+    model, processor = opened(model, processor, device=device)
     pad = getattr(processor, "pad_token_id", None)
     return Study(
         model,

@@ -76,17 +76,13 @@ def evaluate(
         InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.
     """
     from whyformer.inputs import prepare
-    from whyformer.models.loading import load
-    from whyformer.models.structure import refuse_unfit
+    from whyformer.models.loading import opened
 
     chosen = find_metric(metric)
     full = chosen.complete(settings)
     if batch_size < 1:
         raise InputError("batch_size must be at least 1")
-    if isinstance(model, str):
-        loaded = load(model, device=device)
-        model, processor = loaded.model, processor or loaded.processor
-    refuse_unfit(model)
+    model, processor = opened(model, processor, device=device)
     prepared = prepare(model, inputs, processor, truncate=truncate)
     modality = "image" if prepared.modality == "image" else "text"
     if chosen.modality not in ("both", modality):

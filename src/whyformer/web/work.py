@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import whyformer
-from whyformer.composites import GRADIENT
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation import Explanation
 from whyformer.inputs import prepare
-from whyformer.intercept.plan import AttentionCall, Plan
-from whyformer.intercept.record import record
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count, class_names, find_blocks, read_logits, refuse_unfit
@@ -164,19 +161,8 @@ def attention(session: Session, loaded: Loaded, view: View) -> Tensor:
     """``[L, N, N]`` the attention maps of all blocks on the text, averaged over heads: row = who looks."""
 
     def make() -> Tensor:
-        prepared = prepare(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
-        maps: list[Tensor] = []
-
-        def watch(call: AttentionCall) -> None:
-            if call.index >= 0:
-                maps.append(call.map()[0].mean(0).detach().cpu())
-
-        with torch.no_grad():
-            record(loaded.model, prepared.feed, Plan(GRADIENT, watch=watch))
-        wanted = prepared.tensor.shape[1]
-        if not maps or any(m.shape != (wanted, wanted) for m in maps):
-            raise InputError("this model has no attention map over all tokens, so a word's attention cannot be shown")
-        return torch.stack(maps)
+        maps = whyformer.attention_maps(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
+        return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     result: Tensor = session.once(view.key("attention"), make)
     return result
