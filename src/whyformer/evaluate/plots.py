@@ -53,8 +53,11 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
         axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-        if panel.lines:
-            axis.legend(fontsize=7, frameon=False)
+    # one legend for all panels, below them: inside, it would cover a curve
+    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if named:
+        wide = 2 * columns + 1
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=wide, fontsize=7, frameon=False)
     FigureCanvasAgg(figure)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
