@@ -97,10 +97,11 @@ def _drawn(
     from whyformer import show
 
     if matrix:
-        place = (-1 if block is None else block) % maps.blocks if block is None or abs(block) <= maps.blocks else block
-        named = f"block {place} head {head} matrix"
+        block = -1 if block is None else block
+        weights = maps.matrix(block, head)
+        named = f"block {block % maps.blocks} head {head} matrix"
         names = None if maps.tokens is None else maps.tokens[0]
-        return named, show.matrix(maps.matrix(place, head), names, title=named, cmap=look.get("cmap"))
+        return named, show.matrix(weights, names, title=named, cmap=look.get("cmap"))
     if heads:
         several = maps.each_head(block)
         return ("heads" if block is None else f"block {several[0].settings['block']} heads"), show.panels(
@@ -141,8 +142,9 @@ def perturb(
 
                 made = perturbation_strip(work.loaded.model, asked.content, e, work.loaded.processor, ground=ground)
                 drawing = show.strip(made)
-        shares = dict(zip(("highest_first", "lowest_first"), made.probabilities.tolist(), strict=True))
-        said = dict(zip(("highest_first", "lowest_first"), made.predicted, strict=True))
+        orders = ("highest_first", "lowest_first")
+        shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
+        said = dict(zip(orders, made.predicted, strict=True))
         facts = {"method": one.name, "settings": e.settings, "target": made.target, "ground": ground}
         lines = [f"probability of {made.target}, pixels replaced by {ground}", "removed   highest first   lowest first"]
         lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]

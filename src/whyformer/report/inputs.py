@@ -206,7 +206,7 @@ def _scale(e: Explanation) -> str:
     else:
         steps = np.linspace(-1 if scale.signed else 0, 1, 9)
         stops = [np.rint(c * 255).astype(int).tolist() for c in colours.paint(steps, scale.signed)]
-        ramp = ",".join("#{:02x}{:02x}{:02x}".format(*stop) for stop in stops)
+        ramp = ",".join(colours.code(stop) for stop in stops)
         bar = f'<span class="ramp" style="background:linear-gradient(to right,{ramp})"></span>'
     return f'<p class="s scale">{low} {bar} {high}</p>'
 

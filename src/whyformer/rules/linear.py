@@ -113,18 +113,12 @@ def linear_separate(call: Call, relevance: Tensor) -> Grads:
         for part, w, (plus, minus) in _parts(weight, 2):
             torch.clamp(w, min=0, out=plus)
             torch.sub(w, plus, out=minus)
-            by_up.addmm_(_over(r[:, part], up @ plus.T), plus)
-            by_down.addmm_(_over(r[:, part], down @ minus.T), minus)
+            by_up.addmm_(safe_divide(r[:, part], up @ plus.T), plus)
+            by_down.addmm_(safe_divide(r[:, part], down @ minus.T), minus)
         return by_up.mul_(up).addcmul_(by_down, down)
 
     parts = _by_rows(relevance, (x,), product, weight.shape[1])
     return [parts, *(None for _ in call.operands[1:])]
-
-
-def _over(relevance: Tensor, total: Tensor) -> Tensor:
-    """:func:`safe_divide` by sums that are nowhere negative, written over them."""
-    dead = total <= torch.finfo(total.dtype).tiny
-    return torch.div(relevance, total.masked_fill_(dead, float("inf")), out=total)
 
 
 def linear_epsilon(epsilon: float = 1e-6) -> Callable[[Call, Tensor], Grads]:

@@ -7,6 +7,7 @@ thousand would leave the rest black, stop at the 99th percentile of |score|, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,16 @@ def tint(unit: float, strength: float = 1.0) -> tuple[int, int, int]:
     ink = POSITIVE if unit >= 0 else NEGATIVE
     rgb = np.rint(mix(ink, np.array([min(1.0, abs(unit)) * strength]))[0] * 255).astype(int).tolist()
     return (rgb[0], rgb[1], rgb[2])
+
+
+def code(rgb: Sequence[int]) -> str:
+    """Three bytes as ``#rrggbb``."""
+    return "#{:02x}{:02x}{:02x}".format(*rgb)
+
+
+def ground(unit: float) -> str:
+    """What lies behind a word of this score (-1 to 1), as ``#rrggbb``; light enough for black letters."""
+    return code(tint(unit, 0.85))
 
 
 def mix(ink: tuple[int, int, int], amount: Array) -> Array:

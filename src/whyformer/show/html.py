@@ -157,7 +157,7 @@ def _highlight(e: Explanation, anchor: str | None = None) -> str:
         mark = f' id="{anchor}-{i}"' if anchor is not None and i in starts else ""
         marked.append(
             f"{text(piece.gap)}<span{mark} title=\"{figure_of(piece.score)} · {text(tip)}\" "
-            f'style="background:{_paper(unit)};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
+            f'style="background:{colours.ground(unit)};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
         )
     return f'{strip}<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'
 
@@ -172,16 +172,12 @@ def _minimap(pieces: Sequence[Word], units: NDArray[Any], anchor: str | None) ->
         top = begin + int(np.abs(units[begin:end]).argmax())
         strongest = f"{figure_of(pieces[top].score)} · {text(short(pieces[top].text, 40))}"
         said = f"words {begin + 1} to {end}, strongest {strongest}"
-        look = f'title="{said}" style="flex:1;background:{_paper(units[top])}"'
+        look = f'title="{said}" style="flex:1;background:{colours.ground(units[top])}"'
         link = f' href="#{anchor}-{begin}" aria-label="{said}"'
         cells.append(f"<span {look}></span>" if anchor is None else f"<a{link} {look}></a>")
     way = "rtl" if right_to_left("".join(piece.text for piece in pieces)) else "ltr"
     name = 'role="group" aria-label="the whole text at a glance"' if anchor else 'aria-hidden="true"'
     return f'<div dir="{way}" {name} style="{_MINIMAP}">{"".join(cells)}</div>', set(bounds[:-1])
-
-
-def _paper(unit: float) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colours.tint(float(unit), 0.85))
 
 
 def _scale(e: Explanation, look: Look = _PLAIN) -> str:
@@ -192,10 +188,11 @@ def _scale(e: Explanation, look: Look = _PLAIN) -> str:
         return f'<div style="{_SMALL}">{note}</div>'
     steps = np.linspace(-1 if scale.signed else 0, 1, 9)
     if e.level == "token":
-        stops = [colours.tint(float(u), 0.85) for u in steps]
+        stops = [colours.ground(u) for u in steps]
     else:
-        stops = [tuple(np.rint(c * 255).astype(int).tolist()) for c in colours.paint(steps, scale.signed, look.cmap)]
-    ramp = ",".join(f"#{r:02x}{g:02x}{b:02x}" for r, g, b in stops)
+        painted = np.rint(colours.paint(steps, scale.signed, look.cmap) * 255).astype(int)
+        stops = [colours.code(c) for c in painted.tolist()]
+    ramp = ",".join(stops)
     low, high = scale.ends
     style = f"display:inline-block;width:8em;height:.7em;margin:0 .4em;background:linear-gradient(to right,{ramp})"
     bar = f'<span style="{style}"></span>'

@@ -64,7 +64,7 @@ def figure(parts: list[Section]) -> Figure:
         for box in boxes:
             x, top = _LEFT + box.x, y + box.y
             if box.unit:
-                colour = "#{:02x}{:02x}{:02x}".format(*colours.tint(box.unit, 0.85))
+                colour = colours.ground(box.unit)
                 corner = (x / _WIDTH, 1 - (top + 0.9 * _LINE) / height)
                 patch = Rectangle(corner, box.width / _WIDTH, 0.8 * _LINE / height, color=colour, linewidth=0)
                 drawing.add_artist(patch)

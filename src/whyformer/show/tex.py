@@ -79,8 +79,7 @@ def _sentence(e: Explanation) -> str:
     for piece in pieces:
         made.append(escaped(piece.gap))
         unit = float(scale.unit(np.array(piece.score)))
-        ink = "{:02X}{:02X}{:02X}".format(*colours.tint(unit, 0.85))
-        made.append(f"\\whyword{{{ink}}}{{{escaped(piece.text)}}}" if unit else escaped(piece.text))
+        made.append(_word(unit, escaped(piece.text)) if unit else escaped(piece.text))
     line = "".join(made) + escaped(rest.rstrip())
     line += "" if scale.note is None else f" \\emph{{({escaped(scale.note)})}}"
     if right_to_left("".join(piece.text for piece in pieces)):  # a primitive of LuaTeX; others set it left to right
@@ -88,7 +87,10 @@ def _sentence(e: Explanation) -> str:
     return f"{line}\\par"
 
 
+def _word(unit: float, inside: str) -> str:
+    return f"\\whyword{{{colours.ground(unit)[1:].upper()}}}{{{inside}}}"
+
+
 def _legend() -> str:
-    steps = [(u, "{:02X}{:02X}{:02X}".format(*colours.tint(u, 0.85))) for u in (-1.0, -0.5, 0.0, 0.5, 1.0)]
-    boxes = "".join(f"\\whyword{{{ink}}}{{\\hspace{{1em}}}}" for _, ink in steps)
+    boxes = "".join(_word(unit, r"\hspace{1em}") for unit in (-1.0, -0.5, 0.0, 0.5, 1.0))
     return f"\\bigskip\\noindent{{\\footnotesize against {boxes} for the class; each line by its own largest score}}\n"
