@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 import whyformer
+from whyformer.benchmarks.pixels import pixel_spec
 from whyformer.datasets import open_pictures
-from whyformer.evaluate.perturbation import FRACTIONS, accuracy_auc, removal_mask, removal_order, removed_count
-from whyformer.evaluate.pixels import pixel_spec
-from whyformer.evaluate.segmentation import SegmentationCounts, counts, mean_iou, pixel_accuracy
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_mask, removal_order, removed_count
+from whyformer.evaluate.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
+from whyformer.explanation.views import resize
 from whyformer.models import load
-from whyformer.views import resize
 
 METHODS = {
     "raw_attention": {}, "rollout": {"start_layer": 1}, "transformer_attribution": {"start_layer": 1}, "lrp": {},

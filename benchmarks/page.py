@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from whyformer.apps.web import Catalogue, Limits, serve
+from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.session import Session
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import open_picture
-from whyformer.web import Catalogue, Limits, serve
-from whyformer.web.handlers import RESULTS, Handlers
-from whyformer.web.session import Session
 
 PICTURE = Path(__file__).parents[1] / "examples" / "pictures" / "digits_37.png"
 SENTENCE = "An utterly charming film, though it drags for minute number {}."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from whyformer.evaluate.benchmarks import BENCHMARKS
+from whyformer.benchmarks import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
 DATA = ("sst2", "coco_objects", "imagenet_samples", "eraser_movies", "mnist", "bace", "meld", "imdb", "tweeteval/emotion", "tweeteval/hate", "tweeteval/sentiment")

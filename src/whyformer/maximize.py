@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, LoadError, ModelError
-from whyformer.explain import Track, _progress, find_class
+from whyformer.explaining import Track, _progress, find_class
+from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs.prepare import _undo_normalisation, prepare
 from whyformer.models.loading import opened
 from whyformer.models.structure import class_count, class_names, read_logits
-from whyformer.views import gaussian_blur
 
 _UNITS = (
     'a unit is a class (number or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '

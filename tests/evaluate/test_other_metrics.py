@@ -11,15 +11,23 @@ from scipy.stats import linregress, pearsonr, rankdata, spearmanr
 from skimage.metrics import structural_similarity
 from zoo_evaluate import tiny_vit
 
+from whyformer.benchmarks.name_bias import fill, group_difference, term_rank
 from whyformer.errors import InputError
-from whyformer.evaluate.activation import STEPS, au_mse, auac, prune_masks, reveal_masks, revealed_count, squared_change
-from whyformer.evaluate.arbitration import arbitrate, ranked_faithfulness, worst_ranks
-from whyformer.evaluate.bias import fill, group_difference, term_rank
-from whyformer.evaluate.bootstrap import bootstrap
-from whyformer.evaluate.conservation import conservation_fit
-from whyformer.evaluate.infidelity import infidelity, random_subsets
-from whyformer.evaluate.randomization import randomized_models, ranks, spearman, ssim, stages
-from whyformer.evaluate.sensitivity import class_sensitivity, max_sensitivity, relative_change
+from whyformer.evaluate.metrics.activation import (
+    STEPS,
+    au_mse,
+    auac,
+    prune_masks,
+    reveal_masks,
+    revealed_count,
+    squared_change,
+)
+from whyformer.evaluate.metrics.conservation import conservation_fit
+from whyformer.evaluate.metrics.infidelity import infidelity, random_subsets
+from whyformer.evaluate.metrics.sanity import randomized_models, ranks, spearman, ssim, stages
+from whyformer.evaluate.metrics.sensitivity import class_sensitivity, max_sensitivity, relative_change
+from whyformer.evaluate.rft import arbitrate, ranked_faithfulness, worst_ranks
+from whyformer.evaluate.statistics import bootstrap
 
 
 # -- activation --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whyformer.evaluate.perturbation import (
+from whyformer.evaluate.metrics.faithfulness import (
     FRACTIONS,
     accuracy_auc,
     aopc,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import auc, f1_score, precision_recall_curve
 
-from whyformer.evaluate.rationales import (
+from whyformer.evaluate.metrics.plausibility import (
     auprc,
     comprehensiveness,
     f1,

@@ -8,9 +8,10 @@ import torch
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
 import whyformer
+from whyformer.benchmarks.substrates import substrate
 from whyformer.errors import InputError
-from whyformer.evaluate import METRICS, evaluate, metrics
-from whyformer.evaluate.substrates import substrate
+from whyformer.evaluate import METRICS, evaluate
+from whyformer.evaluate import registry as metrics
 
 FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
                   "auac", "au_mse", "infidelity", "conservation")  # fmt: skip

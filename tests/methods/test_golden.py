@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites import deep_taylor, layerwise
-from whyformer.intercept.plan import Plan
-from whyformer.intercept.record import record
+from whyformer.composites.tables import deep_taylor, layerwise
+from whyformer.engine.probes import Plan
+from whyformer.engine.run import record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}

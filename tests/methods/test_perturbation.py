@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import whyformer
 import zoo
 from whyformer.errors import InputError, MissingExtra
+from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
-from whyformer.methods import perturbation
-from whyformer.methods.removal import patch_size
-from whyformer.views import gaussian_blur
+from whyformer.inputs.removal import patch_size
+from whyformer.methods.perturbation import removal as perturbation
 
 
 class Weights(nn.Module):

@@ -20,12 +20,12 @@ from transformers import (
 
 import whyformer
 from whyformer.errors import InputError
-from whyformer.explain import Resolver, _progress
+from whyformer.explaining import Resolver, _progress
 from whyformer.inputs import prepare
-from whyformer.methods.attention import flow_to_inputs
-from whyformer.methods.gae import normalised_excess
-from whyformer.methods.norms import mixtures_of
+from whyformer.methods.maps.gae import normalised_excess
+from whyformer.methods.maps.rollout import flow_to_inputs
 from whyformer.methods.task import Task
+from whyformer.methods.vectors.norms import mixtures_of
 from zoo import ZOO, build
 
 
@@ -281,6 +281,6 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
 def test_long_inputs_go_a_few_heads_at_a_time(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = build("bert")
     whole = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
-    monkeypatch.setattr("whyformer.rules.attention._AT_ONCE", 1)
+    monkeypatch.setattr("whyformer.rules.relevance.attention._AT_ONCE", 1)
     parts = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
     torch.testing.assert_close(torch.as_tensor(whole.scores), torch.as_tensor(parts.scores), rtol=1e-10, atol=1e-13)

@@ -237,7 +237,7 @@ def test_tokens_before_batch_give_the_same() -> None:
 
 def test_cosine_keeps_its_digits_near_zero() -> None:
     """In float32 1 − cos of two vectors 1e-5 apart would be rounding alone."""
-    from whyformer.methods.value_zeroing import _distance
+    from whyformer.methods.vectors.value_zeroing import _distance
 
     v = torch.randn(1, 1, 64)
     u = v + 1e-5 * torch.randn(1, 1, 64)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer import views
-from whyformer.composites import GRADIENT
+from whyformer.composites.tables import GRADIENT
+from whyformer.engine.probes import Plan
+from whyformer.engine.run import record
 from whyformer.errors import ModelError
-from whyformer.intercept.plan import Plan
-from whyformer.intercept.record import record
+from whyformer.explanation import views
 from whyformer.methods.task import readout_row
 from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
 from zoo import WINDOWED, ZOO, build, call

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whyformer.rules import attention, elementary
 from whyformer.rules.core import Call, Pass, Rule, Ruled
+from whyformer.rules.relevance import attention, elementary
 
 B, H, Q, K, D = 2, 2, 4, 5, 3
 SCALE = D**-0.5

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whyformer.composites import GRADIENT, LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
+from whyformer.composites.tables import GRADIENT, LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
+from whyformer.engine import operations as ops
+from whyformer.engine.probes import Plan
+from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
-from whyformer.intercept import operations as ops
-from whyformer.intercept.plan import Plan
-from whyformer.intercept.record import record
 
 B, N, D = 2, 4, 6
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from single import run_rule
-from whyformer.rules import elementary
 from whyformer.rules.core import Pass, Rule, safe_divide, unbroadcast
+from whyformer.rules.relevance import elementary
 
 ADD = Rule("add", elementary.add_plain, elementary.add_gradient)
 NORMALISED = Rule("add", elementary.add_normalised, elementary.add_gradient)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from whyformer.rules import linear
 from whyformer.rules.core import Call, Pass, Rule, Ruled
+from whyformer.rules.relevance import linear
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, int]] = [((1, 1), 1), ((1, 4), 3), ((5, 3), 7), ((2, 6, 8), 5), ((2, 3, 4, 5), 6)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from whyformer.explanation import Explanation
+from whyformer.explanation.result import Explanation
 
 
 def picture(

@@ -113,7 +113,7 @@ def test_contours_lie_where_the_map_has_their_level():
 
 @pytest.mark.parametrize("options", [{}, {"contours": 3}, {"keep": 0.2}, {"above": 0.5, "cmap": "jet"}])
 def test_strip_by_strip_or_at_once_is_the_same_picture(options, monkeypatch):
-    from whyformer.geometry import Geometry
+    from whyformer.explanation.geometry import Geometry
     from whyformer.show import painting
 
     original = Image.fromarray(torch.randint(0, 255, (300, 420, 3), dtype=torch.uint8).numpy())

@@ -12,13 +12,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+from whyformer.benchmarks.substrates import substrate
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import probabilities
-from whyformer.evaluate.substrates import substrate
-from whyformer.explanation import Explanation
+from whyformer.explanation.result import Explanation
+from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
 from whyformer.models.structure import class_names, read_logits
-from whyformer.views import resize
 
 
 @dataclass

@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.evaluate import agreement as _agreement  # noqa: F401 - fills METRICS
-from whyformer.evaluate import scoring as _scoring  # noqa: F401
 from whyformer.evaluate.case import read_case
-from whyformer.evaluate.metrics import find_metric
-from whyformer.explanation import Explanation
+from whyformer.evaluate.metrics import agreement as _agreement  # noqa: F401 - fills METRICS
+from whyformer.evaluate.metrics import scoring as _scoring  # noqa: F401
+from whyformer.evaluate.registry import find_metric
+from whyformer.explanation.result import Explanation
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def evaluate(
         model, inputs, processor, device, truncate: as for :func:`whyformer.explain`.
         explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
             size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
-        metric: a name from :func:`whyformer.evaluate.metrics.metrics`.
+        metric: a name from :func:`whyformer.evaluate.registry.metrics`.
         target: class whose probability is followed; the explained one, or else the predicted one, by default.
         batch_size: perturbed samples in one forward pass.
         **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size), ``substrate="blur"``.

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from whyformer.benchmarks.substrates import SUBSTRATES, substrate
 from whyformer.errors import InputError
-from whyformer.evaluate import perturbation
 from whyformer.evaluate.case import read_case
-from whyformer.evaluate.substrates import SUBSTRATES, substrate
-from whyformer.explanation import Explanation
+from whyformer.evaluate.metrics import faithfulness as perturbation
+from whyformer.explanation.result import Explanation
 from whyformer.inputs import prepare
 from whyformer.models.loading import opened
 

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.geometry import Geometry
+from whyformer.explanation.geometry import Geometry
+from whyformer.inputs.geometry import geometry_of
 from whyformer.inputs.pictures import MAX_PIXELS
-from whyformer.inputs.placing import geometry_of
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"

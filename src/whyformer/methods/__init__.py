@@ -1,17 +1,13 @@
 """Methods. Importing this package fills the registry."""
 
-from whyformer.methods import (  # noqa: F401 - each fills the registry
-    attention,
-    features,
-    gae,
-    gradcam_attention,
-    gradients,
-    norms,
-    perturbation,
-    propagation,
-    transformer_attribution,
-    value_zeroing,
-)
+from whyformer.methods import propagation  # noqa: F401 - each fills the registry
+from whyformer.methods.gradients import gradcam, roots  # noqa: F401
+from whyformer.methods.maps import gae, gradcam_attention, rollout, transformer_attribution  # noqa: F401
+from whyformer.methods.perturbation import removal  # noqa: F401
 from whyformer.methods.registry import METHODS, Method, find, methods
+from whyformer.methods.vectors import norms, value_zeroing  # noqa: F401
+from whyformer.rooms import make_callable
 
 __all__ = ["METHODS", "Method", "find", "methods"]
+
+make_callable(__name__, methods)

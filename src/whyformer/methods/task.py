@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.engine.probes import Plan
+from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
-from whyformer.intercept.plan import Plan
-from whyformer.intercept.record import Recording, record
 from whyformer.models.structure import find_blocks
 
 

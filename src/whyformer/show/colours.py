@@ -20,7 +20,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 Array = NDArray[Any]
 

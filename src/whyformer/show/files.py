@@ -14,7 +14,7 @@ from whyformer.show import html, image, tex
 from whyformer.show.words import target_name
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 
 def slug(*parts: str, limit: int = 80) -> str:

@@ -20,7 +20,7 @@ from whyformer.show.painting import base, drawn_size, overlay, png
 from whyformer.show.words import Word, figure_of, heading, right_to_left, short, visible, words
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 _PLAIN = Look()
 _PIXELS = 672  # longest side of a picture in a page: sharp at 260 CSS pixels on any screen, and still a small file
@@ -81,7 +81,7 @@ def text(raw: str) -> str:
 
 # -- parts -------------------------------------------------------------------------------------------------------
 def _card(e: Explanation, look: Look) -> str:
-    head = f"<div><b><bdi>{text(heading(e))}</bdi></b> <span style=\"{_SMALL}\">{text(e.method)}</span></div>"
+    head = f'<div><b><bdi>{text(heading(e))}</bdi></b> <span style="{_SMALL}">{text(e.method)}</span></div>'
     drawable = e.level != "patch" or e.grid is not None
     if e.level == "token":
         body = _highlight(e)
@@ -96,7 +96,7 @@ def _card(e: Explanation, look: Look) -> str:
 
 def _pictures(part: Section, look: Look) -> str:
     """Rows are methods, columns the classes; the picture itself stands before them."""
-    head = "".join(f"<th scope=\"col\"><bdi>{text(heading(e))}</bdi></th>" for e in _columns(part))
+    head = "".join(f'<th scope="col"><bdi>{text(heading(e))}</bdi></th>' for e in _columns(part))
     original = ""
     plain = base(part.first)
     if plain is not None:
@@ -106,7 +106,7 @@ def _pictures(part: Section, look: Look) -> str:
     rows = []
     for name, row in zip(part.methods, part.cells, strict=True):
         cells = "".join(f"<td>{_map(e, look)}</td>" if e is not None else "<td></td>" for e in row)
-        rows.append(f"<tr><th scope=\"row\">{text(name)}{_agnostic(row)}</th>{cells}</tr>")
+        rows.append(f'<tr><th scope="row">{text(name)}{_agnostic(row)}</th>{cells}</tr>')
     table = f'<table class="grid"><tr><td></td>{head}</tr>{"".join(rows)}</table>'
     return f'<section>{original}<p class="s">{_classes(part.first)}</p><div class="wide">{table}</div></section>'
 
@@ -123,7 +123,7 @@ def _sentences(part: Section, number: int) -> str:
     for column, named in enumerate(_columns(part)):
         rows = [
             f'<tr><th scope="row">{text(name)}{_agnostic(row)}</th>'
-            f'<td>{_highlight(e, f"t{number}-{column}-{i}")}{_scale(e)}</td></tr>'
+            f"<td>{_highlight(e, f't{number}-{column}-{i}')}{_scale(e)}</td></tr>"
             for i, (name, row) in enumerate(zip(part.methods, part.cells, strict=True))
             if (e := row[column]) is not None
         ]
@@ -156,7 +156,7 @@ def _highlight(e: Explanation, anchor: str | None = None) -> str:
         tip = piece.text if len(piece.parts) == 1 else " + ".join(f"{t} ({figure_of(s)})" for t, s in piece.parts)
         mark = f' id="{anchor}-{i}"' if anchor is not None and i in starts else ""
         marked.append(
-            f"{text(piece.gap)}<span{mark} title=\"{figure_of(piece.score)} · {text(tip)}\" "
+            f'{text(piece.gap)}<span{mark} title="{figure_of(piece.score)} · {text(tip)}" '
             f'style="background:{colours.ground(unit)};border-radius:3px;padding:2px 0">{text(piece.text)}</span>'
         )
     return f'{strip}<p dir="auto" style="{_TEXT}">{"".join(marked)}{text(rest)}</p>'

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 FORMATS = ("png", "svg", "pdf")
 _PIXELS = 900  # longest side of a picture in a figure

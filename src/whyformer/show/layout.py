@@ -11,7 +11,7 @@ from whyformer.errors import InputError
 from whyformer.show.words import target_name, visible
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from whyformer.show.look import Look
 from whyformer.show.words import array
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 Array = NDArray[Any]
 

@@ -19,7 +19,7 @@ from whyformer.show.words import array, figure_of, short, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 _PAGE = 12.0  # inches that the panels may take in width
 _LABELLED = 96  # the most tokens whose names are written beside a matrix

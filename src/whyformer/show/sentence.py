@@ -16,7 +16,7 @@ from whyformer.show.words import heading, right_to_left, short, visible, words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 _WIDTH, _LEFT, _MARGIN = 9.0, 2.1, 0.15  # inches: page, where sentences begin, edge
 _SIZE, _LINE, _HEAD, _FOOT = 10.0, 0.26, 0.36, 0.42  # points; inches a line, a heading, the legend

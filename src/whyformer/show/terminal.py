@@ -20,7 +20,7 @@ from whyformer.show.layout import sections
 from whyformer.show.words import Word, array, figure_of, heading, visible, words
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 _ROWS = 24  # words or patches in a plain listing
 _BAR = 16

@@ -13,7 +13,7 @@ from whyformer.show.layout import Section, sections
 from whyformer.show.words import heading, right_to_left, visible, words
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 # Braces after each name end it; those after - ' ` , ! ? keep fonts from joining two to a dash or another sign.
 _ESCAPES = str.maketrans(

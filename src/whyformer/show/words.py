@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from whyformer.explanation import Explanation
+    from whyformer.explanation.result import Explanation
 
 # Scripts written without spaces between words: a token there stays by itself.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -56,9 +56,7 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     return _merge(e.texts[sample], tokens, e.offsets[sample], scores)
 
 
-def _merge(
-    text: str, tokens: list[str], offsets: list[tuple[int, int]], scores: list[float]
-) -> tuple[list[Word], str]:
+def _merge(text: str, tokens: list[str], offsets: list[tuple[int, int]], scores: list[float]) -> tuple[list[Word], str]:
     groups: list[tuple[int, int, list[tuple[str, float]]]] = []
     for token, (begin, end), score in zip(tokens, offsets, scores, strict=True):
         # Byte-level tokenizers count the space before a word as part of its token.

@@ -1,0 +1,75 @@
+"""The ``whyformer`` command. Thin: it reads arguments, calls the library, and shows what came back.
+
+One file a verb. torch and the rest of the library are imported inside the commands, so that ``--help``, ``--version``
+and completion stay quick.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from whyformer.apps.cli import completion
+from whyformer.apps.cli.benchmarking import benchmark
+from whyformer.apps.cli.drawing import attention, perturb
+from whyformer.apps.cli.explaining import compare, explain
+from whyformer.apps.cli.listing import methods
+from whyformer.apps.cli.maximizing import maximize
+from whyformer.apps.cli.reporting import report
+from whyformer.apps.cli.schema import schema
+from whyformer.apps.cli.serving import serve_page
+
+__all__ = ["app", "main"]
+
+_EXAMPLES = """[bold]Examples[/bold]
+
+whyformer explain cat.jpg --model facebook/deit-tiny-patch16-224 --target "tiger cat" --target 243
+
+whyformer explain "A charming film, though it drags." --method transformer_attribution
+
+echo "A charming film." | whyformer explain - --json
+
+whyformer compare scene.png --target 3 --target 7 --out out
+
+whyformer perturb scene.png --target 3
+
+whyformer attention "A charming film." --matrix
+
+whyformer methods transformer_attribution
+"""
+
+app = typer.Typer(
+    name="whyformer", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+app.command(epilog=_EXAMPLES)(explain)
+app.command(epilog=_EXAMPLES)(compare)
+app.command()(attention)
+app.command()(perturb)
+app.command()(methods)
+app.command()(benchmark)
+app.command()(maximize)
+app.command()(report)
+app.command("app")(serve_page)
+app.command()(schema)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from whyformer import __version__
+
+        typer.echo(f"whyformer {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Explain what a Transformer says: which patches of a picture, which words of a sentence, made it say so."""
+
+
+def main() -> None:
+    """Entry point of the ``whyformer`` command."""
+    completion.run(app)

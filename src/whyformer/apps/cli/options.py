@@ -1,0 +1,147 @@
+"""Options that several commands share, and what their values mean."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from whyformer.apps.cli import completion
+from whyformer.errors import InputError
+
+if TYPE_CHECKING:
+    from whyformer.methods import Method
+
+FORMATS = ("png", "svg", "pdf", "html", "tex", "json")
+COMPARED = (
+    "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
+    "input_x_gradient", "integrated_gradients",
+)  # fmt: skip
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="PICTURE_OR_TEXT", help="A picture file, a .txt file, a sentence, or - for standard input."),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", metavar="ID|FOLDER",
+        help="Hub id, local folder, bundled:digits or bundled:sst2. Default: the bundled one for the kind of input.",
+        autocompletion=completion.complete_model,
+    ),
+]  # fmt: skip
+Targets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target", "-t", metavar="CLASS|ID",
+        help="Class to explain, by name or number; repeat for several. Default: what the model predicts.",
+    ),
+]  # fmt: skip
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", metavar="CLASS|ID", help="Class, by name or number. Default: what the model predicts."
+    ),
+]
+Name = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="NAME", help="A method; see: whyformer methods.", autocompletion=completion.complete_method
+    ),
+]
+Names = Annotated[
+    str,
+    typer.Option(
+        "--method", metavar="NAMES", help="A method, or several with commas between; see: whyformer methods.",
+        autocompletion=completion.complete_methods,
+    ),
+]  # fmt: skip
+SomeNames = Annotated[
+    str | None,
+    typer.Option(
+        "--method", metavar="NAMES", help="Methods, separated by commas. Default: a choice that applies.",
+        autocompletion=completion.complete_methods,
+    ),
+]  # fmt: skip
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--setting", "-s", metavar="KEY=VALUE",
+        help="A setting of the method (see: whyformer methods NAME); repeat for several.",
+        autocompletion=completion.complete_setting,
+    ),
+]  # fmt: skip
+Formats = Annotated[
+    str | None,
+    typer.Option(
+        "--format", "-f", metavar="LIST", help=f"Files to write, separated by commas: {', '.join(FORMATS)}; or none.",
+        autocompletion=completion.complete_format,
+    ),
+]  # fmt: skip
+Top = Annotated[int, typer.Option("--top", min=1, help="How many of the likeliest classes to list.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", metavar="cpu|cuda", help="Where the model runs.", autocompletion=completion.complete_device
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="TYPE", help="float32 (default), float64 or bfloat16.",
+        autocompletion=completion.complete_dtype,
+    ),
+]  # fmt: skip
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut off text that is longer than the model takes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def chosen_formats(given: str | None, default: str, kind: str = "text") -> list[str]:
+    """What ``--format`` names, each once; pictures cannot become LaTeX."""
+    wanted = [f.strip().lower() for f in (default if given is None else given).split(",") if f.strip()]
+    for one in wanted:
+        if one not in (*FORMATS, "none"):
+            raise InputError(f"unknown format '{one}': use {', '.join(FORMATS)}, or none")
+    if "tex" in wanted and kind == "image":
+        raise InputError("LaTeX is for text; a picture goes into a paper as pdf")
+    return [f for f in dict.fromkeys(wanted) if f != "none"]
+
+
+def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> list[tuple[Method, dict[str, Any]]]:
+    """The methods asked for, each with those settings it knows; all checked before a model is loaded."""
+    import whyformer
+    from whyformer.methods import find
+
+    given = dict(map(pair, setting or []))
+    if names is None:
+        known = {m.name: m for m in whyformer.methods()}
+        chosen = [known[n] for n in COMPARED if n in known and known[n].modality in ("both", kind)]
+    else:
+        chosen = [find(n.strip()) for n in dict.fromkeys(names.split(",")) if n.strip()]
+    if not chosen:
+        raise InputError("no method was named; whyformer methods lists them")
+    for key in given:
+        if not any(key in m.settings for m in chosen):
+            chosen[0].complete({key: given[key]})
+    pairs = [(m, {k: v for k, v in given.items() if k in m.settings}) for m in chosen]
+    for one, own in pairs:
+        one.complete(own)
+    return pairs
+
+
+def pair(given: str, what: str = "a setting") -> tuple[str, Any]:
+    """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
+    key, sign, value = given.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"{what} is written key=value, not '{given}'")
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return key.strip(), read(value.strip())
+    return key.strip(), {"true": True, "false": False, "none": None}.get(value.strip().casefold(), value)

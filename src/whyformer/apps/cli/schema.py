@@ -1,0 +1,53 @@
+"""``whyformer schema``: what ``--json`` prints, as a JSON Schema that is shipped with the package."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Annotated, Any
+
+import typer
+
+from whyformer.apps.cli.completion import complete_command
+from whyformer.apps.cli.options import Debug
+from whyformer.apps.cli.telling import errors_as_sentences
+from whyformer.errors import InputError
+
+SCHEMA_VERSION = 1
+"""Counts up when a key changes its meaning or goes away; a new key leaves it as it is."""
+
+
+def record(command: str, **facts: Any) -> dict[str, Any]:
+    """What a command prints with ``--json``: which command it was, and its facts."""
+    return {"schema_version": SCHEMA_VERSION, "command": command, **facts}
+
+
+def read_schema() -> dict[str, Any]:
+    """The schema of every command's output; the commands are in its ``$defs``."""
+    text = (resources.files("whyformer.cli") / "output.schema.json").read_text(encoding="utf-8")
+    made: dict[str, Any] = json.loads(text)
+    return made
+
+
+def commands_with_json() -> list[str]:
+    """Names of the commands that take ``--json``."""
+    return [entry["$ref"].rpartition("/")[2] for entry in read_schema()["oneOf"]]
+
+
+def schema(
+    command: Annotated[
+        str | None,
+        typer.Argument(metavar="COMMAND", help="Only this command's.", autocompletion=complete_command),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print the JSON Schema of what --json prints, of one command or of all."""
+    with errors_as_sentences(debug):
+        whole = read_schema()
+        if command is not None:
+            known = commands_with_json()
+            if command not in known:
+                raise InputError(f"no command '{command}' prints JSON; these do: {', '.join(known)}")
+            del whole["oneOf"]
+            whole["$ref"] = f"#/$defs/{command}"
+        typer.echo(json.dumps(whole, indent=1))

@@ -1,0 +1,216 @@
+"""Find and read what a report is made of: saved explanations and the folders of benchmarks, in any mixture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from whyformer.apps.report.material import Map, Material, Result, Skipped
+from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
+from whyformer.errors import InputError, LoadError, WhyformerError
+from whyformer.explanation.result import Explanation
+
+Track = Callable[..., Iterable[Any]]
+
+_MOST_BYTES = 256 * 2**20
+_BENCHMARK = ("report.json", "table.md", "table.csv", "curves.png", "records.jsonl")
+_FIGURES = ("measured", "low", "high", "published")
+_BESIDES = {".png", ".svg", ".pdf", ".html", ".tex", ".json"}
+"""What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
+
+
+class _NotOurs(Exception):  # noqa: N818
+    """A file of another kind; the message says of which."""
+
+
+def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Material:
+    """Everything in files and folders (with what is below them), without following links to folders.
+
+    Args:
+        leave_out: the report itself, which may lie in one of the folders.
+        track: wraps the files in a progress bar.
+
+    Raises:
+        LoadError: a source is missing or cannot be listed.
+    """
+    found = list(_files(sources, leave_out))
+    material = Material()
+    ours = {path.parent for path, _ in found if path.name == "report.json" and path.is_file()}
+    for path, name in track(found, "reading", len(found)):
+        try:
+            if path.parent in ours and path.name in _BENCHMARK[1:]:
+                continue
+            _read(path, name, material)
+        except _NotOurs as error:
+            material.skipped.append(Skipped(name, str(error)))
+        except WhyformerError as error:
+            material.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
+        except OSError as error:
+            material.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
+    shown = {Path(file).with_suffix("") for file in (m.file for m in material.maps)}
+    material.skipped = [
+        s
+        for s in material.skipped
+        if s.damaged or Path(s.file).suffix not in _BESIDES or Path(s.file).with_suffix("") not in shown
+    ]
+    return material
+
+
+def _files(sources: Sequence[Path], leave_out: Path) -> Iterator[tuple[Path, str]]:
+    """(path, name to show) of each file once, hidden ones and half-written ones left out."""
+    seen = {leave_out.resolve()}
+    for source in sources:
+        if not source.exists():
+            raise LoadError(f"no such file or folder: {source}")
+        for path in _below(source) if source.is_dir() else [source]:
+            if path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            yield path, str(path.relative_to(source)) if source.is_dir() else path.name
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise LoadError(f"cannot list {error.filename}: {error.strerror}") from error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        yield from (Path(parent) / n for n in sorted(names) if not n.startswith(".") and not n.endswith(".partial"))
+
+
+def _read(path: Path, name: str, material: Material) -> None:
+    if not path.is_file():
+        raise _NotOurs("not a regular file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise _NotOurs(f"larger than {_MOST_BYTES // 2**20} MB")
+    if path.suffix == ".safetensors":
+        material.maps += _saved(path, name)
+    elif path.suffix == ".json":
+        facts = _json(path)
+        if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
+            material.results.append(_benchmark(path, name, facts))
+        else:
+            material.maps += _printed(facts, path, name)
+    elif path.name == "table.csv":
+        material.results.append(_table(path, name))
+    elif path.name == "records.jsonl":
+        raise _NotOurs("an unfinished benchmark: run it again with the same --out to finish it")
+    else:
+        raise _NotOurs("another kind of file")
+
+
+# -- explanations ------------------------------------------------------------------------------------------------
+def _saved(path: Path, name: str) -> list[Map]:
+    """What :meth:`Explanation.save` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            facts = json.loads((file.metadata() or {}).get("whyformer", "null"))
+    except (SafetensorError, ValueError) as error:
+        raise LoadError(f"damaged: {error}") from error
+    if not isinstance(facts, dict) or "method" not in facts:
+        raise _NotOurs("tensors, but no saved explanation")
+    try:
+        e = Explanation.load(path)
+    except (TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
+        raise LoadError(f"damaged: {error}") from error
+    return _maps(e, path.stem, name, facts.get("versions"))
+
+
+def _printed(facts: Any, path: Path, name: str) -> list[Map]:
+    """What ``--format json`` wrote, or what :meth:`Explanation.to_dict` gave."""
+    if isinstance(facts, dict) and {"scores", "method", "level"} <= facts.keys():
+        return _maps(Explanation.from_dict(facts), path.stem, name, None)
+    if not isinstance(facts, dict) or facts.get("command") not in ("explain", "compare"):
+        raise _NotOurs("JSON, but no explanations in it")
+    listed = facts.get("explanations")
+    if not isinstance(listed, list):
+        raise LoadError("damaged: no list of explanations in it")
+    picture = None if facts.get("picture") is None else decoded(facts["picture"])
+    made = []
+    for one in listed:
+        e = Explanation.from_dict(one)
+        if picture is not None and len(e) == 1:
+            e = _with_picture(e, picture)
+        made += _maps(e, str(facts.get("input") or path.stem), name, facts.get("versions"))
+    return made
+
+
+def _with_picture(e: Explanation, picture: Image.Image) -> Explanation:
+    """The explanation on a picture that was kept apart from it, perhaps at another size."""
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    if e.geometry is None:
+        return replace(e, pictures=torch.from_numpy(np.array(picture))[None])
+    return replace(e, originals=[picture], geometry=[e.geometry[0].scaled((picture.height, picture.width))])
+
+
+def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Map]:
+    known = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+    titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
+    return [Map(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(e, titles, strict=True)]
+
+
+# -- benchmarks --------------------------------------------------------------------------------------------------
+def _benchmark(path: Path, name: str, facts: dict[str, Any]) -> Result:
+    curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
+    if path.name != "report.json":  # printed with --json: what lies beside it belongs to something else
+        return Result(facts, name)
+    errors: dict[tuple[str, str], int] = {}
+    count = None
+    if records.is_file():
+        count = 0
+        for line in records.read_bytes().splitlines():
+            try:
+                record = json.loads(line)
+                count += 1
+                if "error" in record:
+                    key = str(record["configuration"]), str(record["error"])
+                    errors[key] = errors.get(key, 0) + 1
+            except (ValueError, KeyError, TypeError):
+                continue  # the line that was being written when a run was killed
+    return Result(facts, name, curves.read_bytes() if curves.is_file() else None, count, errors)
+
+
+def _table(path: Path, name: str) -> Result:
+    """A ``table.csv`` without its ``report.json``: the figures are there, their conventions are not."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in _FIGURES}} for row in rows]
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        raise _NotOurs("a table, but no benchmark's") from error
+    if not figures or not {"table", "row", "column"} <= figures[0].keys():
+        raise _NotOurs("a table, but no benchmark's")
+    remark = "Only table.csv was found: the conventions behind these figures are in report.json."
+    return Result({"benchmark": path.parent.name or "table", "figures": figures, "remarks": [remark]}, name)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        if b'"schema_version"' in path.read_bytes()[:200] or path.name == "report.json":
+            raise LoadError(f"damaged: {error}") from error
+        raise _NotOurs("not valid JSON") from error
+
+
+def nothing(sources: Sequence[Path], material: Material) -> InputError:
+    """The error where there is nothing to report: what was looked for, and what was found instead."""
+    where = ", ".join(map(str, sources))
+    wanted = "saved explanations (.safetensors, or .json from --format json) and benchmarks (report.json)"
+    damaged = [s for s in material.skipped if s.damaged]
+    if damaged:
+        return InputError(f"nothing in {where} can be read; {damaged[0].file}: {damaged[0].why}")
+    others = f"{len(material.skipped)} files of other kinds are there" if material.skipped else "it is empty"
+    return InputError(f"there is nothing to report in {where}: a report is made of {wanted}, and {others}")

@@ -1,0 +1,315 @@
+"""What happens on the page: between gradio's components and the library. One instance a server, no visitor in it."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from whyformer.apps.web import controls, curves, maps, reproduce, work
+from whyformer.apps.web.catalogue import DEFAULT, Catalogue
+from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.session import Session, Source, Stopped, View
+from whyformer.errors import InputError, WhyformerError
+from whyformer.explaining import find_class
+from whyformer.methods import find, methods
+from whyformer.models import Loaded
+from whyformer.show.html import text
+from whyformer.show.words import visible
+
+_LOG = logging.getLogger("whyformer.web")
+FIRST = ("transformer_attribution",)
+CANCELLED = "Cancelled."
+RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended")
+"""The parts of the page that an explanation fills, in the order of its outputs."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the visitor has entered: the values of the page's controls, in their order there."""
+
+    kind: str
+    picture: str | None
+    sentence: str
+    model: str
+    methods: list[str]
+    classes: list[str]
+    truncate: bool
+    look: dict[str, Any]
+    settings: Any = ""
+
+    @classmethod
+    def read(cls, entered: Sequence[Any]) -> Asked:
+        """From what a browser sent, which may be anything."""
+        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, settings = entered
+        if kind not in DEFAULT:
+            raise InputError("choose a picture or a sentence")
+        path = picture.get("path") if isinstance(picture, dict) else None
+        names, wanted = ([str(v) for v in c] if isinstance(c, list) else [] for c in (methods, classes))
+        return cls(
+            kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
+            look_of(style, opacity, keep), settings,
+        )  # fmt: skip
+
+
+class Told(Exception):  # noqa: N818 - a sentence on its way to the page
+    """Work ended with something to tell the visitor."""
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """Turn what goes wrong into :class:`Told`: the library's own words, or one sentence while the log has the rest."""
+    try:
+        yield
+    except WhyformerError as error:
+        raise Told(" ".join(str(error).split())) from error
+    except Stopped as error:
+        raise Told(CANCELLED) from error
+    except (Told, GeneratorExit):
+        raise
+    except Exception as error:
+        _LOG.exception("the page failed")
+        raise Told(
+            f"Something went wrong inside whyformer ({type(error).__name__}); the log of the server says more."
+        ) from error
+
+
+def status(words: str, *, error: bool = False) -> str:
+    """A line for people and screen readers."""
+    if error:
+        return f'<p class="wf-status wf-error" role="alert">{text(visible(words))}</p>'
+    return f'<p class="wf-status" role="status">{text(visible(words))}</p>'
+
+
+@dataclass(frozen=True)
+class Handlers:
+    """The page's functions; ``uploads`` is the only folder that files are read from."""
+
+    catalogue: Catalogue
+    limits: Limits
+    uploads: Path
+
+    # -- reading what was entered --------------------------------------------------------------------------------
+    def source(self, kind: str, picture: Any, sentence: Any) -> Source:
+        if kind == "text":
+            return Source.text(self.limits.text(sentence))
+        opened = self.limits.picture(picture, self.uploads)
+        return Source.picture(opened, Path(picture).name)
+
+    def ready(self, session: Session, asked: Asked) -> tuple[Loaded, View, work.Prediction]:
+        """The model, the view without methods, and the prediction."""
+        source = self.source(asked.kind, asked.picture, asked.sentence)
+        loaded = self.catalogue.load(asked.model)
+        if loaded.modality != source.kind:
+            reads = "pictures" if loaded.modality == "image" else "text"
+            raise InputError(f"{asked.model} reads {reads}: choose another model, or give it {reads}")
+        view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
+        return loaded, view, work.predict(session, loaded, view)
+
+    def full_view(self, session: Session, asked: Asked) -> tuple[Loaded, View]:
+        """The model and everything that was asked for, checked."""
+        if not asked.methods:
+            raise InputError("choose at least one method")
+        given = controls.read_form(asked.settings)
+        for name in asked.methods:
+            find(name)
+        loaded, view, prediction = self.ready(session, asked)
+        names = dict.fromkeys(asked.methods)
+        chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
+        # labels of multi-word classes may themselves be numbers, so a number comes first
+        targets = [int(c) if str(c).isdigit() else find_class(str(c), prediction.labels) for c in asked.classes]
+        wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
+        work.check_targets(loaded, wanted)
+        if len(chosen) * len(wanted) > self.limits.maps:
+            raise InputError(
+                f"{len(chosen)} methods for {len(wanted)} classes are {len(chosen) * len(wanted)} maps; at most "
+                f"{self.limits.maps} are drawn at once: choose fewer"
+            )
+        return loaded, replace(view, methods=chosen, targets=wanted)
+
+    # -- controls ------------------------------------------------------------------------------------------------
+    def switch(self, kind: str) -> tuple[Any, ...]:
+        """Picture or sentence: the field, the model and the methods that go with it."""
+        image = kind == "image"
+        return (
+            gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image), DEFAULT[kind],
+            gr.update(choices=offered(kind)), gr.update(choices=[], value=[]), "",
+        )  # fmt: skip
+
+    def look(self, session: Session, *entered: Any) -> tuple[Any, ...]:
+        """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form."""
+        try:
+            with sentences():
+                asked = Asked.read(entered)
+                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
+                    return "", gr.update(choices=[], value=[]), gr.skip(), ""
+                _, _, prediction = self.ready(session, asked)
+        except Told as told:
+            return "", gr.update(choices=[], value=[]), gr.skip(), status(str(told), error=True)
+        choices = class_choices(prediction)
+        known = {c for _, c in choices}
+        kept = [c for c in asked.classes if c in known]
+        form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
+        return says(prediction), gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
+
+    def settings(self, session: Session, *entered: Any) -> str:
+        """The form of the methods now chosen, with what was set before."""
+        try:
+            with sentences():
+                asked = Asked.read(entered)
+                for name in asked.methods:
+                    find(name)
+                given = controls.read_form(asked.settings)
+        except Told as told:
+            return status(str(told), error=True)
+        try:
+            with sentences():
+                blocks = self.ready(session, asked)[2].blocks
+        except Told:
+            blocks = 0  # no input yet: block numbers are typed instead of slid
+        return controls.form(asked.methods, given, blocks)
+
+    # -- results -------------------------------------------------------------------------------------------------
+    def explain(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
+        """Maps as they become ready, then how far they may be believed; values of :data:`RESULTS`."""
+        session.begin()
+        began = time.monotonic()
+        try:
+            with sentences():
+                track = session.track(_teller(progress))
+                yield _shown(status=status("Reading the input …"))
+                loaded, view = self.full_view(session, Asked.read(entered))
+                results, refused, total = [], [], len(view.methods) * len(view.targets)
+                for found in work.explain(session, loaded, view, track):
+                    refused.append(found) if isinstance(found, tuple) else results.append(found)
+                    drawn = maps.board(session, results, refused, view.look)
+                    yield _shown(status=status(f"{len(results)} of {total} maps …"), board=drawn)
+                if not results:
+                    raise Told("No method gave a map; the list says why.")
+                session.view, session.results = view, results
+                done = f"{_count(len(results), 'map')} in {time.monotonic() - began:.1f} s"
+                yield _shown(
+                    status=status(f"{done}; measuring how faithful they are …"), trust="", code=recipe(view),
+                    attended="", more=gr.update(visible=True), looks=gr.update(visible=view.source.kind == "image"),
+                    block=gr.update(visible=False, value="mean"),
+                )  # fmt: skip
+                judged = []
+                for one in work.judge(session, loaded, view, results, track):
+                    judged.append(one)
+                    yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=curves.panel(judged))
+                yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."))
+        except Told as told:
+            yield _shown(status=status(str(told), error=str(told) != CANCELLED))
+
+    def again(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
+        """As ``explain``, after a change of a class or a setting; nothing before the first explanation."""
+        if session.view is None:
+            yield _shown()
+            return
+        yield from self.explain(session, *entered, progress=progress)
+
+    def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any]:
+        """The same maps with another look: nothing is computed again."""
+        if session.view is None or session.view.source.kind == "text":
+            return gr.skip(), gr.skip()
+        session.view = replace(session.view, look=look_of(style, opacity, keep))
+        return maps.board(session, session.results, (), session.view.look), recipe(session.view)
+
+    def word(self, session: Session, number: int, block: str | None) -> tuple[Any, Any]:
+        """What a word attends to, and the blocks to choose from."""
+        if session.view is None or not session.results or session.view.source.kind != "text":
+            return gr.skip(), gr.skip()
+        try:
+            with sentences():
+                loaded = self.catalogue.load(session.view.model)
+                found = work.attention(session, loaded, session.view)
+                index = int(block) if block and block.isdigit() and int(block) < len(found) else None
+                shown = maps.attended(session.results[0], found, int(number), index)
+        except Told as told:
+            return status(str(told), error=True), gr.skip()
+        choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(found)))]
+        return shown, gr.update(choices=choices, value="mean" if index is None else str(index), visible=True)
+
+    def stop(self, session: Session) -> str:
+        session.stop.set()
+        return status(CANCELLED)
+
+    def download(self, session: Session, kind: str) -> dict[str, str]:
+        """A file for the browser to save, in the answer itself: nothing is written on this machine."""
+        if session.view is None or not session.results:
+            return {}
+        name, content = reproduce.download(session, kind)
+        mime = {"png": "image/png", "html": "text/html", "json": "application/json"}[kind]
+        return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
+
+
+def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:
+    """Options of :class:`whyformer.show.look.Look` from three controls, which may hold anything."""
+    if style == "kept" and isinstance(keep, int | float):
+        return {"keep": min(1.0, max(0.01, float(keep)))}
+    look = {"opacity": min(1.0, max(0.0, float(opacity)))} if isinstance(opacity, int | float) else {}
+    return look | ({"contours": 4} if style == "contours" else {})
+
+
+# -- pieces of the page --------------------------------------------------------------------------------------------
+def offered(kind: str) -> list[tuple[str, str]]:
+    """Methods for this kind of input."""
+    return [(m.name, m.name) for m in methods() if m.modality in ("both", kind)]
+
+
+def class_choices(prediction: work.Prediction) -> list[tuple[str, str]]:
+    """The five likeliest classes first, with their probabilities, then all others by number."""
+    best = [(f"{name} ({100 * share:.1f} %)", str(i)) for i, name, share in prediction.top()]
+    first = {i for i, _, _ in prediction.top()}
+    rest = [i for i in range(len(prediction.order)) if i not in first]
+    return best + [(prediction.label(i), str(i)) for i in rest]
+
+
+def says(prediction: work.Prediction) -> str:
+    """The top five classes as bars."""
+    rows = "".join(
+        f'<li><bdi>{text(name)}</bdi><span class="wf-share"><span style="width:{100 * share:.1f}%"></span></span>'
+        f"<span>{100 * share:.1f} %</span></li>"
+        for _, name, share in prediction.top()
+    )
+    return f'<div class="wf-says"><h2>The model says</h2><ol>{rows}</ol></div>'
+
+
+def recipe(view: View) -> str:
+    """The snippet and the command line, each with a button that copies it."""
+
+    def block(name: str, code: str) -> str:
+        copy = '<button type="button" class="wf-copy">copy</button>'
+        shown = f'<pre class="wf-code" tabindex="0" role="region" aria-label="{name}"><code>{text(code)}</code></pre>'
+        return f"<h3>{name} {copy}</h3>{shown}"
+
+    return block("Python", reproduce.snippet(view)) + block("Command line", reproduce.command(view))
+
+
+def _shown(**new: Any) -> tuple[Any, ...]:
+    """New values of some of :data:`RESULTS`; the others stay as they are."""
+    return tuple(new.get(name, gr.skip()) for name in RESULTS)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _teller(progress: Any) -> Callable[[int, int | None, str], None]:
+    """Progress of long work, told a few times a second."""
+    last = 0.0
+
+    def tell(done: int, total: int | None, what: str) -> None:
+        nonlocal last
+        if progress is not None and (now := time.monotonic()) - last > 0.25:
+            last = now
+            progress((done, total) if total else None, desc=what)
+
+    return tell

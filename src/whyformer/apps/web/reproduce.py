@@ -1,0 +1,105 @@
+"""What makes exactly this view again elsewhere: a Python snippet, command lines, and files."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from whyformer.apps.cli.delivery import picture_of
+from whyformer.apps.cli.schema import record
+from whyformer.apps.web.session import Session, View
+from whyformer.explanation.versions import versions
+from whyformer.inputs.pictures import SUFFIXES
+from whyformer.show import files
+
+
+def snippet(view: View) -> str:
+    """Python that ends with ``results``, in the order shown, and the picture or page of them."""
+    calls = []
+    for name, settings in view.methods:
+        for target in view.targets:
+            more = "".join(f", {key}={value!r}" for key, value in settings.items())
+            calls.append(f"    explain({name!r}, {target}{more}),")
+    picture = view.source.kind == "image"
+    lines = ["from functools import partial", "from pathlib import Path", "", "import whyformer"]
+    lines += ["from whyformer.inputs.pictures import open_picture"] if picture else []
+    lines += ["from whyformer.models import load", "from whyformer.show import encode, figure, page", ""]
+    lines += [f"loaded = load({view.place!r})"]
+    # the name as the browser gave it: the file itself is the reader's
+    lines += [f"given = open_picture({view.source.name!r})" if picture else f"given = {view.source.content!r}"]
+    options = ", truncate=True" if view.truncate else ""
+    lines += [
+        "",
+        "",
+        "def explain(method, target, **settings):",
+        f"    run = partial(whyformer.explain, loaded.model, given, processor=loaded.processor{options})",
+        "    return run(method=method, target=target, **settings)",
+        "",
+        "",
+        "results = [",
+        *calls,
+        "]",
+    ]
+    look = "".join(f", {name}={value!r}" for name, value in view.look.items()) if picture else ""
+    lines += [f'Path("explanation.png").write_bytes(encode(figure(results{look})))']
+    lines += [f'Path("explanation.html").write_text(page(results{look}), encoding="utf-8")']
+    return "\n".join(lines) + "\n"
+
+
+def command(view: View) -> str:
+    """The same as command lines: one for all methods, or one each where two of them differ in a setting they share."""
+    if _one_line(view):
+        shared = {key: value for _, settings in view.methods for key, value in settings.items()}
+        verb = "explain" if len(view.methods) == 1 else "compare"
+        return _line(view, verb, [name for name, _ in view.methods], shared)
+    return "\n".join(_line(view, "explain", [name], settings) for name, settings in view.methods)
+
+
+def _one_line(view: View) -> bool:
+    """A setting given on the command line goes to each method that knows it, so all of those must agree."""
+    from whyformer.methods import find
+
+    given = {key for _, settings in view.methods for key in settings}
+    for key in given:
+        values = {json.dumps(s.get(key, find(n).settings[key])) for n, s in view.methods if key in find(n).settings}
+        if len(values) > 1:
+            return False
+    return True
+
+
+def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -> str:
+    parts = ["whyformer", verb]
+    source = view.source.name if view.source.kind == "image" else str(view.source.content)
+    risky = view.source.kind == "text" and _not_taken_for_text(source)
+    parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
+    parts += ["--model", view.place, "--method", ",".join(methods)]
+    for target in view.targets:
+        parts += ["--target", str(target)]
+    for key, value in settings.items():
+        parts += ["--setting", f"{key}={json.dumps(value)}"]
+    for option, value in view.look.items() if view.source.kind == "image" else ():
+        parts += ["--cover"] if option == "fade" and not value else [f"--{option}", str(value)]
+    parts += ["--truncate"] if view.truncate else []
+    parts += ["--format", "png,html,json"]
+    line = shlex.join(parts)
+    return f"printf %s {shlex.quote(source)} | {line}" if risky else line
+
+
+def _not_taken_for_text(source: str) -> bool:
+    """Whether the command line could read these words as an option, a file or a folder; then they go by a pipe."""
+    return source.startswith("-") or "\n" in source or " " not in source or source.lower().endswith((*SUFFIXES, ".txt"))
+
+
+def download(session: Session, kind: str) -> tuple[str, bytes]:
+    """(file name, content) of what is shown, as PNG, HTML or JSON; made in memory, no file is written."""
+    view = session.view
+    assert view is not None
+    title = view.source.name if view.source.kind == "image" else " ".join(str(view.source.content).split())[:100]
+    command = "explain" if len(view.methods) == 1 else "compare"
+    made = [e.to_dict() for e in session.results]
+    facts = record(command, versions=versions(), model=view.place, input=title, explanations=made)
+    facts |= picture_of(session.results) if kind == "json" else {}
+    stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
+    look = view.look if view.source.kind == "image" else {}
+    return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))

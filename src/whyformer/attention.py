@@ -1,0 +1,167 @@
+"""Every attention map of one forward pass: each block, each head, and the token × token matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.composites.tables import GRADIENT
+from whyformer.engine.probes import AttentionCall, Plan
+from whyformer.errors import InputError
+from whyformer.explaining import Resolver, Target, finish
+from whyformer.explanation.result import Explanation
+from whyformer.inputs import prepare
+from whyformer.methods.maps.aggregation import Aggregation
+from whyformer.methods.maps.rollout import with_readout
+from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.models.loading import model_name, opened
+from whyformer.models.structure import class_count, class_names
+
+MOST_VALUES = 500_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMaps:
+    """The maps of a batch.
+
+    Attributes:
+        maps: one a block, first to last, each ``[B, H, N, N]``: the row is the token that looks. Prefix tokens (CLS)
+            and special ones are included.
+        readout: ``[B, N]`` how much each row of the last block feeds the logits: one-hot for CLS, even for a mean.
+        tokens: the names of the tokens of each sample, for text.
+    """
+
+    maps: list[Tensor]
+    readout: Tensor
+    tokens: list[list[str]] | None
+    _made: Callable[[Tensor, dict[str, Any]], Explanation]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.maps)
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of the first block."""
+        return int(self.maps[0].shape[1])
+
+    def matrix(self, block: int, head: int | str = "mean", sample: int = 0) -> Tensor:
+        """``[N, N]`` who looks at whom in one block.
+
+        Args:
+            head: a head's number, or "mean", "max" or "min" over them.
+        """
+        return self._fused(block, head)[sample]
+
+    def explanation(self, block: int, head: int | str = "mean", query: int | None = None) -> Explanation:
+        """One row of the map as an explanation, to be drawn like any other.
+
+        Args:
+            head: as for :meth:`matrix`.
+            query: number of the token that looks (prefix and special tokens are counted); by default the rows that
+                feed the logits.
+        """
+        fused = self._fused(block, head)
+        settings: dict[str, Any] = {"block": block % self.blocks, "head": head}
+        if query is None:
+            return self._made(torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused), settings)
+        if not -fused.shape[1] <= query < fused.shape[1]:
+            raise InputError(f"there is no token {query}: the model sees {fused.shape[1]}, counted from 0")
+        return self._made(fused[:, query], {**settings, "query": query % fused.shape[1]})
+
+    def each_block(self, head: int | str = "mean") -> list[Explanation]:
+        """One explanation a block."""
+        return [self.explanation(block, head) for block in range(self.blocks)]
+
+    def each_head(self, block: int | None = None) -> list[Explanation]:
+        """One explanation a head of a block; without a block, of all of them, block by block."""
+        chosen = range(self.blocks) if block is None else [block]
+        return [self.explanation(b, head) for b in chosen for head in range(self.maps[b].shape[1])]
+
+    def _fused(self, block: int, head: int | str) -> Tensor:
+        if not -self.blocks <= block < self.blocks:
+            raise InputError(f"there is no block {block}: the model has {self.blocks}, counted from 0")
+        if isinstance(head, str) and head not in ("mean", "max", "min"):
+            raise InputError(f"a head is a number, or 'mean', 'max' or 'min' over them, not {head!r}")
+        return Aggregation(heads=head).fuse(self.maps[block])
+
+
+def attention_maps(
+    model: nn.Module | str,
+    inputs: Any,
+    processor: Any = None,
+    *,
+    target: Target = None,
+    gradient: bool = False,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    truncate: bool = False,
+) -> AttentionMaps:
+    """All attention maps of a prediction, in one forward pass.
+
+    ``maps.explanation(b, h)`` equals ``explain(..., "raw_attention", aggregation={"layers": b, "heads": h})``.
+
+    Args:
+        model, inputs, processor, device, dtype, truncate: as for :func:`whyformer.explain`.
+        target: as there; only for ``gradient``.
+        gradient: (A ⊙ ∂target/∂A)⁺ instead of A, so that the maps depend on the class (one backward pass more).
+
+    Raises:
+        InputError: the maps would hold more than 500 million numbers.
+        MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
+    """
+    model_known_as = model if isinstance(model, str) else model_name(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
+    labels, multi_label = class_names(model)
+    prepared = prepare(model, inputs, processor, truncate=truncate)
+    resolver = Resolver(target, labels, class_count(model), prepared.batch)
+    name = "attention_gradient" if gradient else "attention"
+    task = Task(model, prepared, resolver.callable, lambda work, *_: work, name)
+    total = 0
+
+    def counted(maps: Tensor) -> Tensor:
+        nonlocal total
+        total += maps.numel()
+        if total > MOST_VALUES:
+            raise InputError(
+                f"these attention maps hold more than {MOST_VALUES // 10**6} million numbers; explain fewer or shorter "
+                "inputs at once, or single blocks with raw_attention and its aggregation setting"
+            )
+        return maps.detach().cpu()
+
+    try:
+        with torch.inference_mode(False):
+            kept: dict[int, Tensor] = {}
+            if gradient:
+
+                def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+                    kept[index] = counted((weights * flow).clamp(min=0))
+
+                recording = task.record(Plan(GRADIENT, first=0, observe=observe))
+                recording.backward(task.seed(recording.logits))
+                if recording.readout is None:
+                    raise task.refuse("the output of its last block is unknown or does not reach the logits")
+                row = readout_row(recording.readout)
+            else:
+
+                def watch(call: AttentionCall) -> None:
+                    if call.index >= 0:
+                        kept[call.index] = counted(call.map())
+
+                recording, row = with_readout(task, Plan(GRADIENT, watch=watch))
+            maps = task.global_maps(kept, row.shape[-1])
+        logits, grid = recording.logits.detach(), recording.mode.convolution_grid
+    finally:
+        task.release()
+
+    def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
+        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, grid=grid)
+        e = finish(scores, prepared, resolver, name, settings, labels, multi_label)
+        return replace(e, model=model_known_as)
+
+    return AttentionMaps(maps, row.detach().cpu(), prepared.tokens, made)

@@ -1,0 +1,1 @@
+"""Composites: tables operation -> rule. A propagation method is one of these tables."""

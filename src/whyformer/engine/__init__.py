@@ -1,0 +1,1 @@
+"""The interception of one forward pass of an unmodified model, operation by operation."""

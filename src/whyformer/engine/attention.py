@@ -1,0 +1,234 @@
+"""Attention in the interception: found, counted, opened for observers, and followed to its output projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.engine import operations as ops
+from whyformer.engine.probes import AttentionCall, Plan, Projection
+from whyformer.rules.core import Call, Pass, Rule, Ruled
+from whyformer.rules.relevance import elementary
+from whyformer.rules.relevance.attention import attention_gradient
+
+
+class AttentionCapture:
+    """The part of the interception that knows attention; see :class:`whyformer.engine.mode.Interception`."""
+
+    plan: Plan
+    run: Pass
+    anchor: Tensor | None
+    attentions: int
+    block: int | None
+    grouped: bool
+    convolution_grid: tuple[int, ...] | None
+    attention_blocks: list[int | None]
+    norm_before: int | None
+    block_input: Tensor | None
+    projections: dict[int, Projection]
+
+    def add_root(self, tensor: Tensor) -> Tensor:
+        raise TypeError("only a whole interception has roots")
+
+    def _rule_of_attention(self) -> Rule | None:
+        """How an attention is opened, or None where it may stay as it is."""
+        if self.plan.composite.carrier == "relevance":
+            return self.plan.composite.rules["scaled_dot_product_attention"]
+        return _PLAIN_ATTENTION if self.plan.observe is not None else None
+
+    def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
+        def observe(weights: Tensor, flow: Tensor) -> None:
+            if self.plan.observe is not None and index >= 0:
+                self.plan.observe(index, self._four(weights), self._four(flow))
+
+        return observe
+
+    def _four(self, maps: Tensor) -> Tensor:
+        """``[B·H, Q, K]`` as ``[B, H, Q, K]``."""
+        if maps.dim() == 3:
+            batch = self.run.batch if maps.shape[0] % self.run.batch == 0 else 1
+            return maps.reshape(batch, -1, *maps.shape[1:])
+        return maps
+
+    def _fused_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        a = ops.bind(
+            "query key value attn_mask dropout_p is_causal scale enable_gqa", args, kwargs,
+            attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
+        )  # fmt: skip
+        q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
+        index = self._count_attention()
+        scale = q.shape[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
+        options = {"is_causal": a["is_causal"], "scale": a["scale"], "enable_gqa": a["enable_gqa"]}
+        carries = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+        begin = self._begins(index, carries)
+        carries = carries or begin
+        rule = self._rule_of_attention() if carries else None
+        if rule is None:
+            rules = self.plan.composite.rules
+            if carries and "scaled_dot_product_attention" in rules:
+                output = rules["scaled_dot_product_attention"](func, (q, k, v), {"attn_mask": mask, **options})
+            elif self.plan.watch is None and self.plan.edit_mixture is None:
+                output = func(q, k, v, attn_mask=mask, **options)
+            else:
+                full = causal_mask(q, k) if a["is_causal"] else mask
+                key, value = _match_heads(q, k, v)
+                call = AttentionCall(index, self.block, q, key, value, full, scale)
+                if self.plan.watch is not None:
+                    self.plan.watch(call)
+                if self.plan.edit_mixture is not None:
+                    return self.plan.edit_mixture(call.map(), value, call.map() @ value)
+                # where the watcher asked for the map, the product with the values is all that is left to do
+                output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
+            return output
+        info = {
+            "mask": causal_mask(q, k) if a["is_causal"] else mask,
+            "scale": scale,
+            "observe": self._observer(index),
+            "by_heads": self.plan.by_heads,
+        }
+        key, value = _match_heads(q, k, v)
+        options["enable_gqa"] = False
+
+        def compute(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
+            return func(q, k, v, attn_mask=mask, **options)
+
+        operands = (q, key, value, self.anchor) if begin else (q, key, value)
+        return Ruled.apply(rule, self.run, compute, info, *operands)
+
+    def _written_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A·V of an attention whose map the model computed itself; A is observed on its way."""
+        weights, v = args[:2]
+        index = self._count_attention()
+        carries = torch.is_grad_enabled() and (weights.requires_grad or v.requires_grad)
+        begin = self._begins(index, carries)
+        carries = carries or begin
+        if carries and self._rule_of_attention() is not None:
+            operands = (weights, self.anchor) if begin else (weights,)
+            info = {"observe": self._observer(index)}
+            weights = Ruled.apply(_OBSERVE, self.run, lambda w, *_: w, info, *operands)
+        if not carries:
+            with torch.no_grad():
+                output = func(weights, v, *args[2:], **kwargs)
+        elif self.plan.composite.carrier == "relevance":
+            output = Ruled.apply(
+                self.plan.composite.rules["matmul"] if v.requires_grad else _HALVED, self.run, func, {}, weights, v
+            )
+        else:
+            output = func(weights, v, *args[2:], **kwargs)
+        if self.plan.watch is not None:
+            call = AttentionCall(index, self.block, None, None, self._four(v), weights=self._four(weights))
+            self.plan.watch(call)
+        return output if self.plan.edit_mixture is None else self.plan.edit_mixture(weights, v, output)
+
+    def _begins(self, index: int, carries: bool) -> bool:
+        """Whether the graph begins at this attention's map: the first asked for, and any later one that nothing reaches
+        yet (a decoder's own attention)."""
+        return torch.is_grad_enabled() and self.plan.first is not None and index >= self.plan.first and not carries
+
+    def _count_attention(self) -> int:
+        """Position among the attentions of the blocks; −1 for one outside them (a pooling head, another tower)."""
+        if self.grouped and self.block is None:
+            return -1
+        index, self.attentions = self.attentions, self.attentions + 1
+        self.attention_blocks.append(self.block)
+        if self.block in self.plan.features and self.norm_before != self.block and self.block_input is not None:
+            self.add_root(self.block_input)  # post-norm block: nothing is normalised before its attention
+            self.block_input = None
+        return index
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Mark attention maps, and remember the grid of the first convolution."""
+        if name == "softmax" and isinstance(result, Tensor) and result.dim() in (3, 4):
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            if axis in (-1, result.dim() - 1):
+                result._whyformer_map = True  # type: ignore[attr-defined]
+        elif name in ops.VIEWS and args and is_map(args[0]) and isinstance(result, Tensor) and result.dim() in (3, 4):
+            if name != "__getitem__" or result.shape == args[0].shape:
+                result._whyformer_map = True  # type: ignore[attr-defined]
+        elif name == "conv2d" and self.convolution_grid is None:
+            self.convolution_grid = tuple(result.shape[-2:])
+        elif (
+            name in ops.NORMS
+            and self.block is not None
+            and self.block not in self.attention_blocks
+            and self.norm_before != self.block
+        ):
+            self.norm_before = self.block
+            if self.block in self.plan.features:
+                self.add_root(result)
+        if self.plan.project is not None:
+            self._follow_mixture(name, args, kwargs, result)
+        return result
+
+    def _follow_mixture(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow an attention's output to the layer that projects it, and on to a post-norm after the residual sum."""
+        source = next((a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
+        if source is None or not isinstance(result, Tensor):
+            return
+        stage, index = source._whyformer_mixed
+        if stage == "mixed" and name in ("linear", "addmm"):
+            weight, bias = (
+                (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
+            )
+            self.projections[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
+            result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
+        elif name in ops.VIEWS or (stage == "projected" and name == "add"):
+            result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
+        elif (
+            stage == "summed"
+            and name == "layer_norm"
+            and self.block == self.attention_blocks[index]  # else it begins the next block
+            and self.block != self.norm_before
+        ):
+            a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
+            projection = self.projections[index]
+            weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
+            projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
+
+
+def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:
+    call.info["observe"](call.operands[0], flow)
+    return [flow, *(torch.zeros_like(a) for a in call.operands[1:])]
+
+
+def _halved(call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
+    return elementary.product_halved(call, relevance)
+
+
+def _gradient_only(call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
+    raise TypeError("this composite carries multipliers, not relevance")
+
+
+_PLAIN_ATTENTION = Rule("attention", _gradient_only, attention_gradient)
+_OBSERVE = Rule("attention map", _observed, _observed, books=False)
+_HALVED = Rule("product", _halved)
+
+
+def causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """True where a query may look: the lower triangle, as ``is_causal`` of the fused kernels."""
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+
+
+def _match_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values repeated for grouped queries."""
+    if query.dim() < 4 or query.shape[-3] == key.shape[-3]:
+        return key, value
+    repeats = query.shape[-3] // key.shape[-3]
+    return key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+
+
+def is_map(value: Any) -> bool:
+    return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)
+
+
+def tensors(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(v for v in value if isinstance(v, Tensor))
+    return found

@@ -1,0 +1,1 @@
+"""Metrics: each formula with its row of the registry."""

@@ -1,0 +1,291 @@
+"""Arbitration: choose among explanations by measured faithfulness (Mylonas, Mollas, Tsoumakas 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+from whyformer.evaluate.criteria import CRITERIA, Goal, measure, split
+from whyformer.explaining import Resolver, Target, _progress, explain
+from whyformer.explanation.result import Explanation
+from whyformer.inputs import Inputs, prepare
+from whyformer.inputs.removal import Removal, removal
+from whyformer.methods import find
+from whyformer.methods.task import Task
+from whyformer.models.loading import opened
+from whyformer.models.structure import class_count, class_names
+from whyformer.targets import Probability
+
+Candidate = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any] | Explanation
+MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
+MEAN_BASELINE = ("raw_attention", {"aggregation": {"heads": "mean", "layers": "mean", "rows": "readout"}})
+
+
+@dataclass(frozen=True, eq=False)
+class Arbitration:
+    """The outcome of :func:`arbitrate`. Axis letters: M candidates, B samples, K labels (1 but in "prime" and "label").
+
+    Attributes:
+        explanations: the chosen explanation of each sample, for its target.
+        candidates: a readable name of each candidate.
+        winners: ``[B, K]`` which candidate was chosen.
+        selection, heldout: ``[M, B, K]`` score of each candidate on the part that chooses and on the part held out.
+        choosing, reported: ``[B]`` samples that the choice is made on and that the score is over (all but in "batch").
+        score: the reported score: mean of the chosen candidates' held-out scores.
+        labels: ``[B, K]`` the classes that the scores are for, the target first; −1 for a custom target.
+        by_label: for each sample, class -> chosen explanation.
+        cost: forwards spent on perturbed inputs, what they would be without sharing, and the clean ones.
+    """
+
+    explanations: list[Explanation]
+    candidates: list[str]
+    winners: Tensor
+    selection: Tensor
+    heldout: Tensor
+    choosing: Tensor
+    reported: Tensor
+    score: float
+    labels: Tensor
+    by_label: list[dict[int, Explanation]]
+    criterion: str
+    mode: str
+    higher_is_better: bool
+    cost: dict[str, int]
+    settings: dict[str, Any]
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each candidate: mean score on both parts, and how often it was chosen."""
+        rows = []
+        for m, name in enumerate(self.candidates):
+            selection, heldout = self.selection[m, self.choosing].mean(), self.heldout[m, self.reported].mean()
+            chosen = int((self.winners == m).sum())
+            rows.append({"candidate": name, "selection": float(selection), "heldout": float(heldout), "chosen": chosen})
+        return rows
+
+    def __str__(self) -> str:
+        width = max(len(n) for n in self.candidates)
+        better = "higher" if self.higher_is_better else "lower"
+        lines = [f"{self.criterion} ({better} is better), mode {self.mode}: {self.score:.4f} on the part held out"]
+        lines.append(f"{'candidate':{width}}  selection  held out  chosen")
+        for r in self.table():
+            lines.append(f"{r['candidate']:{width}}  {r['selection']:9.4f}  {r['heldout']:8.4f}  {r['chosen']:6d}")
+        lines.append(f"{self.cost['perturbed']} perturbed forwards; {self.cost['unshared']} without sharing")
+        return "\n".join(lines)
+
+
+def arbitrate(
+    model: nn.Module | str,
+    inputs: Any,
+    candidates: Sequence[Candidate],
+    criterion: str = "rft",
+    *,
+    mode: str = "instance",
+    holdout: float = 0.5,
+    seed: int = 0,
+    processor: Any = None,
+    target: Target = None,
+    baseline: str | None = None,
+    fill_id: int | None = None,
+    patch: int | None = None,
+    labels: int = 10,
+    batch_size: int = 16,
+    progress: bool = False,
+    truncate: bool = False,
+) -> Arbitration:
+    """Measure candidate explanations by what happens when their features are taken out, and choose.
+
+    Each sample's features (patches, or tokens but special ones) are split at random into a part that chooses and a part
+    held out. A criterion looks at one part at a time: only its features are taken out, and only they are ranked. So the
+    reported score is not measured on what made the choice. Each perturbed input runs once for all candidates.
+
+    Args:
+        model, inputs, processor, target, truncate: as in :func:`whyformer.explain`. For a class the criterion watches
+            its probability (softmax, or sigmoid where classes do not exclude one another), for a callable its value.
+        candidates: method names, (name, settings), mappings {"method": name, setting: value}, or finished explanations
+            of the same inputs.
+        criterion: "rft" (see :func:`whyformer.evaluate.criteria.rft`; higher is better), "deletion" (area under the
+            output while the most relevant 10, 20 ... 100 % are taken out, trapezoids from the clean output; lower is
+            better) or "comprehensiveness" (mean drop of the output without the most relevant 1, 5, 10, 20, 50 %;
+            higher is better).
+        mode: "instance" (the best for each sample), "class" (the best on average for each explained class), "dataset"
+            (the best on average), "mean_baseline" (no choice: attention averaged over heads and blocks, readout row,
+            added to the candidates). As in the paper: "batch" (the best on some of the samples, used for all; scored
+            on the other samples), "prime" (each sample's best on average over the classes), "label" (the best for each
+            sample and class). The paper's code takes "prime" along the wrong axis (methods.md §4.2); this does not.
+        holdout: share of the features (in mode "batch": of the samples) held out. With 0 nothing is: the same features
+            choose and score, as in the paper, and the score is too good.
+        seed: of the split, which does not depend on a sample's place in the batch (but in mode "batch").
+        baseline, fill_id, patch: what stands in for a feature, see method ``occlusion``;
+            the default for text is [UNK] (then [MASK], [PAD], deletion), for pictures 0 in model space.
+        labels: in "prime" and "label", so many classes a sample at most: the target, then the highest logits.
+        batch_size: perturbed forwards at once.
+
+    Raises:
+        InputError: an unknown candidate, criterion, mode or setting, or a finished explanation of something else.
+    """
+    _check(criterion, mode, holdout, labels, batch_size)
+    model, processor = opened(model, processor)
+    entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
+    if not entries:
+        raise InputError("there are no candidates to choose from")
+    prepared = prepare(model, inputs, processor, truncate=truncate)
+    names, several = class_names(model)
+    resolver = Resolver(target, names, class_count(model), prepared.batch)
+    task = Task(model, prepared, resolver.callable, _progress(progress), "arbitrate")
+    removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
+    logits = task.forward()
+    wanted, goals = _goals(resolver, logits, mode, labels, several)
+    work = task.progress(entries, "explaining", len(entries))
+    explained = [_explained(entry, model, prepared, target, wanted, resolver) for entry in work]
+    scores = [[_on_features(e, removed) for e in listed] for listed in explained]
+    part = 0.0 if mode == "batch" else holdout
+    parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
+    (selection, heldout), cost = measure(task, removed, CRITERIA[criterion], scores, goals, parts, logits, batch_size)
+    sign = 1 if CRITERIA[criterion].higher_is_better else -1
+    winners, choosing, reported = _choose(sign * selection, wanted, mode, holdout, seed)
+    by_label = [
+        {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(wanted[b])} for b in range(prepared.batch)
+    ]
+    return Arbitration(
+        explanations=[found[int(wanted[b, 0])] for b, found in enumerate(by_label)],
+        candidates=_titles(entries),
+        winners=winners,
+        selection=selection,
+        heldout=heldout,
+        choosing=choosing,
+        reported=reported,
+        score=float(heldout.gather(0, winners[None])[0][reported].mean()),
+        labels=wanted,
+        by_label=by_label,
+        criterion=criterion,
+        mode=mode,
+        higher_is_better=sign > 0,
+        cost={**cost, "clean": prepared.batch},
+        settings={"holdout": holdout, "seed": seed, "baseline": removed.baseline, "labels": wanted.shape[1]},
+    )
+
+
+def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
+    for what, value, known in (("criterion", criterion, CRITERIA), ("mode", mode, MODES)):
+        if value not in known:
+            raise InputError(f"arbitrate: {what} must be one of {', '.join(known)}, not {value!r}")
+    if isinstance(holdout, bool) or not 0 <= holdout < 1:
+        raise InputError(f"arbitrate: holdout must be a number from 0 up to (not including) 1, not {holdout!r}")
+    for what, count in (("labels", labels), ("batch_size", batch_size)):
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"arbitrate: {what} must be a whole number of at least 1, not {count!r}")
+
+
+# -- candidates ----------------------------------------------------------------------------------------------------
+def _entry(candidate: Candidate) -> Explanation | tuple[str, dict[str, Any]]:
+    if isinstance(candidate, Explanation):
+        return candidate
+    if isinstance(candidate, str):
+        candidate = (candidate, {})
+    elif isinstance(candidate, Mapping):
+        settings = dict(candidate)
+        candidate = (settings.pop("method", None), settings)
+    if not (isinstance(candidate, tuple) and len(candidate) == 2 and isinstance(candidate[0], str)):
+        kinds = 'a method name, (name, settings), {"method": name, ...} or an Explanation'
+        raise InputError(f"a candidate is {kinds}, not {candidate!r}")
+    find(candidate[0]).complete(dict(candidate[1]))
+    return candidate[0], dict(candidate[1])
+
+
+def _titles(entries: Sequence[Explanation | tuple[str, dict[str, Any]]]) -> list[str]:
+    found: list[str] = []
+    for entry in entries:
+        name, settings = (f"given {entry.method}", {}) if isinstance(entry, Explanation) else entry
+        title = name + (f"({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else "")
+        again = sum(t == title or t.startswith(title + " #") for t in found)
+        found.append(f"{title} #{again + 1}" if again else title)
+    return found
+
+
+def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: bool) -> tuple[Tensor, list[Goal]]:
+    """(classes ``[B, K]``, target first; what the criterion watches for each of the K)."""
+    several = several or logits.shape[-1] == 1
+    index = resolver.indices(logits).cpu()
+    if mode not in ("prime", "label"):
+        own = resolver.target if callable(resolver.target) else Probability(index.tolist(), several)
+        return index[:, None], [own]
+    if callable(resolver.target):
+        raise InputError(f"arbitrate: mode '{mode}' compares classes, so the target must be a class, not a callable")
+    first = logits.cpu().scatter(1, index[:, None], float("inf"))
+    wanted = first.argsort(dim=1, descending=True, stable=True)[:, :labels]
+    return wanted, [Probability(column.tolist(), several) for column in wanted.T]
+
+
+def _explained(
+    entry: Any, model: nn.Module, inputs: Inputs, target: Target, wanted: Tensor, resolver: Resolver
+) -> list[Explanation]:
+    """The candidate's explanation for each of the K classes; one that is the same for all classes is made once."""
+    if isinstance(entry, Explanation):
+        name, classes = f"the finished explanation by {entry.method}", wanted[:, 0].tolist()
+        if len(entry) != inputs.batch:
+            raise InputError(f"{name} is of {len(entry)} samples, and the inputs are {inputs.batch}")
+        specific = entry.diagnostics.get("class_specific", True) and not callable(resolver.target)
+        if specific and entry.target.tolist() != classes:
+            raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
+        return [entry] * wanted.shape[1]
+    method, settings = entry
+    made = [explain(model, inputs, method, target if wanted.shape[1] == 1 else wanted[:, 0].tolist(), **settings)]
+    for k in range(1, wanted.shape[1]):
+        specific = made[0].diagnostics.get("class_specific", True)
+        made.append(explain(model, inputs, method, wanted[:, k].tolist(), **settings) if specific else made[0])
+    return made
+
+
+def _on_features(explanation: Explanation, removed: Removal) -> Tensor:
+    """Scores ``[B, P]`` over the features that are taken out; pixels and other grids are averaged over each cell."""
+    scores = explanation.scores.double()
+    if removed.cell is not None and explanation.level != "token" and explanation.grid != removed.grid:
+        height, width = removed.inputs.tensor.shape[-2:]
+        maps = explanation.heatmap((height, width)).double()
+        scores = nn.functional.avg_pool2d(maps[:, None], removed.cell, ceil_mode=True).flatten(1)
+    if scores.shape != removed.features.shape:
+        raise InputError(
+            f"the explanation by {explanation.method} has {explanation.level} scores {list(explanation.scores.shape)}, "
+            f"and the inputs have {removed.features.shape[1]} features a sample"
+        )
+    return scores
+
+
+# -- choosing -----------------------------------------------------------------------------------------------------
+def _choose(good: Tensor, labels: Tensor, mode: str, holdout: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(winners ``[B, K]``, samples ``[B]`` that choose and that are reported) from ``[M, B, K]``, higher is better.
+
+    Of equal candidates the first one wins.
+    """
+    _, batch, count = good.shape
+    everyone = torch.ones(batch, dtype=torch.bool)
+    if mode in ("instance", "label"):
+        return _best(good), everyone, everyone
+    if mode == "prime":
+        return _best(good.mean(-1))[:, None].expand(-1, count), everyone, everyone
+    if mode == "mean_baseline":
+        return torch.full((batch, count), len(good) - 1), everyone, everyone
+    if mode == "class":
+        winners = torch.zeros(batch, count, dtype=torch.long)
+        for label in labels[:, 0].unique():
+            same = labels[:, 0] == label
+            winners[same] = _best(good[:, same].mean(1))
+        return winners, everyone, everyone
+    choosing, reported = everyone, everyone
+    if mode == "batch":
+        if batch < 2:
+            raise InputError('arbitrate: mode "batch" chooses on some samples for the others, so it needs at least 2')
+        chosen, other = split(list(range(batch)), holdout, seed)
+        choosing, reported = torch.zeros(2, batch, dtype=torch.bool)
+        choosing[chosen], reported[other] = True, True
+    return _best(good[:, choosing].mean(1)).expand(batch, count), choosing, reported
+
+
+def _best(good: Tensor) -> Tensor:
+    """argmax over axis 0; the first among equals (torch.argmax does not promise that)."""
+    return (good == good.amax(0)).long().cumsum(0).cumsum(0).eq(1).long().argmax(0)

@@ -1,0 +1,196 @@
+"""Taking features out of an input: what stands in for them, and the forward passes that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+from whyformer.explanation.views import gaussian_blur
+from whyformer.inputs import Inputs
+
+if TYPE_CHECKING:
+    from whyformer.methods.task import Task
+
+PICTURE_BASELINES = ("zero", "mean", "blur")
+TEXT_BASELINES = ("mask", "unk", "pad", "delete")
+MAX_CELLS = 2048
+Job = tuple[int, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How features of an input are taken out.
+
+    Attributes:
+        features: ``[B, P]`` True at features that may be taken out (no special tokens, no padding).
+        grid, cell: (rows, columns) of cells and (height, width) of one in pixels, for pictures.
+        baseline: what stands in for a feature, by name.
+        filler: pixels ``[B, C, H, W]``, vectors ``[B, N, D]``, or a token id.
+    """
+
+    inputs: Inputs
+    features: Tensor
+    baseline: str
+    filler: Any
+    grid: tuple[int, int] | None = None
+    cell: tuple[int, int] | None = None
+
+    def without(self, jobs: Sequence[Job]) -> Inputs:
+        """One row for each job (sample, features to take out)."""
+        device = self.inputs.tensor.device
+        samples = torch.tensor([sample for sample, _ in jobs], device=device)
+        gone = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
+        for i, (_, features) in enumerate(jobs):
+            gone[i, list(features)] = True
+        gone = gone.to(device)
+        chosen = self.inputs.select(samples)  # type: ignore[arg-type]
+        x = chosen.tensor
+        if self.grid is not None and self.cell is not None:
+            area = gone.reshape(-1, *self.grid).repeat_interleave(self.cell[0], 1).repeat_interleave(self.cell[1], 2)
+            area = area[:, : x.shape[-2], : x.shape[-1]]
+            area = area.reshape(len(jobs), *[1] * (x.dim() - 3), *area.shape[1:])
+            return chosen.with_tensor(torch.where(area, self.filler[samples], x))
+        if self.baseline == "delete":
+            return self._delete(chosen, gone)
+        if x.dim() == 3:
+            return chosen.with_tensor(torch.where(gone[..., None], self.filler[samples], x))
+        return chosen.with_tensor(x.masked_fill(gone, self.filler))
+
+    def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
+        """The other tokens move up, padding comes on the side where padding is, and columns of padding alone go."""
+        mask = chosen.mask if chosen.mask is not None else torch.ones_like(gone)
+        left = self.inputs.mask is not None and not bool(self.inputs.mask[:, 0].all())
+        order = torch.argsort(~gone if left else gone, dim=1, stable=True)
+        gone = gone.gather(1, order)
+        mask = mask.gather(1, order) & ~gone
+        columns = mask.any(0).nonzero()[:, 0] if bool(mask.any()) else order.new_zeros(1)
+
+        def move(name: str, value: Any) -> Any:
+            if not isinstance(value, Tensor) or value.shape != gone.shape:
+                return value
+            return (value if name == "position_ids" else value.gather(1, order))[:, columns]
+
+        moved = {k: move(k, v) for k, v in chosen.kwargs.items()}
+        ids = chosen.tensor.gather(1, order).masked_fill(gone, self.filler)[:, columns]
+        moved["attention_mask"] = mask[:, columns].to(torch.long)
+        return replace(chosen, kwargs=moved, mask=mask[:, columns]).with_tensor(ids)
+
+
+def removal(
+    task: Task,
+    baseline: str | None = None,
+    *,
+    fill_id: int | None = None,
+    patch: int | None = None,
+    window: int = 1,
+    prefer: Sequence[str] = TEXT_BASELINES[:3],
+) -> Removal:
+    """The way to take features out of the task's input; settings as in :func:`occlusion`.
+
+    Raises:
+        InputError: a baseline that this input or its tokenizer does not have.
+    """
+    inputs, x = task.inputs, task.inputs.tensor
+    if inputs.modality == "text":
+        name, token = _text_filler(task, baseline, fill_id, prefer)
+        features = torch.ones_like(x, dtype=torch.bool)
+        for known, wanted in ((inputs.mask, True), (inputs.special, False)):
+            if known is not None and known.shape == x.shape:
+                features &= known if wanted else ~known
+        return Removal(inputs, features.cpu(), name, token)
+    name = baseline or "zero"
+    allowed = PICTURE_BASELINES if inputs.modality == "image" else PICTURE_BASELINES[:2]
+    if name not in allowed or fill_id is not None:
+        kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
+        given = f"baseline {name!r}" if name not in allowed else "fill_id"
+        raise InputError(f"{task.method}: {given} is not for {kind}; its baselines are {', '.join(allowed)}")
+    if inputs.modality != "image":
+        filler = torch.zeros_like(x) if name == "zero" else x.mean(1, keepdim=True).expand_as(x)
+        return Removal(inputs, torch.ones(x.shape[:2], dtype=torch.bool), name, filler)
+    height, width = x.shape[-2:]
+    cell = (patch, patch) if patch is not None else patch_size(task.model)
+    while patch is None and math.ceil(height / cell[0]) * math.ceil(width / cell[1]) > MAX_CELLS:
+        cell = (2 * cell[0], 2 * cell[1])
+    grid = (math.ceil(height / cell[0]), math.ceil(width / cell[1]))
+    if name == "blur":
+        filler = gaussian_blur(x, float(max(cell) * window))
+    else:
+        filler = torch.zeros_like(x) if name == "zero" else x.mean((-2, -1), keepdim=True).expand_as(x)
+    return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
+
+
+def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
+    known, method = dict(task.inputs.fill_ids), task.method
+    if fill_id is not None:
+        if baseline is not None:
+            raise InputError(f"{method}: give baseline or fill_id, not both")
+        size = getattr(getattr(task.model, "config", None), "vocab_size", None)
+        if isinstance(size, int) and fill_id >= size:
+            raise InputError(f"{method}: fill_id={fill_id} is outside the model's vocabulary of {size}")
+        return "fill_id", fill_id
+    if baseline is None:
+        masked = ["delete"] if "attention_mask" in task.inputs.kwargs else []
+        baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
+    if baseline == "delete":
+        if "attention_mask" not in task.inputs.kwargs:
+            raise InputError(f"{method}: deleting tokens needs an attention_mask among the inputs, as tokenizers add")
+        pad = getattr(getattr(task.model, "config", None), "pad_token_id", None)
+        return baseline, known.get("pad", pad if isinstance(pad, int) else 0)
+    have = ", ".join(known) or "none"
+    if baseline is None:
+        raise InputError(
+            f"{method}: which token may stand for 'nothing here' is unknown, for there is neither a tokenizer with a "
+            "mask, unknown or padding token nor an attention_mask among the inputs: give a token's id, fill_id=..."
+        )
+    if baseline not in TEXT_BASELINES:
+        raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(TEXT_BASELINES)}")
+    if baseline not in known:
+        reason = f"the tokenizer has no {baseline} token (it has: {have})" if known else "there is no tokenizer"
+        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id, fill_id=...")
+    return baseline, known[baseline]
+
+
+def patch_size(model: nn.Module) -> tuple[int, int]:
+    """(height, width) of a patch in pixels: from the config (Hugging Face) or the model (timm, torchvision), or 16."""
+    config = getattr(model, "config", None)
+    for owner in (config, getattr(config, "vision_config", None), getattr(model, "patch_embed", None), model):
+        size = getattr(owner, "patch_size", None)
+        if isinstance(size, int) and size > 0:
+            return size, size
+        if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(s, int) for s in size):
+            return size[-2], size[-1]
+    return 16, 16
+
+
+def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size: int, description: str) -> Tensor:
+    """``[len(jobs), C]`` logits of the input with each job's features taken out, ``batch_size`` rows at a time."""
+    chunks = [jobs[i : i + batch_size] for i in range(0, len(jobs), batch_size)]
+    found = [task.forward(removed.without(chunk)) for chunk in task.progress(chunks, description, len(chunks))]
+    return torch.cat(found) if found else torch.zeros(0)
+
+
+def values_of(target: Callable[[Tensor], Tensor], rows: Tensor, samples: Sequence[int], logits: Tensor) -> Tensor:
+    """``[M]`` the target of each row ``[M, C]``, where row i is a changed copy of sample ``samples[i]``.
+
+    A target may hold one class a sample, so each row is put in its sample's place among the clean logits ``[B, C]``.
+    """
+    place = torch.tensor(list(samples), device=rows.device)
+    turns: dict[int, int] = {}
+    turn = []
+    for sample in samples:
+        turn.append(turns.get(sample, 0))
+        turns[sample] = turn[-1] + 1
+    order = torch.tensor(turn, device=rows.device)
+    values = rows.new_zeros(len(rows))
+    for k in range(max(turns.values(), default=0)):
+        now = order == k
+        table = logits.clone()
+        table[place[now]] = rows[now]
+        values[now] = target(table)[place[now]].to(values.dtype)
+    return values

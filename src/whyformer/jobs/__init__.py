@@ -1,0 +1,1 @@
+"""Many inputs: records that survive a fault."""

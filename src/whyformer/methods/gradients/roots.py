@@ -1,0 +1,257 @@
+"""Methods that need only gradients of the input: pixels, or what enters the first block for text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whyformer.composites.tables import GRADIENT, Composite
+from whyformer.engine.probes import Plan
+from whyformer.engine.run import Recording
+from whyformer.errors import InputError
+from whyformer.explanation.views import gaussian_blur
+from whyformer.inputs import Inputs
+from whyformer.methods.registry import FLAG, at_least, method, one_of
+from whyformer.methods.task import Scores, Task
+
+NORMS = ("l2", "l1", "max", "sum")
+BASELINES = ("zero", "mean", "blur", "pad", "mask", "unk")
+
+
+def explain_root(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, list[Tensor]]:
+    """(recording, what arrives at the input): pixels, vectors, or for token ids what enters the first block."""
+    recording = task.record(Plan(composite), **_root(task.inputs))
+    return recording, recording.backward(task.seed(recording.logits), relevance=relevance)
+
+
+def _root(inputs: Inputs) -> dict[str, Any]:
+    if inputs.modality == "text":
+        return {"root": "embedding"}
+    return {"root": "input", "root_input": inputs.scored}
+
+
+def reduce(inputs: Inputs, values: Tensor, norm: str) -> tuple[Tensor, str]:
+    """Over channels ``[B, C, H, W]`` -> pixels, or over the width ``[B, N, D]`` -> tokens; (scores, kind)."""
+    if inputs.modality == "image" and values.dim() == 5:  # frames of a video count as channels
+        values = values.flatten(1, 2)
+    axis, kind = (1, "pixel") if inputs.modality == "image" else (-1, "token")
+    if norm == "sum":
+        return values.sum(axis), kind
+    if norm == "max":
+        return values.abs().amax(axis), kind
+    return (values.norm(dim=axis) if norm == "l2" else values.abs().sum(axis)), kind
+
+
+def multiply(task: Task, recording: Recording, flow: Tensor, norm: str = "sum") -> Scores:
+    """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
+    product = recording.roots[0].detach() * flow
+    values, kind = reduce(task.inputs, product, norm)
+    target = task.value(recording.logits.detach()).double()
+    total = reduce(task.inputs, product, "sum")[0].flatten(1).sum(-1).double()
+    error = (total - target).abs() / target.abs().clamp(min=1e-12)
+    figure = {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}
+    return Scores(values, recording.logits, kind, {"conservation": figure})
+
+
+@method(
+    "size of the gradient of the target with respect to the input",
+    family="gradient",
+    level="pixel or token",
+    citation="Simonyan et al. 2014; survey 2.1",
+    anywhere=True,
+    checks={"norm": one_of(*NORMS)},
+)
+def saliency(task: Task, *, norm: str = "l2") -> Scores:
+    """‖∂f/∂x‖ over the channels of a pixel or the width of a token embedding (what enters the first block).
+
+    Args:
+        norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
+    """
+    recording, (flow,) = explain_root(task, GRADIENT)
+    values, kind = reduce(task.inputs, flow, norm)
+    return Scores(values, recording.logits, kind)
+
+
+@method(
+    "input × gradient (the plain first-order attribution)",
+    family="gradient",
+    level="pixel or token",
+    citation="Shrikumar et al. 2016; GI of Ali et al., ICML 2022",
+    anywhere=True,
+    checks={"norm": one_of(*NORMS)},
+)
+def input_x_gradient(task: Task, *, norm: str = "sum") -> Scores:
+    """Σ x ⊙ ∂f/∂x over channels or width; for text x is what enters the first block (Ali et al.).
+
+    Args:
+        norm: "sum" (signed), "l1", "l2" or "max" of the products.
+    """
+    recording, (flow,) = explain_root(task, GRADIENT)
+    return multiply(task, recording, flow, norm)
+
+
+# -- averages over many copies -----------------------------------------------------------------------------------
+def own_input(task: Task) -> tuple[Tensor, Tensor]:
+    """(the root's value, logits): one plain pass."""
+    recording = task.record(Plan(GRADIENT), **_root(task.inputs))
+    return recording.roots[0].detach(), recording.logits.detach()
+
+
+def gradients_at(task: Task, points: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient and value of the target at k points of each sample.
+
+    Args:
+        points: ``[B·k, ...]``, the k points of a sample next to each other.
+        logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
+    """
+    copies = task.copies(points.shape[0] // task.inputs.batch, logits)
+    recording = copies.record(Plan(GRADIENT), root_value=points, **_root(copies.inputs))
+    (flow,) = recording.backward(copies.seed(recording.logits))
+    return flow, copies.value(recording.logits.detach())
+
+
+def _chunks(task: Task, count: int, batch_size: int, description: str) -> Any:
+    """(start, stop) of chunks of copies, so that B × chunk samples make one pass."""
+    width = max(1, batch_size // task.inputs.batch)
+    spans = [(i, min(i + width, count)) for i in range(0, count, width)]
+    return task.progress(spans, description, len(spans))
+
+
+@method(
+    "gradient averaged over noisy copies of the input",
+    family="gradient",
+    level="pixel or token",
+    citation="Smilkov et al. 2017; survey 2.1",
+    anywhere=True,
+    checks={
+        "samples": at_least(1),
+        "noise": at_least(0),
+        "batch_size": at_least(1),
+        "norm": one_of(*NORMS),
+        "multiply_by_input": FLAG,
+        "squared": FLAG,
+    },
+)
+def smoothgrad(
+    task: Task,
+    *,
+    samples: int = 25,
+    noise: float = 0.15,
+    seed: int = 0,
+    norm: str = "l2",
+    multiply_by_input: bool = False,
+    squared: bool = False,
+    batch_size: int = 8,
+) -> Scores:
+    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample.
+
+    Args:
+        samples: number of noisy copies.
+        noise: σ as a share of the sample's range.
+        seed: the same noise for every sample of a batch, so that a batch equals single runs.
+        squared: average the squared gradients (SmoothGrad²).
+        batch_size: copies × samples in one pass; changes only speed and memory.
+    """
+    x, logits = own_input(task)
+    sigma = noise * _range(task.inputs, x)
+    total = torch.zeros_like(x)
+    for start, stop in _chunks(task, samples, batch_size, "smoothgrad"):
+        # a generator for each copy, so that neither chunks nor padding change a token's noise
+        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(x.shape[1:]) for k in range(start, stop)])
+        noisy = x[:, None] + sigma[:, None] * torch.from_numpy(drawn).to(x)[None]
+        flow, _ = gradients_at(task, noisy.flatten(0, 1), logits)
+        flow = flow.unflatten(0, (x.shape[0], stop - start))
+        total += (flow.square() if squared else flow).sum(1)
+    mean = total / samples
+    values, kind = reduce(task.inputs, x * mean if multiply_by_input else mean, norm)
+    return Scores(values, logits, kind)
+
+
+def _range(inputs: Inputs, x: Tensor) -> Tensor:
+    """max − min of each sample, padding left out, shaped to multiply x."""
+    high, low = x, x
+    if inputs.mask is not None and inputs.mask.shape == x.shape[:2]:
+        padding = ~inputs.mask[..., None]
+        high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
+    spread = high.flatten(1).amax(1) - low.flatten(1).amin(1)
+    return spread.reshape([-1] + [1] * (x.dim() - 1))
+
+
+@method(
+    "gradient integrated on the path from a baseline to the input",
+    family="gradient",
+    level="pixel or token",
+    citation="Sundararajan et al. 2017; survey 2.1",
+    anywhere=True,
+    checks={
+        "steps": at_least(1),
+        "baseline": one_of(*BASELINES),
+        "batch_size": at_least(1),
+        "norm": one_of(*NORMS),
+        "blur": at_least(0),
+    },
+)
+def integrated_gradients(
+    task: Task, *, steps: int = 50, baseline: str = "zero", norm: str = "sum", blur: float = 10.0, batch_size: int = 8
+) -> Scores:
+    """(x − x′) ⊙ ∫₀¹ ∂f(x′ + t(x − x′))/∂x dt by Gauss–Legendre quadrature; Σ = f(x) − f(x′).
+
+    Args:
+        steps: quadrature points.
+        baseline: x′. "zero": zeros in the model's input space (for pictures normalised with their mean: the mean
+            colour; for text: zero vectors into the first block). Pictures: "mean" (each channel's mean), "blur". Text:
+            "pad", "mask", "unk" (that token everywhere but at special tokens).
+        blur: σ in pixels of "blur".
+        batch_size: points × samples in one pass; changes only speed and memory.
+
+    ``diagnostics["completeness"]``: Σ scores, f(x) − f(x′) and their difference.
+    """
+    from numpy.polynomial.legendre import leggauss
+
+    x, logits = own_input(task)
+    start = _baseline(task, x, baseline, blur)
+    nodes, weights = leggauss(steps)
+    t = torch.tensor((nodes + 1) / 2, dtype=x.dtype, device=x.device)
+    share = torch.tensor(weights / 2, dtype=x.dtype, device=x.device)
+    lead = [1, -1] + [1] * (x.dim() - 1)
+    total = torch.zeros_like(x)
+    for low, high in _chunks(task, steps, batch_size, "integrated gradients"):
+        points = start[:, None] + t[low:high].reshape(lead) * (x - start)[:, None]
+        flow, _ = gradients_at(task, points.flatten(0, 1), logits)
+        total += (flow.unflatten(0, (x.shape[0], high - low)) * share[low:high].reshape(lead)).sum(1)
+    product = (x - start) * total
+    values, kind = reduce(task.inputs, product, norm)
+    below = task.record(Plan(GRADIENT), root_value=start, **_root(task.inputs)).logits.detach()
+    found = product.flatten(1).sum(-1).double()
+    wanted = task.value(logits).double() - task.value(below, like=logits).double()
+    figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
+    return Scores(values, logits, kind, {"completeness": figure})
+
+
+def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
+    """x′ of the given kind, of x's shape."""
+    if baseline == "zero":
+        return torch.zeros_like(x)
+    image = task.inputs.modality == "image"
+    if image != (baseline in ("mean", "blur")):
+        raise InputError(
+            f"{task.method}: baseline {baseline!r} is for {'text' if image else 'pictures'}; "
+            f"here: {'zero, mean, blur' if image else 'zero, pad, mask, unk'}"
+        )
+    if baseline == "mean":
+        return x.mean((-2, -1), keepdim=True).expand_as(x).clone()
+    if baseline == "blur":
+        return gaussian_blur(x, blur, border="replicate")
+    fills = dict(task.inputs.fill_ids)
+    if baseline not in fills or task.inputs.special is None:
+        raise InputError(
+            f"{task.method}: baseline {baseline!r} needs a tokenizer that has this token; pass "
+            "processor=tokenizer, or use 'zero'"
+        )
+    ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
+    recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(Plan(GRADIENT), root="embedding")
+    return recording.roots[0].detach()

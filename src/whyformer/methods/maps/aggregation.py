@@ -1,0 +1,141 @@
+"""How attention-like maps become one score a token: heads × layers × rows, one setting for all methods of that type.
+
+The survey (1.4) and Mylonas et al. treat these choices as hyperparameters. Every method over maps takes
+``aggregation``, a mapping with any of the keys below; what it leaves out keeps the method's own default.
+
+* ``heads``: "mean", "max", "min", a head number or a list of them (averaged);
+* ``layers``: "rollout" (product of row-normalised I + A), "product" (of A alone), "sum_product" (product of I + A as
+  it is), "mean", a block number or a list of them (averaged);
+* ``rows``: "readout" (the row that feeds the logits), "column_mean", "column_max" (over all queries but padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import InputError
+from whyformer.explanation.views import carry
+
+HEADS = ("mean", "max", "min")
+LAYERS = ("rollout", "product", "sum_product", "mean")
+ROWS = ("readout", "column_mean", "column_max")
+
+Choice = str | int | list[int]
+
+
+def _valid(aggregation: Any) -> bool:
+    if aggregation is None:
+        return True
+    if not isinstance(aggregation, Mapping) or set(aggregation) - {"heads", "layers", "rows"}:
+        return False
+
+    def number(v: Any) -> bool:
+        return isinstance(v, int) and not isinstance(v, bool)
+
+    def listed(v: Any, names: tuple[str, ...]) -> bool:
+        return (
+            v in names
+            if isinstance(v, str)
+            else number(v) or (isinstance(v, list | tuple) and bool(v) and all(map(number, v)))
+        )
+
+    return (
+        listed(aggregation.get("heads", "mean"), HEADS)
+        and listed(aggregation.get("layers", "mean"), LAYERS)
+        and aggregation.get("rows", "readout") in ROWS
+    )
+
+
+AGGREGATION = (
+    f"None or a mapping with heads ({', '.join(HEADS)}, numbers), layers ({', '.join(LAYERS)}, "
+    f"numbers), rows ({', '.join(ROWS)})",
+    _valid,
+)
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """One choice of heads, layers and rows; see the module's text."""
+
+    heads: Choice = "mean"
+    layers: Choice = "rollout"
+    rows: str = "readout"
+
+    def with_choices(self, choices: Mapping[str, Any] | None) -> Aggregation:
+        """The same with what a user's ``aggregation`` setting says."""
+        return replace(self, **dict(choices or {}))
+
+    @property
+    def only(self) -> int | None:
+        """The one block needed, if one is enough."""
+        return self.layers if isinstance(self.layers, int) else None
+
+    def check(self, blocks: int) -> None:
+        """Refuse block numbers outside the model."""
+        wanted = (
+            [self.layers] if isinstance(self.layers, int) else self.layers if not isinstance(self.layers, str) else []
+        )
+        for number in wanted:
+            if blocks and not -blocks <= number < blocks:
+                raise InputError(
+                    f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
+                )
+
+    def fuse(self, maps: Tensor) -> Tensor:
+        """``[B, H, Q, K]`` -> ``[B, Q, K]``."""
+        if maps.dim() == 3:
+            return maps
+        if isinstance(self.heads, str):
+            if self.heads == "mean":
+                return maps.mean(1)
+            return maps.amax(1) if self.heads == "max" else maps.amin(1)
+        numbers = [self.heads] if isinstance(self.heads, int) else list(self.heads)
+        for number in numbers:
+            if not -maps.shape[1] <= number < maps.shape[1]:
+                raise InputError(f"aggregation: head {number} is outside the model, which has {maps.shape[1]} heads")
+        return maps[:, numbers].mean(1)
+
+    @property
+    def by_heads(self) -> bool:
+        """Whether heads can be fused a few at a time (a negative head number needs to know how many there are)."""
+        return isinstance(self.heads, str)
+
+    def join(self, fused: Tensor, heads: int, more: Tensor, new: int) -> Tensor:
+        """``[B, Q, K]`` of ``heads + new`` heads from two parts, each fused by itself."""
+        if self.heads in ("max", "min"):
+            return (torch.maximum if self.heads == "max" else torch.minimum)(fused, more)
+        return fused.lerp_(more, new / (heads + new))
+
+    def reduce(self, maps: list[Tensor], row: Tensor, mask: Tensor | None) -> Tensor:
+        """Fused maps of all blocks ``[B, N, N]``, first to last -> ``[B, N]``.
+
+        Args:
+            row: ``[B, N]`` readout row.
+            mask: ``[B, N]`` True at real tokens; padded queries are left out of column reductions.
+        """
+        if self.rows == "readout":
+            return self._through(row, maps)
+        unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
+        matrix = torch.stack([self._through(one.expand_as(row), maps) for one in unit], 1)
+        real = torch.ones_like(row, dtype=torch.bool) if mask is None else mask
+        if self.rows == "column_max":
+            return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)
+        return (matrix * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+
+    def _through(self, row: Tensor, maps: list[Tensor]) -> Tensor:
+        row = row.to(maps[0].dtype)
+        if self.layers == "rollout":
+            return carry(row, maps, normalize_rows=True)
+        if self.layers == "sum_product":
+            return carry(row, maps)
+        if self.layers == "product":
+            return carry(row, maps, identity=False)
+        chosen = maps
+        if not isinstance(self.layers, str):
+            chosen = [maps[i] for i in ([self.layers] if isinstance(self.layers, int) else self.layers)]
+        return torch.stack([torch.bmm(row[:, None], m)[:, 0] for m in chosen]).mean(0)

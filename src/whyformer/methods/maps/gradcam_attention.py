@@ -1,0 +1,57 @@
+"""Grad-CAM on the last attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.tables import GRADIENT
+from whyformer.engine.probes import Plan
+from whyformer.explanation import views
+from whyformer.methods.registry import BLOCK, FLAG, method
+from whyformer.methods.task import Scores, Task, readout_row
+
+
+@method(
+    "Grad-CAM with the heads of the last attention as channels",
+    family="attention",
+    citation="Selvaraju et al., ICCV 2017, as baseline of Chefer et al., CVPR 2021",
+    checks={"block": BLOCK, "count_padding": FLAG},
+)
+def gradcam_attention(task: Task, *, block: int = -1, count_padding: bool = False) -> Scores:
+    """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
+    over the whole map for text (as the reference code does for ViT and for BERT). No min–max.
+
+    Args:
+        block: the block; negative numbers count from the last. Nothing below it is differentiated.
+        count_padding: also average ∇A over padded tokens, as the reference code does; then the scores of a sentence
+            depend on how far it is padded.
+    """
+    first = task.block(block, "block")
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index == first:
+            seen[index] = (weights, flow)
+
+    recording = task.record(Plan(GRADIENT, first=first, observe=observe))
+    if not recording.attentions:
+        raise task.refuse("no attention was seen in its forward pass")
+    recording.backward(task.seed(recording.logits))
+    if recording.readout is None or first not in seen:
+        raise task.refuse("the output of its last block is unknown or does not reach the logits")
+    row = readout_row(recording.readout)
+    weights, gradient = seen[first]
+    task.global_maps({first: weights[:, 0]}, row.shape[-1])
+    mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
+    if task.inputs.modality == "image":
+        found = views.patch_grid(mixed.shape[-1], recording.mode.convolution_grid, None)
+        along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
+        head = along_row[..., found[0] if found else 0 :].mean(-1)
+    elif task.inputs.mask is not None and not count_padding:
+        real = task.inputs.mask.to(gradient.dtype)
+        head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
+    else:
+        head = gradient.mean((-1, -2))
+    values = (mixed * head[..., None]).mean(1).clamp(min=0)
+    return Scores(values, recording.logits, grid=recording.mode.convolution_grid)

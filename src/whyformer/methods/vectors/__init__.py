@@ -1,0 +1,1 @@
+"""Methods that read what attention moves: vectors and their norms."""

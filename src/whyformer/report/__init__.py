@@ -1,5 +1,0 @@
-"""One self-contained HTML file about saved explanations and benchmark results."""
-
-from whyformer.report.writing import Written, write_report
-
-__all__ = ["Written", "write_report"]

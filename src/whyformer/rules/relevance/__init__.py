@@ -1,0 +1,1 @@
+"""Rules of the relevance carrier: what flows backward is R itself."""

@@ -1,0 +1,113 @@
+"""Attention as one operation: its map is recomputed in the backward pass, observed, and never kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from whyformer.rules.core import Call, Grads, safe_divide
+from whyformer.rules.relevance.elementary import add_normalised
+
+
+def attention_scores(call: Call) -> tuple[Tensor, Tensor]:
+    """(qkᵀ · scale, A): scores before the mask, and the attention map, ``[B, H, Q, K]``."""
+    q, k = call.operands[:2]
+    scores = (q @ k.transpose(-2, -1)) * call.info["scale"]
+    return scores, masked_softmax(scores, call.info["mask"])
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(scores + mask) over keys; a boolean mask says where a query may look."""
+    if mask is None:
+        return scores.softmax(-1)
+    if mask.dtype != torch.bool:
+        return (scores + mask).softmax(-1)
+    # a query whose keys are all masked attends to nothing (what the fused kernels return)
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
+
+
+_AT_ONCE = 2**19
+"""Entries of a map observed head by head that are there at a time: 2 MB of float32 each for A, ∂f/∂A, a product."""
+
+
+def attention_gradient(call: Call, flow: Tensor) -> Grads:
+    """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A).
+
+    With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each part.
+    """
+    nothing: Grads = [torch.zeros_like(a) for a in call.operands[3:]]
+    parts = [_gradient_of_heads(call, part, flow) for part in _head_parts(call, flow)]
+    if len(parts) == 1:
+        return [*parts[0], *nothing]
+    return [*(None if one[0] is None else torch.cat(one, 1) for one in zip(*parts, strict=True)), *nothing]
+
+
+def _head_parts(call: Call, flow: Tensor) -> list[slice]:
+    q, k = call.operands[:2]
+    if not call.info.get("by_heads") or q.dim() != 4:
+        return [slice(None)]
+    heads, size = q.shape[1], q.shape[0] * q.shape[2] * k.shape[2]
+    step = max(1, min(heads, _AT_ONCE // size))
+    return [slice(i, i + step) for i in range(0, heads, step)] if step < heads else [slice(None)]
+
+
+def _gradient_of_heads(call: Call, part: slice, flow: Tensor) -> list[Tensor | None]:
+    q, k, v = (o[:, part] for o in call.operands[:3]) if part != slice(None) else call.operands[:3]
+    mask = call.info["mask"]
+    if part != slice(None):
+        flow = flow[:, part]
+        mask = mask[..., part, :, :] if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1 else mask
+    scale = call.info["scale"]
+    weights = masked_softmax((q @ k.transpose(-2, -1)).mul_(scale), mask)
+    d_weights = flow @ v.transpose(-2, -1)
+    call.info["observe"](weights, d_weights)
+    if not any(call.needs[:3]):
+        return [None, None, None]
+    d_v = weights.transpose(-2, -1) @ flow if call.needs[2] else None
+    if not any(call.needs[:2]):
+        return [None, None, d_v]
+    d_scores = torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
+    return [d_scores @ k, d_scores.transpose(-2, -1) @ q, d_v]
+
+
+def attention_relevance(
+    add: Callable[[Call, Tensor], Grads] = add_normalised,
+) -> Callable[[Call, Tensor], Grads]:
+    """TA's rules for attention: A·V halved, softmax identity, mask by the add rule, QKᵀ halved (methods.md §1.2–1.3).
+
+    The observer sees (A, R of A), R taken after the halving and before the softmax.
+    """
+
+    def rule(call: Call, relevance: Tensor) -> Grads:
+        q, k, v, *anchor = call.operands
+        scores, weights = attention_scores(call)
+        output = call.output
+        if output is None:
+            raise ValueError("the attention rule reads the output")
+        s = safe_divide(relevance, output) / 2
+        r_weights = weights * (s @ v.transpose(-2, -1))
+        call.info["observe"](weights, r_weights)
+        nothing: Grads = [torch.zeros_like(a) for a in anchor]
+        r_v = v * (weights.transpose(-2, -1) @ s) if call.needs[2] else None
+        if not any(call.needs[:2]):
+            return [None, None, r_v, *nothing]
+        bias = additive_bias(call.info["mask"])
+        if bias is not None:
+            masked = Call((scores, bias), None, (True, False), torch.add, call.run, {})
+            passed = add(masked, r_weights)[0]
+            assert passed is not None
+            r_weights = passed
+        s = safe_divide(r_weights, scores) * (call.info["scale"] / 2)
+        return [q * (s @ k), k * (s.transpose(-2, -1) @ q), r_v, *nothing]
+
+    return rule
+
+
+def additive_bias(mask: Tensor | None) -> Tensor | None:
+    """The mask where it holds more than "allowed" (0) and "forbidden" (≤ −10⁴): a relative-position bias, say."""
+    if mask is None or mask.dtype == torch.bool:
+        return None
+    plain = (mask == 0) | (mask <= -1e4)
+    return None if bool(plain.all()) else mask

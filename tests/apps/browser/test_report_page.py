@@ -1,0 +1,166 @@
+"""The report in a real browser: no request, no complaint; sorting, filtering, printing; dark, narrow, without script."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.collected import benchmark, collect, named
+
+from show.made import ATTACK, picture, sentence
+from whyformer.apps.report import write_report
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> str:
+    return write_report(collect(tmp_path / "in"), tmp_path / "report.html").path.as_uri()
+
+
+def rows(page, table: str = "All maps") -> list[list[str]]:
+    """Texts of the cells of the rows that can be seen."""
+    found = page.get_by_role("region", name=table).locator("tbody tr:visible")
+    return [found.nth(i).locator("td").all_inner_texts() for i in range(found.count())]
+
+
+def column(page, index: int, table: str = "All maps") -> list[str]:
+    return [row[index] for row in rows(page, table)]
+
+
+def test_it_opens_without_a_request_or_a_complaint(page, report):
+    page.goto(report)
+    assert [address for address in page.requested if not address.startswith("data:")] == [report]
+    assert page.complaints == []
+    assert page.get_by_role("heading", name="Explanations").is_visible()
+    widths = page.eval_on_selector_all("img", "images => images.map(image => image.naturalWidth)")
+    assert len(widths) == 6
+    assert min(widths) > 0
+
+
+def test_columns_sort_up_and_down_by_their_figures(page, report):
+    page.goto(report)
+    before = column(page, 4)
+    button = page.get_by_role("region", name="All maps").get_by_role("button", name="probability", exact=True)
+    button.click()
+    shown = [float(text.removesuffix(" %")) for text in column(page, 4)]
+    assert shown == sorted(shown)
+    assert len(set(shown)) > 1
+    assert column(page, 4) != before or before == sorted(before)
+    button.focus()
+    page.keyboard.press("Enter")
+    assert [float(text.removesuffix(" %")) for text in column(page, 4)] == sorted(shown, reverse=True)
+    assert page.locator('th[aria-sort="descending"]').inner_text().startswith("probability")
+
+
+def test_a_table_of_figures_sorts_numbers_as_numbers_and_gaps_last(page, report):
+    page.goto(report)
+    table = "Agreement with the mask"
+    region = page.get_by_role("region", name=table)
+    region.get_by_role("button", name="gae").click()
+    assert [text.split()[0] for text in column(page, 2, table)] == ["9.25", "70.00"]
+    for _ in range(2):
+        region.get_by_role("button", name="rollout").click()
+        assert [text.split()[0] for text in column(page, 1, table)] == ["61.50", "–"]
+
+
+def test_filters_hide_rows_maps_and_cards(page, report):
+    page.goto(report)
+    assert page.locator("article:visible").count() == 5
+    page.get_by_role("combobox", name="Method").select_option("rollout")
+    assert set(column(page, 2)) == {"rollout"}
+    assert page.locator("figure:visible figcaption").count() == 2
+    assert page.locator("#explanations article:visible").count() == 2
+    assert page.locator("output").inner_text() == "2 of 6 maps"
+    page.get_by_role("combobox", name="Model").select_option("tiny-bert")
+    assert len(rows(page)) == 1
+    page.get_by_role("button", name="Show all").click()
+    assert len(rows(page)) == 6
+    page.get_by_role("searchbox", name="Text").fill("CHARMING film")
+    assert len(rows(page)) == 2
+    page.get_by_role("searchbox", name="Text").fill("nothing like it")
+    assert page.locator("#explanations article:visible").count() == 0
+    assert page.locator("output").inner_text() == "0 of 6 maps"
+    page.keyboard.press("Enter")  # sends no form anywhere
+    assert page.url.startswith("file:")
+    page.get_by_role("searchbox", name="Text").fill("")
+    page.get_by_role("combobox", name="Class").select_option("cat")
+    assert set(column(page, 3)) == {"cat"}
+
+
+def test_the_keyboard_reaches_everything(page, report):
+    page.goto(report)
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.tagName + ' ' + (document.activeElement.dataset.filter ?? '')").strip())
+    assert {"A", "INPUT text", "SELECT method", "SELECT class", "SELECT model", "BUTTON", "SUMMARY", "DIV"} <= reached
+
+
+def test_printing_shows_everything_and_no_controls(page, report, screenshots):
+    page.goto(report)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.locator("details:not([open])").count() == 0
+    assert not page.locator(".filters").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") in ("rgba(0, 0, 0, 0)", "rgb(255, 255, 255)")
+    assert page.evaluate("[...document.querySelectorAll('.wide')].every(box => getComputedStyle(box).maxHeight === 'none')")
+    paper = page.pdf(path=screenshots / "report.pdf", print_background=True)
+    assert paper.startswith(b"%PDF")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details[open]").count() == 0
+
+
+def brightness(page, selector: str, property: str) -> float:
+    colour = page.evaluate(f"getComputedStyle(document.querySelector({selector!r})).{property}")
+    return sum(float(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) / 3
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(page, report, screenshots, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.goto(report)
+    paper, ink = brightness(page, "body", "backgroundColor"), brightness(page, "body", "color")
+    assert (paper > 200 > 60 > ink) if scheme == "light" else (paper < 60 < 200 < ink)
+    page.screenshot(path=screenshots / f"report-{scheme}.png", full_page=True)
+
+
+@pytest.mark.parametrize("width", [320, 390, 700])
+def test_narrow_screens_scroll_down_only(page, report, screenshots, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(report)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.screenshot(path=screenshots / f"report-{width}.png", full_page=True)
+
+
+def test_it_reads_without_its_script(browser, report):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(report)
+    assert not page.locator(".filters").is_visible()
+    assert page.locator("article").count() == 5
+    assert page.locator("[data-sort]:enabled").count() == 0
+    page.locator("summary").first.click()
+    assert page.get_by_text("start_layer=0").first.is_visible()
+    context.close()
+
+
+def test_hostile_names_run_nothing(page, tmp_path):
+    attack = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+    labels = {0: attack, 1: attack, 2: ATTACK}
+    named(sentence(f"{attack} {ATTACK}", labels=labels), attack, attack).save(tmp_path / "a.safetensors")
+    named(picture(labels=labels), ATTACK, attack).save(tmp_path / "b.safetensors")
+    replace(benchmark(attack), remarks=(attack,), conventions={attack: attack}).write(tmp_path)
+    page.goto(write_report(tmp_path, tmp_path / "r.html", title="safe").path.as_uri())
+    page.get_by_role("button", name="Show all").click()
+    page.get_by_role("combobox", name="Class").select_option(attack)
+    assert page.title() == "safe"
+    assert page.complaints == []
+    assert [address for address in page.requested if not address.startswith(("data:", "file:"))] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_for_axe(page, report, axe, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.goto(report)
+    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+    assert axe(page) == []

@@ -1,0 +1,93 @@
+"""``whyformer benchmark``: options, exit status, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from whyformer.apps.cli import app
+from whyformer.apps.cli.benchmarking import INCOMPLETE
+from zoo_evaluate import picture_folder, tiny_vit
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    tiny_vit().save_pretrained(folder)
+    settings = {
+        "image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}, "resample": 2,
+        "do_rescale": True, "do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_it_writes_the_tables_and_resumes(tmp_path: Path, model_folder: Path) -> None:
+    data, out = picture_folder(tmp_path / "data"), tmp_path / "out"
+    words = [
+        "segmentation",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--methods",
+        "rollout:start_layer=1",
+        "--count",
+        "3",
+    ]
+    first = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
+    assert first.exit_code == 0, first.output
+    assert "3 samples" in first.output
+    assert "backward passes" in first.output
+    for name in ("records.jsonl", "table.md", "table.csv", "report.json"):
+        assert (out / name).is_file()
+    again = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target"])
+    assert "9 of 9 are there" in again.output
+    quiet = CliRunner().invoke(app, ["benchmark", *words, "--option", "explained=target", "--quiet"])
+    assert quiet.output == ""
+
+
+def test_exit_status_tells_of_samples_without_figures(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(sys.modules["whyformer.explain"], "explain", broken)
+    words = [
+        "segmentation",
+        "--model",
+        str(model_folder),
+        "--data",
+        str(picture_folder(tmp_path / "d")),
+        "--out",
+        str(tmp_path / "o"),
+        "--methods",
+        "rollout",
+    ]
+    found = CliRunner().invoke(app, ["benchmark", *words])
+    assert found.exit_code == INCOMPLETE
+    assert "no figures" in found.output
+
+
+def test_an_option_without_a_value_is_refused(tmp_path: Path, model_folder: Path) -> None:
+    words = ["segmentation", "--model", str(model_folder), "--data", str(tmp_path), "--option", "explained"]
+    found = CliRunner().invoke(app, ["benchmark", *words])
+    assert found.exit_code == 2
+    assert "key=value" in found.stderr
+
+
+def test_it_has_its_own_help_and_refuses_unknown_names(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["benchmark", "--help"])
+    assert found.exit_code == 0
+    assert "--methods" in found.output
+    found = CliRunner().invoke(app, ["benchmark", "nothing", "--model", "bundled:digits", "--out", str(tmp_path / "b")])
+    assert found.exit_code == 2
+    assert "perturbation" in found.output

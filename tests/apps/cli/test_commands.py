@@ -1,0 +1,367 @@
+"""The command line, end to end: in this process for what is refused, in a process of its own for what works."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from show.made import ATTACK
+from whyformer.apps import cli
+
+ROOT = Path(__file__).parents[3]
+SST2 = ROOT / "src" / "whyformer" / "bundled" / "sst2"
+# A user has no torchvision that does not fit torch; the one of the tests is out of the way in a process of its own.
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"
+SENTENCE = "An utterly charming film, though it drags."
+
+
+def whyformer(*arguments: str, stdin: str | bytes = "", cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, without a network."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1", **environment}
+    raw = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], input=raw, capture_output=True, cwd=cwd, env=env, timeout=300, check=False)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def refused(*arguments: str, stdin: str | bytes | None = None) -> str:
+    """The one sentence with which the command refuses; it must end with status 2."""
+    result = CliRunner().invoke(cli.app, list(arguments), input=stdin)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="session")
+def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random ViT of three classes with hostile names, and a processor, in a folder."""
+    import transformers
+
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("vit")
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32, patch_size=8,
+        id2label={0: "tabby, tabby cat", 1: ATTACK, 2: "Emu"}, label2id={"tabby, tabby cat": 0, ATTACK: 1, "Emu": 2},
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    processor = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": {"height": 32, "width": 32}, "do_rescale": True,
+                 "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return str(folder)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "a photo.png"
+    Image.effect_noise((60, 40), 80).convert("RGB").save(path)
+    return path
+
+
+# -- quick -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("explain", "--help"), ("compare", "--help"), ("benchmark", "--help")])
+def test_help_is_quick_because_torch_is_not_imported(arguments):
+    code = f"import sys; sys.argv = ['whyformer', {', '.join(map(repr, arguments))}]; from whyformer.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "whyformer" in done.stdout
+
+
+def test_help_has_examples():
+    for command in ([], ["explain"], ["compare"]):
+        result = CliRunner().invoke(cli.app, [*command, "--help"])
+        assert result.exit_code == 0
+        assert "Examples" in result.stdout
+        assert "whyformer explain cat.jpg" in result.stdout
+
+
+def test_version():
+    import whyformer as package
+
+    assert CliRunner().invoke(cli.app, ["--version"]).stdout == f"whyformer {package.__version__}\n"
+
+
+def test_methods():
+    result = CliRunner().invoke(cli.app, ["methods"])
+    assert "transformer_attribution" in result.stdout
+    one = CliRunner().invoke(cli.app, ["methods", "transformer_attribution"])
+    assert "start_layer = 0" in one.stdout
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------
+def test_a_missing_picture_is_no_sentence():
+    assert refused("explain", "cat.png") == "error: no such file: cat.png"
+    assert refused("explain", "my holidays/CAT.JPEG") == "error: no such file: my holidays/CAT.JPEG"
+    assert refused("explain", "review.txt") == "error: no such file: review.txt"
+
+
+def test_a_picture_that_is_none(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"not a picture")
+    assert "is not a picture" in refused("explain", str(tmp_path / "x.png"))
+    (tmp_path / "y.png").write_bytes(b"")
+    assert "is empty" in refused("explain", str(tmp_path / "y.png"))
+    Image.new("RGB", (50, 50)).save(tmp_path / "z.png")
+    (tmp_path / "z.png").write_bytes((tmp_path / "z.png").read_bytes()[:60])
+    assert "damaged" in refused("explain", str(tmp_path / "z.png"))
+    (tmp_path / "d.png").mkdir()
+    assert "is a folder" in refused("explain", str(tmp_path / "d.png"))
+
+
+def test_a_decompression_bomb(tmp_path):
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
+    assert "64 megapixels" in refused("explain", str(tmp_path / "bomb.png"))
+    Image.new("1", (9_000, 8_000)).save(tmp_path / "large.png")
+    assert "9000 x 8000 pixels" in refused("explain", str(tmp_path / "large.png"))
+
+
+def test_other_files_and_folders(tmp_path):
+    (tmp_path / "notes.md").write_text("hello")
+    assert "neither a picture" in refused("explain", str(tmp_path / "notes.md"))
+    assert "is a folder" in refused("explain", str(tmp_path))
+    (tmp_path / "latin.txt").write_bytes("für".encode("latin-1"))
+    assert "not UTF-8" in refused("explain", str(tmp_path / "latin.txt"))
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n"])
+def test_empty_text(text):
+    assert refused("explain", text) == "error: the text is empty"
+    assert refused("explain", "-", stdin=text) == "error: the text is empty"
+
+
+def test_standard_input_that_is_no_text():
+    assert refused("explain", "-", stdin=b"\xff\xfe\x00") == "error: standard input is not UTF-8 text"
+
+
+def test_an_unknown_method_lists_the_names():
+    message = refused("explain", SENTENCE, "--method", "nope")
+    assert "transformer_attribution" in message
+    assert "nope" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--setting", "nope=1"], "start_layer=0"),
+        (["--setting", "start_layer"], "key=value"),
+        (["--setting", "start_layer=-7"], "start_layer"),
+        (["--format", "gif"], "png, svg, pdf, html, tex, json"),
+        (["--method", ","], "no method was named"),
+        (["--model", "bundled:nope"], "bundled:digits"),
+        (["--model", "./nowhere"], "no such folder"),
+    ],
+)
+def test_bad_options(arguments, expected):
+    assert expected in refused("explain", SENTENCE, *arguments)
+
+
+def test_every_check_of_options_comes_before_the_model(monkeypatch):
+    import whyformer.models
+
+    monkeypatch.setattr(whyformer.models, "load", lambda *a, **k: pytest.fail("the model was loaded"))
+    for arguments in (["--format", "gif"], ["--method", "nope"], ["--setting", "nope=1"]):
+        refused("explain", SENTENCE, *arguments)
+        refused("compare", SENTENCE, *arguments)
+
+
+def test_errors_cannot_steer_the_terminal():
+    message = refused("explain", "x\x1b[31m.png")
+    assert "\x1b" not in message
+    assert "\\x1b[31m" in message
+
+
+def test_debug_shows_where():
+    result = CliRunner().invoke(cli.app, ["explain", "cat.png", "--debug"])
+    assert result.exit_code == 1
+    assert type(result.exception).__name__ == "LoadError"
+
+
+def test_a_bug_is_told_as_one_with_status_1(monkeypatch):
+    def broken() -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("whyformer.methods", broken)
+    result = CliRunner().invoke(cli.app, ["methods"])
+    assert result.exit_code == 1
+    assert result.stderr == "error: whyformer failed (RuntimeError: boom); --debug shows where\n"
+
+
+# -- what works --------------------------------------------------------------------------------------------------
+def test_a_sentence_end_to_end(tmp_path):
+    out = tmp_path / "out"
+    done = whyformer("explain", SENTENCE, "-t", "positive", "-t", "0", "--out", str(out), "--format", "png,svg,pdf,html,json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert re.search(r"1 : positive +value = +-?\d+\.\d{3}  prob = +\d+\.\d%", done.stdout)
+    assert "charming" in done.stdout
+    stem = "An_utterly_charming_film_though-transformer_attribution-positive-negative"
+    assert sorted(p.name for p in out.iterdir()) == [f"{stem}.{kind}" for kind in ("html", "json", "pdf", "png", "svg")]
+    page = (out / f"{stem}.html").read_text()
+    assert page.count("charming</span>") == 2
+    data = json.loads((out / f"{stem}.json").read_text())
+    assert [e["target"] for e in data["explanations"]] == [[1], [0]]
+
+
+def test_text_from_standard_input_as_json(tmp_path):
+    done = whyformer("explain", "-", "--json", "--format", "none", stdin=SENTENCE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["explanations"][0]["texts"] == [SENTENCE]
+    assert data["files"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_file_and_quiet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "review.txt").write_text(f"\ufeff{SENTENCE}\n", encoding="utf-8")
+    done = CliRunner().invoke(cli.app, ["explain", "review.txt", "--quiet", "--out", "made"])
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
+    assert [p.suffix for p in (tmp_path / "made").iterdir()] == [".html"]
+
+
+def test_hostile_text_and_latin_terminal(tmp_path):
+    done = whyformer("explain", "-", "--format", "html,png", "--out", str(tmp_path), stdin=ATTACK + " 字 😀", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    names = [p.name for p in tmp_path.iterdir()]
+    assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
+    page = next(tmp_path.glob("*.html")).read_text()
+    assert "<script" not in page
+    assert "\x1b" not in page
+
+
+def test_compare_a_sentence(tmp_path):
+    arguments = ["compare", SENTENCE, "--method", "transformer_attribution,gae,rollout", "--out", str(tmp_path)]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".html", ".png"]
+    page = next(tmp_path.glob("*.html")).read_text()
+    assert page.count("charming</span>") == 3
+
+
+def test_a_picture_with_a_model_from_a_folder(photo, tiny_vit, tmp_path):
+    out = tmp_path / "out"
+    done = whyformer("explain", str(photo), "--model", tiny_vit, "-t", "TABBY", "-t", "1", "--format", "png,html,json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "tabby, tabby cat" in done.stdout
+    names = sorted(p.name for p in out.iterdir())
+    assert len(names) == 3
+    assert all(re.fullmatch(r"a_photo-transformer_attribution-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
+    with Image.open(next(out.glob("*.png"))) as picture:
+        assert picture.width > picture.height
+    assert "<script" not in next(out.glob("*.html")).read_text()
+
+
+def test_settings_reach_the_method(photo, tiny_vit):
+    result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "-s", "start_layer=1", "--json", "--format", "none"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["explanations"][0]["settings"]["start_layer"] == 1
+
+
+def test_compare_a_picture_takes_the_two_likeliest_classes(photo, tiny_vit, tmp_path):
+    result = CliRunner().invoke(cli.app, ["compare", str(photo), "--model", tiny_vit, "--json", "--out", str(tmp_path / "o")])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)["explanations"]
+    assert len({e["target"][0] for e in data}) == 2
+    assert len({e["method"] for e in data}) >= 2
+    assert data[0]["method"] == "transformer_attribution"
+
+
+def test_the_model_is_loaded_once(photo, tiny_vit, monkeypatch):
+    import whyformer.models
+
+    loaded, real = [], whyformer.models.load
+
+    def counted(*arguments, **options):
+        loaded.append(arguments)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(whyformer.models, "load", counted)
+    result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "--method", "gae,rollout", "-t", "0", "-t", "2", "--quiet", "--format", "none"])
+    assert result.exit_code == 0, result.output
+    assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("arguments", [["-t", "aardvark"], ["-t", "99"], ["-t", "0", "-t", "99"]])
+def test_an_unknown_class_leaves_nothing_behind(photo, tiny_vit, tmp_path, arguments):
+    message = refused("explain", str(photo), "--model", tiny_vit, *arguments, "--out", str(tmp_path / "out"))
+    assert "aardvark" in message or "99" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_for_a_text_model(photo):
+    assert "reads text, and this is a picture" in refused("explain", str(photo), "--model", "bundled:sst2")
+
+
+def test_too_long_a_text_names_the_limit_and_the_way_out(tmp_path):
+    long = "film " * 3000
+    message = refused("explain", "-", "--out", str(tmp_path / "o"), stdin=long)
+    assert re.search(r"at most \d+", message)
+    assert "--truncate" in message
+    assert not (tmp_path / "o").exists()
+    result = CliRunner().invoke(cli.app, ["explain", "-", "--truncate", "--quiet", "--format", "none"], input=long)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot write to" in refused("explain", SENTENCE, "--out", str(tmp_path / "file" / "out"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_failing_half_way_leaves_no_file(tmp_path, monkeypatch):
+    from whyformer.errors import LoadError
+    from whyformer.show import files
+
+    real = Path.write_bytes
+
+    def full(self, data):
+        if self.name.startswith("b"):
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(LoadError, match="No space left"):
+        files.write_all(tmp_path / "new" / "deep", {"a.png": b"1", "b.png": b"2"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_dtype_reaches_the_model(photo, tiny_vit):
+    result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "--dtype", "float64", "--quiet", "--format", "none"])
+    assert result.exit_code == 0, result.output
+    assert "dtype" in refused("explain", str(photo), "--model", tiny_vit, "--dtype", "float8")
+
+
+def test_no_cuda_is_said_in_a_sentence(photo, tiny_vit):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    assert "cuda" in refused("explain", str(photo), "--model", tiny_vit, "--device", "cuda")
+
+
+def test_the_bundled_digits_end_to_end(tmp_path):
+    picture = ROOT / "examples" / "pictures" / "digits_37.png"
+    done = whyformer("explain", str(picture), "-t", "3", "-t", "7", "--out", str(tmp_path), "--format", "png,html")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".html"}
+    assert "prob = " in done.stdout
+
+
+def test_deit_from_its_folder(shared, tmp_path):
+    picture = shared / "data" / "two_objects" / "el3.png"
+    weights = shared / "weights" / "deit_tiny_in1k"
+    done = whyformer("explain", str(picture), "-m", str(weights), "-t", "African elephant", "-t", "zebra", "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    elephant, zebra = (torch.tensor(e["scores"][0]) for e in json.loads(done.stdout)["explanations"])
+    assert abs(float(torch.corrcoef(torch.stack([elephant, zebra]))[0, 1])) < 0.3
+    assert len(list(tmp_path.glob("*.png"))) == 1

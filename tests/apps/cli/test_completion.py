@@ -1,0 +1,101 @@
+"""Shell completion, through the protocol that the shells' scripts speak, and through bash itself."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; from whyformer.cli import main; main()"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+def asked(**protocol: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**ENVIRONMENT, **protocol}, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if line]
+
+
+def bash(*words: str) -> list[str]:
+    """What bash is offered for the last of the words, which are split as bash splits them."""
+    return asked(_WHYFORMER_COMPLETE="complete_bash", COMP_WORDS="\n".join(["whyformer", *words]), COMP_CWORD=str(len(words)))
+
+
+def zsh(line: str) -> str:
+    return "\n".join(asked(_WHYFORMER_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"whyformer {line}"))
+
+
+def test_the_names_offered_are_those_of_the_registries():
+    page = runpy.run_path(str(ROOT / "scripts" / "known_names"))["page"]()
+    stored = (ROOT / "src/whyformer/cli/known.json").read_text(encoding="utf-8")
+    assert stored == page, "run scripts/known_names > known.json, then move it to src/whyformer/cli/"
+
+
+def test_it_is_quick_because_torch_is_not_imported():
+    code = PROGRAM.replace("main()", "import atexit; atexit.register(lambda: print('torch' in sys.modules, 'numpy' in sys.modules)); main()")
+    environment = {**ENVIRONMENT, "_WHYFORMER_COMPLETE": "complete_bash", "COMP_WORDS": "whyformer\nexplain\nx\n-s\n", "COMP_CWORD": "4"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.stdout.splitlines()[-1] == "False False"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["comp"], ["compare"]),
+        (["explain", "x", "--method", "roll"], ["rollout"]),
+        (["explain", "x", "--method", "gae,roll"], ["gae,rollout"]),
+        (["explain", "x", "--method", "rollout,roll"], []),
+        (["explain", "x", "--format", "png,p"], ["png,pdf"]),
+        (["explain", "x", "-m", "bund"], ["bundled:digits", "bundled:sst2"]),
+        (["explain", "x", "-m", "bundled", ":"], ["digits", "sst2"]),
+        (["explain", "x", "-m", "bundled", ":", "s"], ["sst2"]),
+        (["explain", "x", "-m", "bundled", ":", "sst2", "--method", "roll"], ["rollout"]),
+        (["explain", "x", "--method", "gae", "-s", "side"], ["side=auto", "side=image", "side=text"]),
+        (["explain", "x", "--method", "gae", "-s", "side", "=", "i"], ["image"]),
+        (["explain", "x", "--method", "gae", "-s", "side", "=", "text", "-s", "start"], ["start_layer=0"]),
+        (["explain", "x", "--method", "rollout", "-s", "side"], []),
+        (["methods", "rollo"], ["rollout"]),
+        (["benchmark", "segm"], ["segmentation"]),
+        (["benchmark", "segmentation", "--methods", "gae,gae", ":", "si"], ["side=auto", "side=image", "side=text"]),
+        (["benchmark", "sanity", "--option", "radius"], ["radius=0.1"]),
+        (["schema", "max"], ["maximize"]),
+        (["explain", "x", "--device", "c"], ["cpu", "cuda"]),
+        (["explain", "x", "--dtype", "b"], ["bfloat16"]),
+    ],
+)  # fmt: skip
+def test_bash(words, offered):
+    assert bash(*words) == offered
+
+
+def test_zsh_gets_summaries_and_files_where_there_is_no_name():
+    assert '"rollout":"' in zsh("explain x --method ro")
+    assert '"start_layer=0":"default"' in zsh("explain x --method gae -s ")
+    assert zsh("explain x --model ./fold") == "_files"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_that_is_installed_works_in_bash(tmp_path):
+    """``whyformer --show-completion`` registers a function; bash calls it with the words split at : and =."""
+    program = tmp_path / "whyformer"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    script = """
+eval "$(whyformer --show-completion bash)"
+complete -p whyformer
+COMP_WORDS=(whyformer explain x --model bundled : s); COMP_CWORD=6
+_whyformer_completion whyformer
+echo "got ${COMPREPLY[*]}"
+"""
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "-F _whyformer_completion whyformer" in done.stdout
+    assert done.stdout.splitlines()[-1] == "got sst2"

@@ -1,0 +1,110 @@
+"""``attention``, ``perturb``, and the options of a drawing."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from whyformer.apps.cli import app
+from whyformer.apps.cli.schema import read_schema
+
+PICTURE = str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")
+TEXT = "An utterly charming film, though it drags."
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def described(command: str, output: str) -> dict:
+    found = json.loads(output)
+    jsonschema.validate(found, read_schema())
+    assert found["command"] == command
+    assert set(found) == set(read_schema()["$defs"][command]["properties"])
+    return found
+
+
+@pytest.mark.parametrize(("options", "drawn"), [
+    ([], "blocks"), (["--heads"], "heads"), (["--block", "1", "--heads"], "block 1 heads"), (["--block", "-1"], "block {last} head mean"),
+    (["--matrix"], "block {last} head mean matrix"), (["--matrix", "--block", "0", "--head", "1"], "block 0 head 1 matrix"),
+])  # fmt: skip
+@pytest.mark.parametrize("source", [PICTURE, TEXT], ids=["picture", "text"])
+def test_attention(source, options, drawn, tmp_path):
+    found = described("attention", run("attention", source, *options, "--out", str(tmp_path), "--json"))
+    assert found["drawn"] == drawn.format(last=found["blocks"] - 1)
+    (path,) = found["files"]
+    with Image.open(path) as drawn_there:
+        assert drawn_there.width > 300
+
+
+def test_attention_of_a_class(tmp_path):
+    run("attention", PICTURE, "--block", "2", "--gradient", "--target", "3", "--out", str(tmp_path), "--format", "svg,pdf", "-q")
+    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".pdf", ".svg"]
+
+
+def test_perturb(tmp_path):
+    found = described("perturb", run("perturb", PICTURE, "--target", "3", "--ground", "mean", "--out", str(tmp_path), "--json"))
+    assert found["target"] == "3"
+    assert len(found["fractions"]) == len(found["probabilities"]["lowest_first"]) == 10
+    assert found["probabilities"]["highest_first"][3] < 0.5 < found["probabilities"]["lowest_first"][3]
+    assert found["predicted"]["highest_first"][0] == "3"
+    said = run("perturb", PICTURE, "--target", "3", "--format", "none")
+    assert "  50%" in said and "wrote" not in said
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["attention", TEXT, "--block", "9"], "no block 9"),
+    (["attention", TEXT, "--matrix", "--block", "9"], "no block 9"),
+    (["attention", TEXT, "--block", "0", "--head", "77"], "head 77"),
+    (["attention", TEXT, "--head", "sum"], "--head takes a number"),
+    (["attention", TEXT, "--target", "positive"], "--gradient weights it"),
+    (["attention", TEXT, "--format", "html"], "it is written as png, svg, pdf, not html"),
+    (["perturb", TEXT], "this is a text"),
+    (["perturb", PICTURE, "--method", "gae,rollout"], "one method"),
+    (["perturb", PICTURE, "--ground", "white"], "ground must be one of black, mean, blur"),
+    (["explain", PICTURE, "--keep", "a lot"], "a share is written like 0.2 or 20%"),
+    (["explain", PICTURE, "--keep", "130%"], "keep must be a share"),
+    (["explain", PICTURE, "--keep", "0.2", "--above", "0.3"], "give one of them"),
+    (["explain", PICTURE, "--opacity", "2"], "opacity must be between 0 and 1"),
+    (["explain", PICTURE, "--cmap", "nope"], "unknown colour map 'nope'"),
+    (["compare", PICTURE, "--contours", "44"], "contours must be"),
+    (["explain", PICTURE, "--format", "tex"], "LaTeX is for text"),
+])  # fmt: skip
+def test_what_is_refused_leaves_nothing(arguments, message, tmp_path):
+    assert message in " ".join(refused(*arguments, "--out", str(tmp_path / "out")).split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [["--keep", "20%"], ["--above", "0.5"], ["--contours", "3"], ["--cmap", "jet", "--cover", "--opacity", "0.5"]])
+@pytest.mark.parametrize("command", ["explain", "compare"])
+def test_the_options_of_a_drawing_change_it(command, options, tmp_path):
+    methods = ["--method", "transformer_attribution", "--target", "3"]
+    (plain,) = json.loads(run(command, PICTURE, *methods, "--out", str(tmp_path / "a"), "--format", "png", "--json"))["files"]
+    (other,) = json.loads(run(command, PICTURE, *methods, *options, "--out", str(tmp_path / "b"), "--format", "png", "--json"))["files"]
+    first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (plain, other))
+    assert first.shape == second.shape
+    assert (np.abs(first - second).max(-1) > 30).mean() > 0.002
+
+
+def test_latex(tmp_path):
+    run("explain", "50 % of {it} is $great$.", "--format", "tex", "--out", str(tmp_path), "-q")
+    (path,) = tmp_path.iterdir()
+    source = path.read_text()
+    assert path.suffix == ".tex"
+    words = re.sub(r"\\whyword\{\w{6}\}\{((?:[^{}\\]|\\.)*)\}", r"\1", source)  # without their colours
+    assert r"50 \% of \{it\} is \$great\$." in words

@@ -1,0 +1,184 @@
+"""``--json``: one object a command, as the shipped schema says; ``--quiet``; exit statuses; progress on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from whyformer.apps import cli
+from whyformer.apps.cli.schema import commands_with_json, read_schema
+
+ROOT = Path(__file__).parents[3]
+PICTURE = str(ROOT / "examples" / "pictures" / "digits_37.png")
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"
+
+
+def printed(*arguments: str, status: int = 0) -> dict:
+    result = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+def schema_of(command: str) -> dict:
+    result = CliRunner().invoke(cli.app, ["schema", command])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def described(value: object, schema: dict, whole: dict, path: str = "$") -> None:
+    """Every key that is there stands in the schema, so nothing is printed that is not documented."""
+    schema = whole["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if isinstance(value, dict) and "properties" in schema:
+        assert set(value) <= set(schema["properties"]), f"{path}: {set(value) - set(schema['properties'])} not in the schema"
+        for key, inner in value.items():
+            described(inner, schema["properties"][key], whole, f"{path}.{key}")
+    elif isinstance(value, dict) and isinstance(schema.get("additionalProperties"), dict):
+        for key, inner in value.items():
+            described(inner, schema["additionalProperties"], whole, f"{path}.{key}")
+    elif isinstance(value, list) and "items" in schema:
+        for i, inner in enumerate(value):
+            described(inner, schema["items"], whole, f"{path}[{i}]")
+
+
+def fits(command: str, output: dict) -> None:
+    schema = schema_of(command)
+    jsonschema.validate(output, schema)
+    described(output, schema, schema)
+    assert output["command"] == command
+    jsonschema.validate(output, read_schema())
+
+
+def test_the_schema_is_a_schema_and_covers_every_command():
+    jsonschema.Draft202012Validator.check_schema(read_schema())
+    takes_json = {name for name, command in cli_commands().items() if any("--json" in p.opts for p in command.params)}
+    assert takes_json == set(commands_with_json()) & set(cli_commands())
+    assert set(cli_commands()) == takes_json | {"schema"}
+
+
+def cli_commands() -> dict:
+    import typer
+
+    return typer.main.get_command(cli.app).commands
+
+
+def test_every_command_can_be_quiet_and_debugged():
+    for name, command in cli_commands().items():
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--debug" in options, name
+        assert "--quiet" in options or name == "schema"
+
+
+def test_a_schema_refuses_what_does_not_fit():
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"schema_version": 1, "command": "methods", "methods": [{"name": 3}]}, schema_of("methods"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"command": "methods", "methods": []}, schema_of("methods"))
+
+
+def test_an_unknown_command_has_no_schema():
+    result = CliRunner().invoke(cli.app, ["schema", "nope"])
+    assert result.exit_code == 2
+    assert "explain" in result.stderr
+
+
+def test_methods():
+    fits("methods", printed("methods"))
+    assert [m["name"] for m in printed("methods", "gae")["methods"]] == ["gae"]
+
+
+@pytest.mark.parametrize("source", ["An utterly charming film, though it drags.", PICTURE], ids=["text", "picture"])
+@pytest.mark.parametrize("command", ["explain", "compare"])
+def test_explanations(command, source, tmp_path):
+    methods = "transformer_attribution" if command == "explain" else "rollout,input_x_gradient"
+    output = printed(command, source, "--method", methods, "--format", "json", "--out", str(tmp_path))
+    fits(command, output)
+    assert output["versions"]["whyformer"]
+    assert {e["model"] for e in output["explanations"]} == {output["model"]}
+    (path,) = output["files"]
+    written = json.loads(Path(path).read_text())
+    fits(command, written)
+    assert written["explanations"] == output["explanations"]
+    assert ("picture" in written) == (source == PICTURE)
+
+
+def test_maximize(tmp_path):
+    output = printed("maximize", "3", "--steps", "2", "--out", str(tmp_path / "3.png"))
+    fits("maximize", output)
+    assert len(output["history"]) == 3
+
+
+def test_benchmark(tmp_path):
+    output = printed("benchmark", "segmentation", "--model", "bundled:digits", "--data", "scenes:2", "--methods", "rollout", "--out", str(tmp_path))
+    fits("benchmark", output)
+    assert output["figures"]
+    assert {t["table"] for t in output["tables"]} == {f["table"] for f in output["figures"]}
+    stored = json.loads((tmp_path / "report.json").read_text())
+    assert stored["figures"] == output["figures"]
+
+
+def test_app(monkeypatch):
+    """Its address, once it answers; that it answers is tested in tests/browser."""
+    monkeypatch.setattr("whyformer.web.serve", lambda catalogue, *, started, **options: started("http://127.0.0.1:7860"))
+    output = printed("app")
+    fits("app", output)
+    assert output["url"] == "http://127.0.0.1:7860"
+
+
+def test_quiet_says_nothing(tmp_path):
+    for arguments in (["methods"], ["maximize", "3", "--steps", "2", "--out", str(tmp_path / "3.png")]):
+        result = CliRunner().invoke(cli.app, [*arguments, "--quiet"])
+        assert (result.exit_code, result.output) == (0, "")
+
+
+def test_an_interruption_has_its_own_status(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whyformer.methods", interrupted)
+    result = CliRunner().invoke(cli.app, ["methods"])
+    assert (result.exit_code, result.output) == (130, "error: interrupted\n")
+
+
+def test_who_stops_reading_gets_no_complaint():
+    code = PROGRAM.replace("main()", "sys.argv[1:] = ['methods', '--json']; main()")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert done.stdout is not None
+    assert done.stderr is not None
+    done.stdout.close()
+    assert b"rror" not in done.stderr.read()
+    done.stderr.close()
+    done.wait(timeout=60)
+
+
+def test_progress_is_on_the_terminal_alone(tmp_path):
+    """A terminal as standard error sees what goes on; standard output stays a clean object."""
+    master, slave = pty.openpty()
+    arguments = ["explain", "A charming film.", "--method", "occlusion", "--json", "--format", "none"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
+    running = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment)
+    os.close(slave)
+    seen = b""
+    while running.poll() is None or select.select([master], [], [], 0)[0]:
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                seen += os.read(master, 65536)
+            except OSError:
+                break
+    os.close(master)
+    assert running.stdout is not None
+    output = json.loads(running.stdout.read())
+    running.stdout.close()
+    assert running.wait() == 0
+    assert output["explanations"][0]["method"] == "occlusion"
+    assert b"loading bundled:sst2" in seen
+    assert b"occlusion" in seen

@@ -1,0 +1,332 @@
+"""``whyformer report``: what is read, what is left out, what is written; its looks are tested in tests/browser."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from cli.test_json import fits
+from PIL import Image
+from report.collected import benchmark, collect, named
+from typer.testing import CliRunner
+
+from show.made import ATTACK, picture, sentence
+from whyformer import Explanation
+from whyformer.apps import cli
+from whyformer.apps.report import write_report
+from whyformer.apps.report.cards import card
+from whyformer.errors import InputError, LoadError
+
+PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png"
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, and the text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.said: list[str] = []
+        self.open: list[str] = []
+        self.feed(source)
+        assert self.open == [], f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.said.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.said))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def made(sources, tmp_path: Path, **options) -> Page:
+    written = write_report(sources, tmp_path / "report.html", **options)
+    assert written.bytes == written.path.stat().st_size
+    return Page(written.path.read_text(encoding="utf-8"))
+
+
+# -- what is in it -----------------------------------------------------------------------------------------------
+def test_everything_in_nested_folders_is_there(tmp_path):
+    written = write_report(collect(tmp_path / "in"), tmp_path / "r.html")
+    assert (written.inputs, written.explanations, written.benchmarks) == (4, 6, 1)
+    assert written.skipped == []
+    page = Page(written.path.read_text())
+    for said in (
+        "An utterly charming film, though it drags.", "A dull one.", "night", "tiny-vit", "tiny-bert", "start_layer=0", "whyformer 0.0.9",
+        "61.50 [58.00, 65.00]", "published 55.42", "20 pictures: few.", "rollout: boom (1 of 1 records)", "Chefer, Gur, Wolf", "emu", "90.9 %",
+    ):  # fmt: skip
+        assert said in page.text, said
+    assert len([a for a in page.all("tr") if "data-map" in a]) == 6
+    assert len({a["id"] for _, a in page.tags if a.get("id")}) == len([a for _, a in page.tags if a.get("id")])
+    targets = {a["href"] for a in page.all("a")}
+    assert targets <= {f"#{a['id']}" for _, a in page.tags if a.get("id")}
+
+
+def test_it_asks_for_nothing_and_runs_only_its_own_script(tmp_path):
+    page = made(collect(tmp_path / "in"), tmp_path)
+    for _, attributes in page.tags:
+        for name in ("src", "href", "srcset", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:image/", "#")), value
+    source = (tmp_path / "report.html").read_text()
+    assert "url(" not in source
+    assert "@import" not in source
+    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}';", policy)
+    assert len(page.all("script")) == 1
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    folder = collect(tmp_path / "in")
+    write_report(folder, tmp_path / "a.html")
+    write_report(folder, tmp_path / "b.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_pictures_are_small_and_can_be_seen(tmp_path):
+    large = torch.randint(0, 255, (1, 1200, 1600, 3), dtype=torch.uint8)
+    named(picture(size=(1200, 1600), pictures=large), "m").save(tmp_path / "large.safetensors")
+    page = made(tmp_path / "large.safetensors", tmp_path)
+    for image in page.all("img"):
+        assert image["alt"]
+        data = base64.b64decode(image["src"].partition(",")[2])
+        assert len(data) < 60_000
+        with Image.open(io.BytesIO(data)) as shown:
+            assert shown.size == (384, 288)
+
+
+def test_more_pictures_are_compressed_more(tmp_path):
+    noise = torch.Generator().manual_seed(0)
+    for i in range(60):
+        seen = torch.randint(0, 255, (1, 320, 320, 3), dtype=torch.uint8, generator=noise)
+        e = picture(torch.rand(4, 6, generator=noise), size=(320, 320), pictures=seen)
+        rows = [replace(e, method=f"method{k}", model="m") for k in range(2)]
+        for k, one in enumerate(rows):
+            one.save(tmp_path / f"{i}-{k}.safetensors")
+    written = write_report(tmp_path, tmp_path / "r.html")
+    assert written.explanations == 120
+    assert written.bytes < 5_000_000
+
+
+def test_a_batch_becomes_its_samples(tmp_path):
+    e = sentence()
+    twice = replace(
+        e, scores=e.scores.repeat(2, 1), target=e.target.repeat(2), logits=e.logits.repeat(2, 1), tokens=e.tokens * 2, offsets=e.offsets * 2,
+        texts=[e.texts[0], "An utterly charming film, though it drags?"], target_names=e.target_names * 2,
+    )  # fmt: skip
+    twice.save(tmp_path / "two.safetensors")
+    assert write_report(tmp_path, tmp_path / "r.html").inputs == 2
+
+
+def test_warnings_and_diagnostics_are_shown(tmp_path):
+    e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": ["the audit found <odd> things"], "class_specific": False})
+    e.save(tmp_path / "e.safetensors")
+    page = made(tmp_path, tmp_path)
+    assert "the audit found <odd> things" in page.text
+    assert "conservation: sum 0.9877" in page.text
+    assert "any class" in page.text
+
+
+def test_maps_that_cannot_be_drawn_say_so(tmp_path):
+    picture(torch.zeros(24), grid=None).save(tmp_path / "a.safetensors")
+    sentence(scores=torch.zeros(11)).save(tmp_path / "b.safetensors")
+    text = made(tmp_path, tmp_path).text
+    assert "without a grid" in text
+    assert "all scores are 0" in text
+
+
+def test_a_picture_from_the_command_line(tmp_path):
+    arguments = ["explain", str(PICTURE), "-t", "3", "-t", "7", "--format", "json,png", "--out", str(tmp_path / "o"), "--quiet"]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    written = write_report(tmp_path / "o", tmp_path / "r.html")
+    assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
+    page = Page(written.path.read_text())
+    assert len(page.all("img")) == 3
+    assert "474,378" in page.text
+    assert "apache-2.0" in page.text
+
+
+def test_nothing_that_was_written_by_others_is_markup(tmp_path):
+    labels = {0: ATTACK, 1: f"{ATTACK}'\"", 2: "emu"}
+    named(sentence(f"{ATTACK} {ATTACK}", labels=labels), ATTACK, ATTACK).save(tmp_path / "onload=alert(1) '\"&lt;.safetensors")
+    named(picture(labels=labels), ATTACK, ATTACK).save(tmp_path / "p.safetensors")
+    (tmp_path / "<img src=x onerror=alert(1)>.bin").write_text("junk")
+    report = replace(benchmark(ATTACK), conventions={"model": ATTACK, ATTACK: ATTACK}, remarks=(ATTACK,), counts={ATTACK: {"failed": 1}})
+    report.write(tmp_path)
+    page = made(tmp_path, tmp_path, title=ATTACK)
+    assert len(page.all("script")) == 1
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert [a for a in page.all("img") if not (a["src"] or "").startswith("data:image/")] == []
+    assert page.text.count("alert") > 8
+
+
+# -- what is left out, and what is refused -----------------------------------------------------------------------
+def test_other_files_are_listed_and_damaged_ones_are_told_apart(tmp_path):
+    folder = collect(tmp_path / "in")
+    (folder / "notes.txt").write_text("junk")
+    (folder / "other.json").write_text("[1, 2]")
+    (folder / "broken.json").write_text('{"schema_version": 1, "command": "explain", "explan')
+    (folder / "torn.safetensors").write_bytes((folder / "text/dull.safetensors").read_bytes()[:300])
+    (folder / ".hidden").write_text("x")
+    facts = json.loads((folder / "text/film.json").read_text())
+    facts["explanations"][0]["tokens"][0] = ["too", "few"]
+    (folder / "misfit.json").write_text(json.dumps(facts))
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
+    written = write_report(folder, tmp_path / "r.html")
+    assert written.benchmarks == 1
+    assert {s.file for s in written.skipped if not s.damaged} == {"notes.txt", "other.json", "model.safetensors"}
+    assert {s.file for s in written.skipped if s.damaged} == {"broken.json", "torn.safetensors", "misfit.json"}
+    text = Page(written.path.read_text()).text
+    assert "notes.txt" in text
+    assert "no saved explanation" in text
+
+
+def test_the_report_itself_is_not_read(tmp_path):
+    folder = collect(tmp_path / "in")
+    first = write_report(folder, folder / "report.html")
+    second = write_report(folder, folder / "report.html")
+    assert first == second
+
+
+def test_a_table_alone_and_an_unfinished_benchmark(tmp_path):
+    benchmark().write(tmp_path)
+    (tmp_path / "report.json").unlink()
+    written = write_report(tmp_path, tmp_path / "r.html")
+    assert written.benchmarks == 1
+    text = Page(written.path.read_text()).text
+    assert "61.5" in text
+    assert "Only table.csv was found" in text
+    (tmp_path / "table.csv").unlink()
+    (tmp_path / "records.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="nothing to report"):
+        write_report(tmp_path, tmp_path / "r2.html")
+
+
+def test_figures_are_those_of_the_csv(tmp_path):
+    benchmark().write(tmp_path)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
+    page = made(tmp_path, tmp_path)
+    shown = {a["data-by"] for a in page.all("td") if a.get("data-by")}
+    assert {str(float(row["measured"])) for row in rows if row["measured"]} <= shown
+
+
+@pytest.mark.parametrize(
+    ("prepare", "expected"),
+    [
+        (lambda f: None, "it is empty"),
+        (lambda f: (f / "a.txt").write_text("x"), "1 files of other kinds"),
+        (lambda f: (f / "a.safetensors").write_text("x"), "nothing in .* can be read; a.safetensors"),
+    ],
+)
+def test_nothing_to_report(prepare, expected, tmp_path):
+    (tmp_path / "in").mkdir()
+    prepare(tmp_path / "in")
+    with pytest.raises(InputError, match=expected):
+        write_report(tmp_path / "in", tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_what_cannot_be_read_or_written(tmp_path):
+    with pytest.raises(LoadError, match="no such file"):
+        write_report(tmp_path / "nowhere", tmp_path / "r.html")
+    folder = collect(tmp_path / "in")
+    with pytest.raises(InputError, match=r"\.html"):
+        write_report(folder, tmp_path / "r.pdf")
+    (tmp_path / "d.html").mkdir()
+    with pytest.raises(InputError, match="is a folder"):
+        write_report(folder, tmp_path / "d.html")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LoadError, match="cannot write"):
+        write_report(folder, tmp_path / "file" / "r.html")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["d.html", "file", "in"]
+
+
+@pytest.mark.parametrize("change", [
+    {"scores": None}, {"scores": [[1.0, "x"]]}, {"logits": [1.0]}, {"target": []}, {"offsets": 3}, {"labels": {"x": "y"}}, {"level": "word"},
+    {"scores": [[float("nan")]]}, {"surprise": 1}, {"geometry": [{"size": [1, 1]}]},
+])  # fmt: skip
+def test_a_dictionary_that_is_no_explanation(change):
+    facts = json.loads(json.dumps(sentence().to_dict()))
+    assert Explanation.from_dict(facts).method == facts["method"]
+    with pytest.raises(InputError):
+        Explanation.from_dict({**facts, **change})
+
+
+def test_there_and_back_through_json():
+    for e in (sentence(), picture(), replace(picture(), model="m")):
+        back = Explanation.from_dict(json.loads(json.dumps(e.to_dict())))
+        assert json.dumps(back.to_dict()) == json.dumps(e.to_dict())
+        assert torch.equal(back.scores, e.scores)
+
+
+# -- the command -------------------------------------------------------------------------------------------------
+def test_the_command(tmp_path):
+    folder = collect(tmp_path / "in")
+    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
+    assert done.exit_code == 0, done.output
+    assert "6 maps of 4 inputs, 1 benchmarks" in done.stdout
+    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
+    fits("report", json.loads(done.stdout))
+    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
+    assert (done.exit_code, done.output) == (0, "")
+
+
+def test_the_command_tells_of_damaged_files_with_status_3(tmp_path):
+    folder = collect(tmp_path / "in")
+    (folder / "torn.safetensors").write_bytes(b"torn")
+    done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
+    assert done.exit_code == 3
+    assert "torn.safetensors" in done.stderr
+    fits("report", json.loads(done.stdout))
+    assert (tmp_path / "r.html").is_file()
+    done = CliRunner().invoke(cli.app, ["report", str(tmp_path / "nowhere")])
+    assert (done.exit_code, done.stdout) == (2, "")
+
+
+def test_a_report_does_not_tell_where_things_lie(tmp_path):
+    secret = tmp_path / "home-of-somebody" / "my-model"
+    named(sentence(), str(secret)).save(tmp_path / "e.safetensors")
+    replace(benchmark(), conventions={"model": str(secret)}).write(tmp_path)
+    write_report(tmp_path, tmp_path / "r.html")
+    source = (tmp_path / "r.html").read_text()
+    assert "my-model" in source
+    assert "home-of-somebody" not in source
+
+
+# -- models ------------------------------------------------------------------------------------------------------
+def test_cards_of_models(tmp_path):
+    digits = card("bundled:digits")
+    assert (digits.architecture, digits.parameters, digits.licence) == ("ViTForImageClassification", 474_378, "apache-2.0")
+    assert digits.classes == tuple("0123456789")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "id2label": {"1": "b", "0": "a"}}))
+    here = card(str(tmp_path))
+    assert (here.architecture, here.parameters, here.licence, here.classes) == ("X", None, None, ("a", "b"))
+
+
+@pytest.mark.parametrize("name", ["owner/never-downloaded", "bundled:../..", "", "no such\x00name", "../../etc", "a/b/c/d", "ViTModel"])
+def test_a_model_that_is_not_here(name):
+    known = card(name, {0: "cat"})
+    assert (known.parameters, known.licence, known.classes) == (None, None, ("cat",))

@@ -1,0 +1,282 @@
+"""The page as a server: what it refuses over HTTP, that visitors stay apart, and its endpoint for programs."""
+
+import gc
+import json
+import os
+import re
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from visiting import PICTURES, SENTENCE
+
+import whyformer
+from whyformer.apps.web import Limits, server
+from whyformer.apps.web.gate import MOST_JSON
+from whyformer.errors import InputError
+
+# sockets and event loops that gradio leaves to the garbage collector; nothing here can mend them
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(catalogue, tmp_path_factory, free_port):
+    """The address of a running page, started in a folder with a file of its own."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "secret.txt").write_text("secret words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        found = []
+        limits = Limits(size=200_000, characters=2000)
+        close = server.serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
+        yield found[0].rstrip("/")
+        close()
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def client(site):
+    gradio_client = pytest.importorskip("gradio_client")
+    return gradio_client.Client(site, verbose=False)
+
+
+def upload(site, name, content):
+    return httpx.post(f"{site}/gradio_api/upload", files={"files": (name, content)})
+
+
+# -- the endpoint --------------------------------------------------------------------------------------------------
+def test_a_sentence_through_the_endpoint(client):
+    answer = client.predict(text=SENTENCE, methods=["transformer_attribution", "rollout"], targets=["positive"], measure=True, api_name="/explain")
+    mine = whyformer.explain("bundled:sst2", SENTENCE, target="positive")
+    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
+    assert [e["method"] for e in answer["explanations"]] == ["transformer_attribution", "rollout"]
+    assert answer["top"][0]["name"] in ("positive", "negative")
+    assert 0 <= answer["faithfulness"][0]["deletion"] <= 1
+    assert "whyformer compare" in answer["command"]
+    assert any("same map for every class" in w for w in answer["warnings"])
+
+
+def test_a_picture_through_the_endpoint(client):
+    from gradio_client import handle_file
+
+    answer = client.predict(picture=handle_file(str(PICTURES / "digits_37.png")), targets=["7"], settings={"transformer_attribution": {"start_layer": 1}}, api_name="/explain")
+    from PIL import Image
+
+    mine = whyformer.explain("bundled:digits", Image.open(PICTURES / "digits_37.png"), target=7, start_layer=1)
+    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
+
+
+def test_the_endpoint_is_described(client):
+    described = client.view_api(return_format="dict")["named_endpoints"]
+    assert list(described) == ["/explain"]
+    assert [p["parameter_name"] for p in described["/explain"]["parameters"]] == ["text", "picture", "model", "methods", "targets", "settings", "truncate", "measure"]
+
+
+def test_the_example_of_the_documentation(site, monkeypatch, capsys):
+    pytest.importorskip("gradio_client")
+    root = Path(__file__).parents[3]
+    (example,) = re.findall(r"^```py\n(.*?)^```", (root / "docs" / "app.md").read_text(), re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(root)
+    exec(example.replace("http://127.0.0.1:7860", site), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "['7']"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "either text or picture"),
+        ({"text": "x", "model": "../../etc"}, "no model id"),
+        ({"text": "a" * 2001}, "at most 2,000"),
+        ({"text": SENTENCE, "methods": ["none"]}, "no method 'none'"),
+        ({"text": SENTENCE, "targets": ["17"]}, "out of range"),
+        ({"text": SENTENCE, "settings": {"transformer_attribution": 3}}, "settings are an object"),
+        ({"picture": {"path": "/etc/passwd"}}, "was not uploaded"),
+        ({"picture": {"path": "secret.txt"}}, "was not uploaded"),
+        ({"picture": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}}, ""),
+    ],
+)
+def test_the_endpoint_refuses_in_sentences(site, given, wanted):
+    # as a client that checks nothing itself would send it
+    from gradio_client.exceptions import AppError
+
+    with pytest.raises((AppError, ValueError, httpx.HTTPError, RuntimeError)) as caught:
+        raw_call(site, given)
+    assert wanted in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def raw_call(site, given):
+    full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False} | given
+    started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
+    started.raise_for_status()
+    with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}", timeout=60) as stream:
+        event = ""
+        for line in stream.iter_lines():
+            if line.startswith("event:"):
+                event = line.partition(":")[2].strip()
+            if line.startswith("data:") and event in ("error", "complete"):
+                data = json.loads(line.partition(":")[2])
+                if event == "error":
+                    raise RuntimeError(str(data))
+                return data
+    raise RuntimeError("no answer")
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd", "//etc/passwd", "../../../../etc/passwd", "..%2f..%2f..%2f..%2fetc/passwd", "%2e%2e/%2e%2e/etc/passwd", "secret.txt", "./secret.txt",
+        "{home}/secret.txt", "{uploads}/../home/secret.txt", "{uploads}/link", "{uploads}/none", "file:///etc/passwd", "{package}/page.py", "{package}/../bundled/digits/config.json",
+    ],
+)
+def test_no_file_but_an_upload_is_served(site, path, tmp_path):
+
+    uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+    link = uploads / "link"
+    link.unlink(missing_ok=True)
+    link.symlink_to("/etc/passwd")
+    full = path.format(home=Path.cwd(), uploads=uploads, package=Path(server.__file__).parent)
+    for url in (f"/gradio_api/file={full}", f"/file={full}"):
+        answer = raw_get(site, url)
+        assert answer[0] in (403, 404, 422), (url, answer)
+        assert "root:" not in answer[1]
+        assert "secret words" not in answer[1]
+        assert "architectures" not in answer[1]
+
+
+def raw_get(site, target):
+    """GET without the client tidying up the path."""
+    host, _, port = site.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as wire:
+        wire.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        raw = b""
+        while chunk := wire.recv(65536):
+            raw += chunk
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode("utf-8", "replace")
+
+
+def test_an_upload_has_a_limit_and_a_place(site):
+    assert upload(site, "large.png", b"x" * 300_000).status_code == 413
+
+    place = Path(upload(site, "../../../escape.png", b"small").json()[0]).resolve()
+    assert place.is_relative_to(Path(os.environ["GRADIO_TEMP_DIR"]).resolve())
+    assert place.stat().st_mode & 0o077 == 0 or place.parents[1].stat().st_mode & 0o077 == 0  # no other user of the machine
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/x.png", "https://example.org/x.png", "ftp://example.org/x", "HTTP://example.org/x.png"])
+def test_the_server_fetches_no_address(site, address, monkeypatch):
+    from gradio import processing_utils
+
+    def fetched(*_, **__):
+        raise AssertionError("fetched an address")
+
+    monkeypatch.setattr(processing_utils, "async_ssrf_protected_download", fetched)
+    for target in (f"/gradio_api/file={address}", f"/gradio_api/proxy={address}", f"/proxy={address}"):
+        assert raw_get(site, target)[0] in (403, 404)
+    file = {"path": address, "meta": {"_type": "gradio.FileData"}}
+    assert httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", file]}).status_code == 403
+    assert httpx.post(f"{site}/gradio_api/queue/join", json={"data": [[{"deep": file}]], "fn_index": 0, "session_hash": "x"}).status_code == 403
+
+
+def test_a_request_is_not_read_without_end(site):
+    assert httpx.post(f"{site}/gradio_api/call/explain", content=b"[" + b"1," * MOST_JSON).status_code == 413
+
+
+def test_another_sites_name_for_this_machine_is_refused(site):
+    assert httpx.get(site, headers={"Host": "evil.example:7860"}).status_code == 403
+    assert httpx.get(site).status_code == 200
+
+
+def test_the_browser_is_told_to_stay_here(site):
+    headers = httpx.get(site).headers
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_another_site_may_not_call_the_page(site):
+    answer = httpx.post(f"{site}/gradio_api/call/explain", json={"data": []}, headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers or answer.headers["access-control-allow-origin"] != "https://evil.example"
+
+
+def test_private_events_cannot_be_called_by_name(site):
+    named = httpx.get(f"{site}/gradio_api/info").json()["named_endpoints"]
+    assert list(named) == ["/explain"]
+    assert httpx.post(f"{site}/gradio_api/call/download", json={"data": []}).status_code in (404, 422, 500)
+
+
+# -- visitors ------------------------------------------------------------------------------------------------------
+def test_two_at_once_get_each_their_own(client, site):
+    gradio_client = pytest.importorskip("gradio_client")
+    other = gradio_client.Client(site, verbose=False)
+    texts, answers = [SENTENCE, "A dull and lifeless mess."], {}
+
+    def ask(who, text):
+        for _ in range(3):
+            answers.setdefault(text, []).append(who.predict(text=text, api_name="/explain")["explanations"][0]["texts"])
+
+    threads = [threading.Thread(target=ask, args=pair) for pair in zip((client, other), texts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {text: [[text]] * 3 for text in texts}
+
+
+# -- the door ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("asked", [{"share": True}, {"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.168.1.5"}, {"host": "example.org"}])
+def test_others_are_let_in_only_with_a_password(asked):
+    with pytest.raises(InputError, match="needs a password"):
+        server.serve(**asked)
+    with pytest.raises(InputError, match="at least 8"):
+        server.serve(**asked, password="short")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.5", "::1", "localhost"])
+def test_this_machine_needs_none(host):
+    assert server.check_door(host, False, None) is False
+
+
+def test_a_password_guards_everything(catalogue, free_port):
+    found = []
+    close = server.serve(catalogue, port=free_port(), password="correct horse", started=found.append, wait=False)
+    try:
+        site = found[0].rstrip("/")
+        for path in ("/gradio_api/info", "/config", "/gradio_api/file=x"):
+            assert httpx.get(site + path).status_code == 401, path
+        assert upload(site, "a.png", b"x").status_code == 401
+        for path in ("/gradio_api/call/explain", "/gradio_api/queue/join", "/gradio_api/run/explain"):
+            assert httpx.post(site + path, json={"data": ["hello"], "session_hash": "x", "fn_index": 0}).status_code == 401, path
+        assert httpx.post(f"{site}/login", data={"username": server.USER, "password": "wrong horse"}).status_code == 400
+        with httpx.Client() as visitor:
+            assert visitor.post(f"{site}/login", data={"username": server.USER, "password": "correct horse"}).status_code == 200
+            assert visitor.get(f"{site}/gradio_api/info").status_code == 200
+        gradio_client = pytest.importorskip("gradio_client")
+        known = gradio_client.Client(site, auth=(server.USER, "correct horse"), verbose=False)
+        assert known.predict(text=SENTENCE, api_name="/explain")["explanations"]
+    finally:
+        close()
+
+
+def test_a_taken_port_is_a_sentence(site):
+    port = int(site.rpartition(":")[2])
+    with pytest.raises(whyformer.WhyformerError, match=str(port)):
+        server.serve(port=port, wait=False)
+
+
+def test_without_gradio_the_extra_is_named(monkeypatch):
+    import sys
+
+    for name in [n for n in sys.modules if n.startswith(("whyformer.apps.web.handlers", "whyformer.apps.web.page", "whyformer.apps.web.api"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(whyformer.errors.MissingExtra, match=r"whyformer\[app\]"):
+        server.serve()

@@ -1,0 +1,226 @@
+"""What is computed for a visitor, how often, and what it looks like."""
+
+import base64
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+from visiting import SENTENCE, Visitor
+
+import whyformer
+from whyformer.apps.web import work
+from whyformer.apps.web.handlers import CANCELLED, RESULTS
+from whyformer.inputs.pictures import open_picture
+
+
+class Forwards:
+    """Counts forward passes of a model."""
+
+    def __init__(self, model):
+        self.count = 0
+        self.handle = model.register_forward_pre_hook(self.add)
+
+    def add(self, *_):
+        self.count += 1
+
+    def since(self):
+        count, self.count = self.count, 0
+        return count
+
+
+@pytest.fixture
+def forwards(catalogue):
+    counters = [Forwards(catalogue.load(name).model) for name in ("bundled:digits", "bundled:sst2")]
+    yield lambda: sum(c.since() for c in counters)
+    for counter in counters:
+        counter.handle.remove()
+
+
+def test_what_did_not_change_is_not_computed_again(visitor, forwards):
+    view = {"methods": ["transformer_attribution", "rollout", "gae"], "classes": ["3", "7"]}
+    visitor.explain("digits_37.png", **view)
+    assert forwards() > 0
+    visitor.explain("digits_37.png", **view)
+    assert forwards() == 0  # the same again
+    visitor.handlers.redraw(visitor.session, "contours", 0.3, 0.2)
+    visitor.handlers.redraw(visitor.session, "kept", 0.3, 0.2)
+    visitor.explain("digits_37.png", opacity=0.5, **view)
+    assert forwards() == 0  # another opacity
+    visitor.explain("digits_37.png", methods=view["methods"], classes=["7"])
+    assert forwards() == 0  # a class fewer
+
+
+def test_another_class_runs_only_what_depends_on_the_class(visitor, forwards, monkeypatch):
+    visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["3"])
+    monkeypatch.setattr(work, "judge", lambda *_: iter(()))
+    forwards()
+    visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["3", "5"])
+    assert forwards() == 1  # transformer_attribution for 5; rollout is the same for every class
+
+
+def test_a_start_layer_runs_only_the_method_whose_it_is(visitor, forwards, monkeypatch):
+    monkeypatch.setattr(work, "judge", lambda *_: iter(()))
+    names = ["transformer_attribution", "gae"]
+    visitor.explain(SENTENCE, methods=names, classes=["1"])
+    forwards()
+    visitor.explain(SENTENCE, methods=names, classes=["1"], settings={"gae": {"start_layer": 1}})
+    assert forwards() == 1
+    visitor.explain(SENTENCE, methods=names, classes=["1"], settings={"gae": {"start_layer": 0}})
+    assert forwards() == 0  # and back
+
+
+def test_words_share_one_forward(visitor, forwards):
+    visitor.explain(SENTENCE)
+    forwards()
+    for word in range(4):
+        visitor.handlers.word(visitor.session, word, "mean")
+    assert forwards() == 1
+
+
+def test_the_maps_shown_are_those_of_the_library(visitor, catalogue):
+    shown = visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["7"])
+    loaded = catalogue.load("bundled:digits")
+    picture = open_picture(visitor.handlers.uploads / "digits_37.png")
+    for packed, name in zip(re.findall(r'data-values="([^"]+)"', shown["board"]), ("transformer_attribution", "rollout"), strict=True):
+        e = whyformer.explain(loaded.model, picture, name, 7, loaded.processor)
+        np.testing.assert_array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), e.scores[0].numpy())
+
+
+def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
+    visitor.explain("digits_37.png", classes=["3"])
+    session, loaded = visitor.session, catalogue.load("bundled:digits")
+    judged = next(iter(work.judge(session, loaded, session.view, session.results, session.track())))
+    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=work.STEPS)
+    assert judged.area == found.value
+    assert len(judged.chance) == work.DRAWS
+    assert judged.area < min(judged.chance)
+
+
+def test_the_shares_of_a_word_add_up_to_one(visitor):
+    visitor.explain("Unbelievably charming, though it drags.", methods=["rollout"])
+    for block in ("mean", "0", "2"):
+        shown, _ = visitor.handlers.word(visitor.session, 0, block)
+        shares = [float(s) for s in re.findall(r"<td>([\d.]+) %</td>", shown)]
+        assert sum(shares) == pytest.approx(100, abs=0.4)
+    assert "“<bdi>Unbelievably</bdi>”" in shown
+
+
+def test_the_share_of_a_word_is_read_off_the_attention_map(visitor, catalogue):
+    visitor.explain(SENTENCE, methods=["rollout"])
+    maps = work.attention(visitor.session, catalogue.load("bundled:sst2"), visitor.session.view)
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+    tokens = visitor.session.results[0].tokens[0]
+    asked = tokens.index("charming")
+    words = {t: float(maps[1, asked, i]) for i, t in enumerate(tokens) if not t.startswith("[")}
+    shown, _ = visitor.handlers.word(visitor.session, 2, "1")
+    listed = re.findall(r"<td><bdi>(\S+)</bdi></td><td>([\d.]+) %</td>", shown)
+    assert listed == [(t, f"{100 * words[t]:.1f}") for t in sorted(words, key=lambda t: -words[t])[:5]]
+
+
+def test_warnings_say_what_the_run_says(visitor):
+    shown = visitor.explain("digits_37.png", methods=["rollout", "lrp"])["trust"]
+    assert "rollout: the same map for every class" in shown
+    assert "lrp: relevance is not conserved" in shown
+
+
+def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monkeypatch):
+    real = whyformer.explain
+
+    def explain(model, inputs, method, *args, **settings):
+        if method == "gae":
+            raise whyformer.errors.MethodNotApplicable("gae has no meaning <here>")
+        return real(model, inputs, method, *args, **settings)
+
+    monkeypatch.setattr(whyformer, "explain", explain)
+    shown = visitor.explain("digits_37.png", methods=["gae", "rollout"])
+    assert "gae has no meaning &lt;here&gt;" in shown["board"]
+    assert "data-values" in shown["board"]
+
+
+SENTENCES = [
+    (("",), {"kind": "image"}, "no picture yet"),
+    (("   ",), {}, "no text yet"),
+    ((SENTENCE,), {"methods": []}, "at least one method"),
+    ((SENTENCE,), {"methods": ["nonsense"]}, "there is no method"),
+    ((SENTENCE,), {"classes": ["17"]}, "out of range"),
+    ((SENTENCE,), {"classes": ["<b>"]}, "no class"),
+    ((SENTENCE,), {"model": "bundled:digits"}, "reads pictures"),
+    ((SENTENCE,), {"model": "../etc"}, "no model id"),
+    ((SENTENCE,), {"model": "nobody/nothing"}, "cannot load"),
+    ((SENTENCE,), {"settings": {"transformer_attribution": {"start_layer": 99}}}, "outside the model"),
+    (("word " * 5000,), {}, "characters"),
+    (("word " * 1000,), {}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("given", "more", "wanted"), SENTENCES)
+def test_errors_are_sentences(visitor, given, more, wanted):
+    shown = visitor.explain(*given, **more)
+    words = shown["status"] + shown.get("board", "")
+    assert 'role="alert"' in shown["status"]
+    assert wanted in words
+    assert "Traceback" not in words
+    assert "<b>" not in shown["status"]
+
+
+def test_a_bug_is_one_sentence_without_its_details(visitor, monkeypatch, caplog):
+    monkeypatch.setattr(work, "predict", lambda *_: {}["the secret"])
+    shown = visitor.explain(SENTENCE)
+    assert "Something went wrong inside whyformer (KeyError)" in shown["status"]
+    assert "secret" not in shown["status"]
+    assert "the page failed" in caplog.text
+
+
+def test_too_many_maps_are_refused(visitor):
+    shown = visitor.explain("digits_37.png", methods=["gae", "rollout", "raw_attention"], classes=[str(i) for i in range(10)])
+    assert "3 methods for 10 classes are 30 maps" in shown["status"]
+
+
+def test_a_path_outside_the_uploads_is_never_opened(visitor):
+    entered = list(visitor.entered("digits_37.png"))
+    for path in ("/etc/passwd", str(visitor.handlers.uploads / ".." / ".." / "x.png")):
+        entered[1] = {"path": path}
+        last = list(visitor.handlers.explain(visitor.session, *entered))[-1]
+        assert "was not uploaded" in last[RESULTS.index("status")]
+
+
+def test_cancelling_ends_long_work(visitor):
+    steps = visitor.handlers.explain(visitor.session, *visitor.entered("digits_37.png", methods=["occlusion"], settings={"occlusion": {"batch_size": 1}}))
+    next(steps)
+    timer = threading.Timer(0.05, visitor.handlers.stop, [visitor.session])
+    timer.start()
+    last = list(steps)[-1][RESULTS.index("status")]
+    timer.join()
+    assert CANCELLED in last
+    assert visitor.session.view is None
+    assert "1 map in" in visitor.explain("digits_37.png")["status"]  # and the next one runs
+
+
+def test_visitors_share_nothing_but_the_models(handlers):
+    one, two = Visitor(handlers), Visitor(handlers)
+    one.explain(SENTENCE)
+    assert two.handlers.download(two.session, "json") == {}
+    two.explain("A dull and lifeless mess.")
+    files = [json.loads(base64.b64decode(v.handlers.download(v.session, "json")["base64"])) for v in (one, two)]
+    assert [f["explanations"][0]["texts"] for f in files] == [[SENTENCE], ["A dull and lifeless mess."]]
+    assert not set(one.session.made) & set(two.session.made)
+
+
+def test_injected_markup_is_text(visitor):
+    evil = 'A <script>alert(1)</script> "film" <img src=x onerror=alert(2)> that\u202e drags.'
+    shown = visitor.explain(evil, methods=["rollout"])
+    word, _ = visitor.handlers.word(visitor.session, 1, "mean")
+    for part in (shown["board"], shown["code"], shown["trust"], word):
+        assert "<script" not in part
+        assert "<img src=x" not in part
+    assert "\u202e" not in shown["board"] + word
+
+
+def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
+    says, classes, form, _ = visitor.handlers.look(visitor.session, *visitor.entered("digits_37.png"))
+    assert says.count("<li>") == 5
+    assert len(classes["choices"]) == 10
+    assert [index for _, index in classes["choices"]][:2] == ["3", "7"]
+    assert 'type="range" min="0" max="4"' in form

@@ -1,0 +1,35 @@
+"""A visitor without a browser: handlers, a session, and inputs as the page sends them."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whyformer.apps.web.handlers import RESULTS, Handlers
+from whyformer.apps.web.session import Session
+
+PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
+SENTENCE = "An utterly charming film, though it drags."
+
+
+@dataclass
+class Visitor:
+    handlers: Handlers
+    session: Session = field(default_factory=Session)
+
+    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=0.8, keep=0.2, kind=None):
+        """What the page's controls hold: the picture of that name, or the sentence."""
+        kind = kind or ("image" if given.endswith(".png") else "text")
+        picture = None
+        if kind == "image" and given:
+            path = self.handlers.uploads / given
+            path.write_bytes((PICTURES / given).read_bytes())
+            picture = {"path": str(path), "meta": {"_type": "gradio.FileData"}}
+        model = model or {"image": "bundled:digits", "text": "bundled:sst2"}[kind]
+        return (kind, picture, given if kind == "text" else "", model, list(methods), [str(c) for c in classes], truncate, style, opacity, keep, json.dumps(settings or {}))
+
+    def explain(self, *given, **more):
+        """The last value of each part of the page after Explain."""
+        shown = {}
+        for step in self.handlers.explain(self.session, *self.entered(*given, **more)):
+            shown |= {name: value for name, value in zip(RESULTS, step, strict=True) if isinstance(value, str) or "value" in value or "visible" in value}
+        return shown

@@ -1,0 +1,302 @@
+"""Every benchmark runs end to end on tiny models; what it writes; and how it treats what is wrong."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from whyformer.benchmarks import BENCHMARKS
+from whyformer.benchmarks.configurations import parse_methods
+from whyformer.benchmarks.runner import run_benchmark
+from whyformer.errors import InputError
+from whyformer.evaluate.forwards import probabilities
+from whyformer.evaluate.metrics.faithfulness import topk_mask
+from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
+
+FEW = "raw_attention,transformer_attribution:start_layer=1"
+TEXT = {"rationales": movie_folder, "bias": None, "activation": sentence_file}
+OPTIONS = {
+    "sanity": {"draws": 1, "subsets": 5},
+    "ablation": {},
+    "perturbation": {"measures": "positive,negative,deletion,insertion", "steps": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return tiny_vit()
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return tiny_bert()
+
+
+def run(name: str, out: Path, data: Path | None, vit, bert, text: bool, **more):
+    model, tool = bert if text else (vit, processor())
+    methods = more.pop("methods", None if name == "ablation" else FEW)
+    return run_benchmark(
+        name,
+        model,
+        data,
+        out,
+        methods=methods,
+        processor=tool,
+        samples_per_batch=2,
+        batch_size=7,
+        **{**OPTIONS.get(name, {}), **more},
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_each_benchmark_end_to_end(name: str, tmp_path: Path, vit, bert) -> None:
+    text = name in TEXT
+    make = TEXT.get(name, picture_folder)
+    data = make(tmp_path / "data") if make else None
+    more = {"count": 6} if name == "bias" else {}
+    outcome = run(name, tmp_path / "out", data, vit, bert, text, **more)
+    report = outcome.report
+    assert report.unscored == 0
+    assert {"random"} <= set(report.counts)
+    facts = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert facts["conventions"]["versions"]
+    rows = list(csv.DictReader((tmp_path / "out" / "table.csv").read_text().splitlines()))
+    assert rows and any(r["measured"] for r in rows)
+    assert "### Conventions" in (tmp_path / "out" / "table.md").read_text()
+    if report.curves:
+        assert (tmp_path / "out" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    again = run(name, tmp_path / "out", data, vit, bert, text, **more)
+    assert again.measured == 0
+    assert again.resumed == outcome.measured
+    assert [t.cells for t in again.report.tables] == [t.cells for t in report.tables]
+
+
+@pytest.mark.parametrize("name", ["activation", "conservation", "sanity", "arbitration"])
+def test_benchmarks_on_both_kinds_of_input(name: str, tmp_path: Path, vit, bert) -> None:
+    text = name != "activation"
+    data = (sentence_file if text else picture_folder)(tmp_path / "data")
+    assert run(name, tmp_path / "out", data, vit, bert, text).report.unscored == 0
+
+
+def test_the_floor_and_the_ceiling(tmp_path: Path, vit, bert) -> None:
+    found = run("segmentation", tmp_path / "out", picture_folder(tmp_path / "data"), vit, bert, False).report
+    cells = found.tables[0].cells
+    for row in ("Pixel accuracy ↑", "mAP ↑", "mIoU ↑", "Pointing game ↑", "Energy in mask ↑"):
+        assert cells[row, "ground_truth"].measured.value == pytest.approx(100)
+        assert cells[row, "random"].measured.value < 100
+    assert cells["mIoU ↑", "transformer_attribution"].published == 61.95
+
+
+def test_published_figures_only_where_the_settings_are_the_papers() -> None:
+    from whyformer.benchmarks.published import CVPR_SETTINGS
+
+    same, other = parse_methods(
+        "transformer_attribution:start_layer=1,transformer_attribution:start_layer=0", CVPR_SETTINGS
+    )
+    assert (same.label, same.published) == ("transformer_attribution", "transformer_attribution")
+    assert (other.label, other.published) == ("transformer_attribution (start_layer=0)", None)
+
+
+def test_shared_forwards_give_the_figures_of_separate_runs(tmp_path: Path, vit, bert) -> None:
+    data = picture_folder(tmp_path / "data")
+    both = run("perturbation", tmp_path / "both", data, vit, bert, False).report.tables[0].cells
+    for method in ("raw_attention", "transformer_attribution:start_layer=1"):
+        alone = (
+            run("perturbation", tmp_path / method[:3], data, vit, bert, False, methods=method).report.tables[0].cells
+        )
+        for (row, column), cell in alone.items():
+            assert both[row, column].measured.value == pytest.approx(cell.measured.value)
+
+
+def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
+    module = sys.modules["whyformer.explain"]
+    plain = module.explain
+
+    def sometimes(model, inputs, method, *rest, **settings):
+        if method == "raw_attention" and len(inputs) == 1 and float(inputs.sum()) > 0:
+            raise RuntimeError("boom")
+        if method == "raw_attention" and len(inputs) > 1:
+            raise RuntimeError("batch")
+        return plain(model, inputs, method, *rest, **settings)
+
+    data = picture_folder(tmp_path / "data")
+    monkeypatch.setattr(module, "explain", sometimes)
+    broken = run("segmentation", tmp_path / "out", data, vit, bert, False).report
+    counts = broken.counts["raw_attention"]
+    assert counts["failed"] + counts["scored"] == 5
+    assert counts["failed"] > 0
+    assert broken.counts["transformer_attribution"]["scored"] == 5
+    assert broken.unscored == counts["failed"]
+    assert "Samples without figures" in broken.markdown()
+    monkeypatch.undo()
+    mended = run("segmentation", tmp_path / "out", data, vit, bert, False)
+    assert mended.report.unscored == 0  # what failed is tried again
+    assert mended.measured == counts["failed"]
+
+
+@pytest.fixture
+def constant_raw_attention(monkeypatch) -> None:
+    """The maps of raw attention come out constant, those of other methods as they are."""
+    module = importlib.import_module("whyformer.explain")
+    plain = module.explain
+
+    def flat(model, inputs, method, *rest, **settings):
+        e = plain(model, inputs, method, *rest, **settings)
+        return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
+
+    monkeypatch.setattr(module, "explain", flat)
+
+
+def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, constant_raw_attention) -> None:
+    found = run("perturbation", tmp_path / "out", picture_folder(tmp_path / "data"), vit, bert, False).report
+    assert found.counts["raw_attention"] == {"scored": 0, "failed": 0, "constant": 5, "nan": 0}
+    assert found.counts["transformer_attribution"]["scored"] == 5
+
+
+@pytest.mark.parametrize("name", ["perturbation", "segmentation"])
+def test_constant_maps_may_be_counted_as_the_reference_does(name: str, tmp_path: Path, vit, bert, constant_raw_attention) -> None:
+    data = picture_folder(tmp_path / "data")
+    left_out = run(name, tmp_path / "out", data, vit, bert, False)
+    counted = run(name, tmp_path / "out", data, vit, bert, False, constant="count")
+    assert left_out.report.unscored == 5
+    assert counted.measured == 0  # the same records, summed up otherwise
+    assert counted.report.unscored == 0
+    assert any("5 maps of raw_attention are constant" in r for r in counted.report.remarks)
+    if name == "segmentation":
+        from sklearn.metrics import average_precision_score
+
+        cells = counted.report.tables[0].cells
+        masks = [np.asarray(Image.open(data / "masks" / f"{i}.png").resize((32, 32), 0)) > 127 for i in range(5)]
+        ground = np.mean([1 - m.mean() for m in masks])
+        assert cells["Pixel accuracy ↑", "raw_attention"].measured.value == pytest.approx(100 * ground)
+        assert cells["mIoU ↑", "raw_attention"].measured.value == pytest.approx(50 * ground)
+        truths = [np.concatenate([~m.ravel(), m.ravel()]) for m in masks]
+        wanted = np.mean([average_precision_score(t, np.repeat([1.0, 0.0], 1024)) for t in truths])
+        assert cells["mAP ↑", "raw_attention"].measured.value == pytest.approx(100 * wanted)
+
+
+def test_empty_masks_are_left_out_and_said(tmp_path: Path, vit, bert) -> None:
+    data = picture_folder(tmp_path / "data")
+    Image.fromarray(np.zeros((40, 36), dtype=np.uint8)).save(data / "masks" / "1.png")
+    report = run("segmentation", tmp_path / "out", data, vit, bert, False).report
+    assert report.counts["random"]["scored"] == 4
+    assert any("empty mask" in r for r in report.remarks)
+
+
+def test_labels_outside_the_models_classes_are_refused(tmp_path: Path, vit, bert) -> None:
+    data = picture_folder(tmp_path / "data")
+    rows = json.loads((data / "index.json").read_text())
+    rows[0]["imagenet_class"] = 500
+    (data / "index.json").write_text(json.dumps(rows))
+    with pytest.raises(InputError, match="label sets do not match"):
+        run("perturbation", tmp_path / "out", data, vit, bert, False)
+    for row in rows:
+        row.pop("imagenet_class")
+    (data / "index.json").write_text(json.dumps(rows))
+    with pytest.raises(InputError, match="no label"):
+        run("perturbation", tmp_path / "out", data, vit, bert, False)
+    assert (
+        run("segmentation", tmp_path / "out", data, vit, bert, False).report.unscored == 0
+    )  # predicted class: no labels needed
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("perturbation", {"colour": 1}, "no option 'colour'"),
+        ("perturbation", {"measures": "sideways"}, "measures"),
+        ("perturbation", {"substrate": "snow"}, "substrate"),
+        ("perturbation", {"files": ["nothing.jpg"]}, "not in the data"),
+        ("segmentation", {"explained": "all"}, "explained"),
+        ("sanity", {"checks": "smell"}, "checks"),
+        ("perturbation", {"methods": "lpr"}, "Did you mean 'lrp'"),
+        ("perturbation", {"methods": "lrp,lrp"}, "given twice"),
+        ("perturbation", {"methods": "rollout:first=1"}, "no setting 'first'"),
+        ("perturbation", {"batch_size": 0}, "batch size"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(
+    name: str, options: dict, message: str, tmp_path: Path, vit, bert
+) -> None:
+    data = picture_folder(tmp_path / "data")
+    with pytest.raises(InputError, match=message):
+        if "batch_size" in options:
+            run_benchmark(name, vit, data, tmp_path / "out", processor=processor(), **options)
+        run(name, tmp_path / "out", data, vit, bert, False, **options)
+
+
+def test_unknown_benchmark_and_missing_data(tmp_path: Path, vit) -> None:
+    with pytest.raises(InputError, match="benchmarks: perturbation"):
+        run_benchmark("beauty", vit, tmp_path)
+    with pytest.raises(InputError, match="needs data"):
+        run_benchmark("perturbation", vit, None, tmp_path / "out", processor=processor())
+
+
+def test_cost_is_said_before_the_work(tmp_path: Path, vit) -> None:
+    said: list[str] = []
+    started: list[int] = []
+
+    def track(work, title, total):
+        started.append(len(said))
+        return work
+
+    run_benchmark(
+        "segmentation",
+        vit,
+        picture_folder(tmp_path / "data"),
+        tmp_path / "out",
+        methods=FEW,
+        processor=processor(),
+        say=said.append,
+        track=track,
+    )
+    assert started == [1]
+    assert "forward" in said[0] and "backward" in said[0] and "about" in said[0]
+    assert "20 explanations to score (5 samples)" in said[0]
+
+
+def test_models_with_several_classes_at_once_have_sigmoid_probabilities(tmp_path: Path, vit) -> None:
+    data = picture_folder(tmp_path / "data")
+    model = copy.deepcopy(vit)
+    model.config.problem_type = "multi_label_classification"
+    found = {}
+    for name, one in (("single", vit), ("several", model)):
+        run_benchmark("perturbation", one, data, tmp_path / name, methods="rollout", processor=processor())
+        lines = (tmp_path / name / "records.jsonl").read_text().splitlines()
+        rows = [r for r in map(json.loads, lines) if "values" in r]
+        found[name] = np.array([r["values"]["clean"]["probability"] for r in rows])
+    assert not np.isclose(found["several"], found["single"]).any()
+    logits = np.array([[0.0, np.log(3)]])
+    assert probabilities(logits) == pytest.approx(np.array([[0.25, 0.75]]))
+    assert probabilities(np.zeros((0, 0))).size == 0
+    assert probabilities(logits, multi_label=True) == pytest.approx(np.array([[0.5, 0.75]]))
+
+
+def test_files_may_be_named_with_commas(tmp_path: Path, vit) -> None:
+    data = picture_folder(tmp_path / "data")
+    every = run_benchmark("perturbation", vit, data, tmp_path / "all", methods="rollout", processor=processor())
+    names = sorted({json.loads(line)["sample"] for line in (tmp_path / "all" / "records.jsonl").read_text().splitlines() if "sample" in line})
+    few = run_benchmark("perturbation", vit, data, tmp_path / "few", methods="rollout", processor=processor(), files=",".join(names[:2]))
+    assert few.report.counts["rollout"]["scored"] == 2 < every.report.counts["rollout"]["scored"]
+
+
+def test_ties_may_go_as_topk_takes_them(tmp_path: Path, vit) -> None:
+    """Other pixels may go, but as many of them; and the choice is stated."""
+    data = picture_folder(tmp_path / "data")
+    outcome = run_benchmark("perturbation", vit, data, tmp_path / "topk", methods="rollout", processor=processor(), ties="topk")
+    assert outcome.report.counts["rollout"]["scored"]
+    assert "topk" in (tmp_path / "topk" / "table.md").read_text()
+    with pytest.raises(InputError, match="ties must be one of index, topk"):
+        run_benchmark("perturbation", vit, data, tmp_path / "x", methods="rollout", processor=processor(), ties="first")
+    scores = np.array([[0.5, 0.5], [0.1, 0.9]])
+    assert topk_mask(scores, 1, (2, 2)).tolist() == [[False, False], [False, True]]
+    assert [int(topk_mask(np.zeros(9), k, (3, 3)).sum()) for k in range(10)] == list(range(10))

@@ -1,0 +1,230 @@
+"""What the interception cannot see or has no rule for is refused: an error with the cause, the place and the way out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import whyformer
+from snapshot import assert_unchanged, snapshot
+from whyformer.errors import ModelError, UnknownOperation, WhyformerError
+
+WIDTH, TOKENS, CLASSES = 8, 5, 3
+RELEVANCE = ["transformer_attribution", "lrp", "lrp_ah_ln"]
+GRADIENTS = ["gae", "input_x_gradient", "saliency"]
+
+
+class Block(nn.Module):
+    """A pre-norm block; ``twist`` is what its branch goes through."""
+
+    def __init__(self, twist: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.dense = nn.Linear(WIDTH, WIDTH)
+        self.twist = twist
+
+    def branch(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return self.dense(self.attention(y, y, y, need_weights=False)[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.twist(self.branch, x)
+
+
+class Model(nn.Module):
+    def __init__(self, twist: Any = None, *, head: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(twist or (lambda branch, x: branch(x))) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.after = head
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x.mean(1))
+        return logits if self.after is None else self.after(logits)
+
+
+class Double(torch.autograd.Function):
+    """An operation that autograd knows and whyformer does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        return 2 * flows[0]
+
+
+def gate(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.7 * x) + x * x
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    SCRIPTED = torch.jit.script(gate)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, TOKENS, WIDTH)
+
+
+def refuse(model: nn.Module, x: Tensor, method: str, kind: type[WhyformerError], *parts: str) -> None:
+    before = snapshot(model)
+    with pytest.raises(kind) as caught:
+        whyformer.explain(model, x, method=method)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+def test_the_model_without_a_twist_is_explained(method: str, x: Tensor) -> None:
+    assert whyformer.explain(Model(), x, method=method).scores.isfinite().all()
+
+
+# -- the audit ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_an_operation_without_a_rule(method: str, x: Tensor) -> None:
+    """Its name, the module's path, what to add and where, and methods that work."""
+    model = Model(lambda branch, x: torch.cosine_similarity(branch(x), x.flip(1), -1)[..., None] * x)
+    place = "blocks.0" if method != "transformer_attribution" else "blocks."
+    refuse(model, x, method, UnknownOperation, "'cosine_similarity'", f"module '{place}", "(Block)", "composites/tables.py", "canonizers.py", "input_x_gradient")
+
+
+@pytest.mark.parametrize("method", GRADIENTS)
+def test_gradient_methods_take_any_differentiable_operation(method: str, x: Tensor) -> None:
+    model = Model(lambda branch, x: torch.cosine_similarity(branch(x), x.flip(1), -1)[..., None] * x)
+    assert whyformer.explain(model, x, method=method).scores.isfinite().all()
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_an_unknown_operation_on_what_carries_nothing_is_fine(method: str, x: Tensor) -> None:
+    """Positions, masks and whatever else the model computes beside the path from input to logits."""
+    model = Model(lambda branch, x: branch(x) * torch.logsumexp(torch.arange(WIDTH).float(), 0) / 10)
+    assert whyformer.explain(model, x, method=method).scores.isfinite().all()
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_an_unknown_operation_whose_result_goes_nowhere_is_fine(method: str, x: Tensor) -> None:
+    """Only what comes out carrying is refused: a comparison or an index has no gradient to mislead."""
+    model = Model(lambda branch, x: branch(x) * (torch.argsort(branch(x), -1) >= 0))
+    assert whyformer.explain(model, x, method=method).scores.isfinite().all()
+
+
+# -- what cannot be seen ---------------------------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+def test_activation_checkpointing(method: str, reentrant: bool, x: Tensor) -> None:
+    model = Model(lambda branch, x: checkpoint(branch, x, use_reentrant=reentrant))
+    refuse(model, x, method, ModelError, "activation checkpointing")
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_a_custom_autograd_function(method: str, x: Tensor) -> None:
+    refuse(Model(lambda branch, x: Double.apply(branch(x))), x, method, UnknownOperation, "Double", "module 'blocks.")
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_a_scripted_function(method: str, x: Tensor) -> None:
+    refuse(Model(lambda branch, x: SCRIPTED(branch(x))), x, method, UnknownOperation, "torch.jit", "module 'blocks.")
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+@pytest.mark.parametrize("head", [Double.apply, SCRIPTED], ids=["custom function", "scripted"])
+def test_hidden_operations_at_the_very_end(method: str, head: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """No operation follows that could notice."""
+    refuse(Model(head=head), x, method, UnknownOperation)
+
+
+@pytest.mark.parametrize("hidden", ["custom function", "scripted"])
+@pytest.mark.parametrize("method", GRADIENTS)
+def test_gradient_methods_need_not_see_everything(method: str, hidden: str, x: Tensor) -> None:
+    """Autograd knows the derivative, and that is all they use: the same scores as with the operation in the open."""
+    function = {"custom function": Double.apply, "scripted": SCRIPTED}[hidden]
+    written = {"custom function": lambda y: 2 * y, "scripted": gate}[hidden]
+    model = Model(lambda branch, x: function(branch(x)))
+    other = Model(lambda branch, x: written(branch(x)))
+    other.load_state_dict(model.state_dict())
+    assert torch.allclose(whyformer.explain(model, x, method=method).scores, whyformer.explain(other, x, method=method).scores, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_scripted_module(x: Tensor) -> None:
+    model = Model()
+    model.head = torch.jit.script(model.head)
+    refuse(model, x, "transformer_attribution", ModelError, "TorchScript", "original")
+
+
+def test_a_model_that_detaches(x: Tensor) -> None:
+    refuse(Model(head=lambda y: y.detach()), x, "transformer_attribution", ModelError, "detaches")
+    refuse(Model(head=lambda y: y.detach()), x, "input_x_gradient", ModelError, "detaches")
+
+
+# -- refused before anything runs --------------------------------------------------------------------------------------------
+def test_training_mode(x: Tensor) -> None:
+    refuse(Model().train(), x, "transformer_attribution", ModelError, "training mode", "model.eval()")
+
+
+def test_a_part_in_training_mode(x: Tensor) -> None:
+    model = Model()
+    model.blocks[1].attention.train()
+    refuse(model, x, "gae", ModelError, "training mode")
+
+
+def test_checkpointing_switched_on_in_the_model() -> None:
+    from zoo import build
+
+    model, inputs = build("bert")
+    # renamed in transformers 5; the flag that it sets is not
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    refuse(model, inputs, "transformer_attribution", ModelError, "gradient_checkpointing_disable()")
+    model, inputs = build("timm_vit")
+    model.set_grad_checkpointing(True)
+    refuse(model, inputs, "gae", ModelError, "set_grad_checkpointing(False)")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "input_x_gradient"])
+def test_a_parameter_that_is_not_finite_is_named(method: str, value: float, x: Tensor) -> None:
+    model = Model()
+    with torch.no_grad():
+        model.blocks[1].dense.bias[3] = value
+    before = model.blocks[1].dense.bias.clone()
+    with pytest.raises(ModelError, match=r"blocks\.1\.dense\.bias"):
+        whyformer.explain(model, x, method=method)
+    assert torch.equal(model.blocks[1].dense.bias.nan_to_num(), before.nan_to_num())
+
+
+def test_activations_that_overflow(x: Tensor) -> None:
+    refuse(Model(head=lambda y: y * 1e38 * 1e38), x, "transformer_attribution", ModelError, "not finite", "float32")
+
+
+def test_no_attention_at_all() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)) for _ in range(2)])
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x.mean(1))
+
+    model, x = Mixer().eval(), torch.randn(2, TOKENS, WIDTH)
+    for method in ("transformer_attribution", "rollout", "gae", "partial_lrp"):
+        with pytest.raises(WhyformerError, match=r"no attention|no meaning"):
+            whyformer.explain(model, x, method=method)
+    assert whyformer.explain(model, x, method="lrp").scores.shape == (2, TOKENS)

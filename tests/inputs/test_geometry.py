@@ -1,0 +1,270 @@
+"""Where the model's input lies on the original picture, checked against what real processors do to a marked one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+import whyformer
+from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.result import Explanation
+from whyformer.inputs.prepare import prepare
+from whyformer.show import overlay
+
+
+def processor(family: str, **options: Any) -> Any:
+    """A Hugging Face processor of a family, on Pillow."""
+    module = importlib.import_module(f"transformers.models.{family.lower()}.image_processing_pil_{family.lower()}")
+    return getattr(module, f"{family}ImageProcessorPil")(**options)
+
+
+def on_torchvision(family: str, **options: Any) -> Any:
+    """The same on torchvision, whose centre crop rounds differently."""
+    module = importlib.import_module(f"transformers.models.{family.lower()}.image_processing_{family.lower()}")
+    made = getattr(module, f"{family}ImageProcessor")(**options)
+    assert made.backend == "torchvision"
+    return made
+
+
+SQUARE = {"height": 96, "width": 96}
+PROCESSORS = {
+    "squash": lambda: processor("ViT", size=SQUARE),
+    "squash to 2:1": lambda: processor("ViT", size={"height": 64, "width": 128}),
+    "short side and crop": lambda: processor("CLIP", size={"shortest_edge": 96}, crop_size=SQUARE),
+    "short side and smaller crop": lambda: processor("Bit", size={"shortest_edge": 120}, crop_size={"height": 97, "width": 96}),
+    "squash and crop": lambda: processor("DeiT", size={"height": 110, "width": 110}, crop_size=SQUARE, do_center_crop=True),
+    "crop alone": lambda: processor("DeiT", do_resize=False, crop_size=SQUARE, do_center_crop=True),
+    "crop_pct": lambda: processor("ConvNext", size={"shortest_edge": 96}, crop_pct=0.875),
+    "crop_pct, squashed": lambda: processor("ConvNext", size={"shortest_edge": 384}),
+    "poolformer": lambda: processor("PoolFormer", size={"shortest_edge": 96}, crop_size=SQUARE, crop_pct=0.9),
+    "levit": lambda: processor("Levit", size={"shortest_edge": 96}, crop_size=SQUARE),
+    "crop, then resize": lambda: processor("Perceiver", size=SQUARE, crop_size={"height": 110, "width": 110}),
+    "longest edge and padding": lambda: processor("ViT", size={"shortest_edge": 96, "longest_edge": 128}, do_pad=True, pad_size={"height": 128, "width": 128}),
+    "within a box and padding": lambda: processor("ViT", size={"max_height": 96, "max_width": 96}, do_pad=True, pad_size=SQUARE),
+    "torchvision, short side and crop": lambda: on_torchvision("CLIP", size={"shortest_edge": 120}, crop_size={"height": 97, "width": 96}),
+    "torchvision, crop with padding": lambda: on_torchvision("DeiT", do_resize=False, crop_size={"height": 131, "width": 130}, do_center_crop=True),
+    "torchvision, squash": lambda: on_torchvision("ViT", size=SQUARE),
+}  # fmt: skip
+SIZES = [(96, 96), (120, 300), (300, 120), (400, 100), (97, 389), (31, 57), (640, 480), (700, 211)]
+
+
+def marked(size: tuple[int, int], spot: tuple[float, float], radius: float) -> Image.Image:
+    """A mid-grey picture with a white disc around a pixel (row, column)."""
+    picture = Image.new("RGB", size[::-1], (90, 90, 90))
+    ImageDraw.Draw(picture).ellipse([spot[1] - radius, spot[0] - radius, spot[1] + radius, spot[0] + radius], fill=(255, 255, 255))
+    return picture
+
+
+def textured(size: tuple[int, int]) -> Image.Image:
+    """Smooth waves, so that the picture differs everywhere and survives resizing."""
+    y, x = np.mgrid[: size[0], : size[1]] / max(size)
+    waves = [np.sin(9 * x + 4 * y), np.cos(7 * y - 3 * x), np.sin(11 * x * y + 2)]
+    return Image.fromarray(((np.stack(waves, -1) + 1) * 120).astype(np.uint8))
+
+
+def known(name: str, picture: Image.Image) -> Geometry:
+    made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
+    assert made.geometry is not None
+    return made.geometry[0]
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_pixel_of_the_input_is_found_on_the_original(name, size):
+    """A smooth field of coordinates goes through the processor: what comes out is where the geometry says it was."""
+    made = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS[name]())
+    assert made.geometry is not None and made.image_size is not None
+    # red holds the row, green the column: a linear ramp stays linear under any resampling, away from the border
+    down, across = np.mgrid[: size[0], : size[1]]
+    ramp = np.stack([255 * (down + 0.5) / size[0], 255 * (across + 0.5) / size[1], 0 * down], -1)
+    seen = prepare(torch.nn.Linear(1, 1), Image.fromarray(ramp.astype(np.uint8)), PROCESSORS[name]()).pictures
+    assert seen is not None
+    height, width = made.image_size
+    left, top, right, bottom = made.geometry[0].box
+    rows = top + (bottom - top) * (np.arange(height) + 0.5) / height
+    columns = left + (right - left) * (np.arange(width) + 0.5) / width
+    got = seen[0].numpy().astype(float)
+    # resampling bends the ramp at the border of the picture, and at that of the input where it is cropped first
+    inside_rows, inside_columns = (
+        (at > max(0.06 * side, at[len(at) // 12])) & (at < min(0.94 * side, at[-len(at) // 12])) for at, side in ((rows, size[0]), (columns, size[1]))
+    )
+    assert inside_rows.any() and inside_columns.any()
+    # bytes round by one step of 255, and the ramp itself was cut to whole bytes
+    assert np.abs(got[inside_rows][:, inside_columns, 0].mean(1) - 255 * rows[inside_rows] / size[0]).max() < 1.6
+    assert np.abs(got[:, inside_columns][inside_rows][..., 1].mean(0) - 255 * columns[inside_columns] / size[1]).max() < 1.6
+
+
+def peaked(made: Any, patch: int = 8) -> Explanation:
+    """A map with a single bright patch: the one in which the model sees the brightest place."""
+    seen = (made.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the ground, and than padding
+    height, width = seen.shape
+    rows, columns = height // patch, width // patch
+    sums = seen[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch).mean((1, 3))
+    scores = torch.zeros(rows * columns)
+    scores[int(sums.argmax())] = 1.0
+    return Explanation(
+        scores=scores[None], level="patch", method="made", settings={}, target=torch.tensor([0]), logits=torch.zeros(1, 2),
+        grid=(rows, columns), image_size=(height, width), pictures=made.pictures, originals=made.originals, geometry=made.geometry,
+    )  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(list(PROCESSORS)), height=st.integers(24, 500), width=st.integers(24, 500),
+    at=st.tuples(st.floats(0.1, 0.9), st.floats(0.1, 0.9)),
+)  # fmt: skip
+def test_the_peak_of_the_overlay_lies_on_the_marker(name, height, width, at):
+    assume(0.15 < height / width < 6)
+    size, spot = (height, width), (at[0] * height, at[1] * width)
+    picture = marked(size, spot, 0.05 * min(size))
+    try:
+        geometry = known(name, textured(size))
+    except ValueError:  # the processor's own rounding leaves a picture one pixel larger than it pads to
+        assume("padding" not in name)
+        raise
+    left, top, right, bottom = geometry.box
+    margin = 0.08 * min(size)
+    assume(left + margin < spot[1] < right - margin and top + margin < spot[0] < bottom - margin)
+    made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
+    assert made.geometry == [geometry]
+    e = peaked(made)
+    placed = e.placed().numpy()
+    assert placed.shape == size
+    best = np.argwhere(placed >= np.nanmax(placed) - 1e-9).mean(0)
+    # one patch of the grid, in original pixels
+    reach = ((bottom - top) / e.grid[0], (right - left) / e.grid[1])
+    assert abs(best[0] + 0.5 - spot[0]) <= reach[0] + 1
+    assert abs(best[1] + 0.5 - spot[1]) <= reach[1] + 1
+    drawn = overlay(e).astype(int)
+    colourful = (drawn.max(-1) - drawn.min(-1)).astype(float)
+    times = drawn.shape[0] / height
+    hot = np.argwhere(colourful >= 0.98 * colourful.max()).mean(0) / times
+    assert abs(hot[0] - spot[0]) <= reach[0] + 1
+    assert abs(hot[1] - spot[1]) <= reach[1] + 1
+
+
+@pytest.mark.parametrize("size", [(120, 300), (300, 120)])
+def test_what_was_cut_off_has_no_score_and_looks_like_none(size):
+    made = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS["short side and crop"]())
+    e = peaked(made)
+    placed = e.placed().numpy()
+    seen = ~np.isnan(placed)
+    square = min(size)
+    assert seen.sum() == square * square
+    rows, columns = np.argwhere(seen).min(0), np.argwhere(seen).max(0)
+    assert rows.tolist() == [(size[0] - square) // 2, (size[1] - square) // 2]
+    assert (columns - rows + 1).tolist() == [square, square]
+    blank = overlay(e, opacity=0).astype(int)
+    zero = overlay(Explanation(**{**vars(e), "geometry": [Geometry.whole(size)]}), opacity=0).astype(int)
+    times = blank.shape[0] // size[0]
+    unseen = np.kron(~seen, np.ones((times, times), bool))
+    # hatched, so it differs from a score of 0 on any ground
+    lines = np.abs(blank - zero).max(-1).reshape(size[0] // 12, 12 * times, size[1] // 12, 12 * times).max((1, 3))
+    assert (lines[unseen[:: 12 * times, :: 12 * times]] > 12).all()
+    assert not np.abs(blank - zero)[~unseen].any()
+
+
+def test_torchvision_and_timm_transforms():
+    from timm.data import create_transform
+    from torchvision import transforms
+
+    for size in SIZES:
+        for function in (
+            transforms.Compose([transforms.Resize(110), transforms.CenterCrop(97), transforms.ToTensor()]),
+            transforms.Compose([transforms.Resize((110, 90)), transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]),
+            create_transform((3, 96, 96), crop_pct=0.9), create_transform((3, 96, 96), crop_pct=0.9, crop_mode="squash"),
+            create_transform((3, 96, 96), crop_pct=0.9, crop_mode="border"),
+        ):  # fmt: skip
+            made = prepare(torch.nn.Linear(1, 1), textured(size), function)
+            assert made.geometry is not None, (size, function)
+            left, top, right, bottom = made.geometry[0].box
+            inside = (max(0, left), max(0, top), min(size[1], right), min(size[0], bottom))
+            height, width = made.image_size
+            across, down = width / (right - left), height / (bottom - top)
+            place = [round((inside[1] - top) * down), round((inside[3] - top) * down), round((inside[0] - left) * across), round((inside[2] - left) * across)]
+            wanted = textured(size).resize((place[3] - place[2], place[1] - place[0]), Image.Resampling.BILINEAR, box=inside)
+            got = made.pictures[0].numpy()[place[0] : place[1], place[2] : place[3]].astype(float)
+            # brightness is known only up to a factor where a function normalises
+            pair = np.asarray(wanted, float)[..., 0].ravel(), got[..., 0].ravel()
+            assert np.corrcoef(*pair)[0, 1] > 0.995, (size, function)
+
+
+def test_weights_of_torchvision_bring_their_own():
+    from torchvision.transforms._presets import ImageClassification
+
+    made = prepare(torch.nn.Linear(1, 1), textured((300, 400)), ImageClassification(crop_size=96, resize_size=120))
+    assert made.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
+
+
+@pytest.mark.parametrize("function", [
+    lambda picture: torch.from_numpy(np.array(picture.resize((96, 96)))).permute(2, 0, 1).float() / 255,
+    type("Odd", (), {"transforms": [object()], "__call__": lambda self, picture: torch.rand(3, 96, 96)})(),
+])  # fmt: skip
+def test_a_function_that_cannot_be_read_gives_no_geometry(function):
+    made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), function)
+    assert made.geometry is None
+    assert made.originals is None
+    assert made.pictures is not None
+
+
+def test_a_processor_that_does_something_else_than_it_says_gives_no_geometry():
+    whole = PROCESSORS["squash"]()
+
+    class Mirrored:
+        size, do_resize = SQUARE, True
+        image_mean = image_std = [0.5] * 3
+
+        def preprocess(self, images: Any) -> None: ...
+
+        def __call__(self, images: Any, return_tensors: str) -> dict[str, Tensor]:
+            return {"pixel_values": whole(images=images, return_tensors="pt")["pixel_values"].flip(-1)}
+
+    assert prepare(torch.nn.Linear(1, 1), textured((100, 200)), Mirrored()).geometry is None
+
+
+def test_pictures_of_one_colour_have_a_geometry_too():
+    for colour in ("white", "black", (40, 80, 10)):
+        made = prepare(torch.nn.Linear(1, 1), Image.new("RGB", (60, 90), colour), PROCESSORS["short side and crop"]())
+        assert made.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
+
+
+def test_tensors_have_no_geometry_and_are_drawn_as_they_are():
+    pixels = torch.rand(1, 3, 48, 80)
+    made = prepare(torch.nn.Linear(1, 1), pixels)
+    assert (made.geometry, made.originals) == (None, None)
+
+
+def test_each_picture_of_a_batch_has_its_own():
+    pictures = [textured((100, 200)), textured((300, 150))]
+    e = whyformer.explain("bundled:digits", pictures, "raw_attention")
+    assert [g.size for g in e.geometry] == [(100, 200), (300, 150)]
+    assert e.placed(0).shape == (100, 200)
+    assert e[1].placed().shape == (300, 150)
+    assert not torch.isnan(e[1].placed()).any()
+    assert e.originals[0] is pictures[0]
+
+
+def test_kept_in_files_and_in_json(tmp_path):
+    import json
+
+    made = prepare(torch.nn.Linear(1, 1), textured((120, 77)), PROCESSORS["short side and crop"]())
+    e = peaked(made)
+    again = Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert again.geometry == e.geometry
+    assert np.array_equal(np.asarray(again.originals[0]), np.asarray(e.originals[0]))
+    assert np.array_equal(overlay(again), overlay(e))
+    facts = json.loads(json.dumps(e.to_dict()))
+    assert [Geometry.from_dict(g) for g in facts["geometry"]] == e.geometry
+
+
+def test_an_impossible_geometry_is_refused():
+    with pytest.raises(whyformer.WhyformerError, match="impossible geometry"):
+        Geometry((10, 10), (5.0, 0.0, 5.0, 10.0))

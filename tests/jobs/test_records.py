@@ -1,0 +1,122 @@
+"""Nothing is lost and nothing counted twice: cut lines, two writers, and a run that is killed again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from whyformer.benchmarks.runner import run_benchmark
+from whyformer.errors import InputError
+from whyformer.jobs.records import RecordFile
+from zoo_evaluate import picture_folder, processor, tiny_vit
+
+
+def record(sample: str, key: str = "k", **values: float) -> dict:
+    return {"sample": sample, "key": key, "configuration": "c", "values": values}
+
+
+def test_records_come_back_and_the_last_one_of_a_key_counts(tmp_path: Path) -> None:
+    with RecordFile(tmp_path / "r.jsonl") as store:
+        store.add(record("a", x=1.0))
+        store.add({"sample": "b", "key": "k", "error": "boom", "kind": "failed"})
+        assert ("a", "k") in store
+        assert ("b", "k") not in store  # what failed is tried again
+        store.add(record("b", x=float("nan")))
+    with RecordFile(tmp_path / "r.jsonl") as store:
+        assert store.records["b", "k"]["values"] == {"x": None}
+        assert len(store.records) == 2
+
+
+def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_goes_on_well(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with RecordFile(path) as store:
+        store.add(record("a"))
+        store.add(record("b"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with RecordFile(path) as store:
+        assert store.dropped == 1
+        assert list(store.records) == [("a", "k")]
+        store.add(record("b"))
+    assert [json.loads(line)["sample"] for line in path.read_text().splitlines()] == ["a", "b"]
+
+
+def test_two_runs_may_not_write_to_one_folder(tmp_path: Path) -> None:
+    with RecordFile(tmp_path / "r.jsonl"), pytest.raises(InputError, match="another run"):
+        RecordFile(tmp_path / "r.jsonl")
+
+
+SCRIPT = """
+import sys, time
+import torch
+library = torch.library.Library("torchvision", "FRAGMENT")
+for name in ("nms", "qnms"):
+    try: library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    except RuntimeError: pass
+torch.set_num_threads(1)
+sys.path[:0] = [TESTS, SRC]
+from zoo_evaluate import processor, tiny_vit
+from whyformer.benchmarks.runner import run_benchmark
+def track(work, title, total):
+    for one in work:
+        yield one
+        time.sleep(0.3)
+run_benchmark("segmentation", tiny_vit(), DATA, OUT, methods="raw_attention,rollout", processor=processor(), samples_per_batch=1, track=track)
+print("finished")
+"""
+
+
+def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: Path) -> None:
+    data = picture_folder(tmp_path / "data", count=8)
+    out = tmp_path / "killed"
+    here = Path(__file__).parents[1]
+    places = {"TESTS": str(here), "SRC": str(here.parent / "src"), "DATA": str(data), "OUT": str(out)}
+    script = "\n".join(f"{k} = {v!r}" for k, v in places.items()) + SCRIPT
+    records = out / "records.jsonl"
+    for wanted in (2, 5):
+        with (tmp_path / "errors.txt").open("wb") as errors:
+            process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=errors)
+        deadline = time.monotonic() + 240
+        while len(_samples(records)) < wanted and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        assert process.poll() is None, (tmp_path / "errors.txt").read_text()[-2000:]
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert wanted <= len(_samples(records)) < 8
+    with records.open("ab") as file:  # and the kill may have cut a line
+        file.write(b'{"sample": "images/7.png", "ke')
+    model = tiny_vit()
+    resumed = run_benchmark("segmentation", model, data, out, methods="raw_attention,rollout", processor=processor())
+    whole = run_benchmark(
+        "segmentation", model, data, tmp_path / "whole", methods="raw_attention,rollout", processor=processor()
+    )
+    assert 0 < resumed.resumed < 8 * 4
+    assert resumed.resumed + resumed.measured == 8 * 4
+    assert resumed.report.tables[0].cells == whole.report.tables[0].cells
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len({(r["sample"], r["key"]) for r in lines}) == len(lines) == 8 * 4
+
+
+def _samples(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    return {json.loads(line)["sample"] for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")}
+
+
+def test_records_of_another_model_are_not_counted(tmp_path: Path) -> None:
+    import torch
+
+    data = picture_folder(tmp_path / "data", count=2)
+    run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", methods="rollout", processor=processor())
+    other = tiny_vit()
+    with torch.no_grad():
+        other.classifier.bias[0] += 1
+    again = run_benchmark("segmentation", other, data, tmp_path / "out", methods="rollout", processor=processor())
+    assert again.resumed == 0
+    assert again.report.counts["rollout"]["scored"] == 2
