@@ -118,7 +118,7 @@ def test_shared_forwards_give_the_figures_of_separate_runs(tmp_path: Path, vit, 
 
 
 def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    module = sys.modules["whyformer.explain"]
+    module = sys.modules["whyformer.explaining"]
     plain = module.explain
 
     def sometimes(model, inputs, method, *rest, **settings):
@@ -146,7 +146,7 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
 @pytest.fixture
 def constant_raw_attention(monkeypatch) -> None:
     """The maps of raw attention come out constant, those of other methods as they are."""
-    module = importlib.import_module("whyformer.explain")
+    module = importlib.import_module("whyformer.explaining")
     plain = module.explain
 
     def flat(model, inputs, method, *rest, **settings):

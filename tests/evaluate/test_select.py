@@ -22,7 +22,7 @@ from whyformer.evaluate.select import Arbitration, arbitrate
 from whyformer.explanation.result import Explanation
 
 # the package's attribute of that name is the function
-module = sys.modules["whyformer.arbitrate"]
+module = sys.modules["whyformer.evaluate.select"]
 FILL = 3
 NAMES = ["raw_attention", ("rollout", {}), {"method": "raw_attention", "block": 0}, "saliency", "input_x_gradient"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report.collected import benchmark, collect, named
 
+from apps.report.collected import benchmark, collect, named
 from show.made import ATTACK, picture, sentence
 from whyformer.apps.report import write_report
 

@@ -20,7 +20,7 @@ from whyformer.apps import cli
 ROOT = Path(__file__).parents[3]
 SST2 = ROOT / "src" / "whyformer" / "bundled" / "sst2"
 # A user has no torchvision that does not fit torch; the one of the tests is out of the way in a process of its own.
-PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
 SENTENCE = "An utterly charming film, though it drags."
 
 
@@ -71,7 +71,7 @@ def photo(tmp_path: Path) -> Path:
 # -- quick -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("explain", "--help"), ("compare", "--help"), ("benchmark", "--help")])
 def test_help_is_quick_because_torch_is_not_imported(arguments):
-    code = f"import sys; sys.argv = ['whyformer', {', '.join(map(repr, arguments))}]; from whyformer.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
+    code = f"import sys; sys.argv = ['whyformer', {', '.join(map(repr, arguments))}]; from whyformer.apps.cli import app; app(standalone_mode=False); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=False)
     assert done.returncode == 0, done.stderr
     assert "whyformer" in done.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PROGRAM = "import sys; sys.argv[0] = 'whyformer'; from whyformer.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; from whyformer.apps.cli import main; main()"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 

@@ -19,7 +19,7 @@ from whyformer.apps.cli.schema import commands_with_json, read_schema
 
 ROOT = Path(__file__).parents[3]
 PICTURE = str(ROOT / "examples" / "pictures" / "digits_37.png")
-PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.cli import main; main()"
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
 
 
 def printed(*arguments: str, status: int = 0) -> dict:

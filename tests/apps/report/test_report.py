@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.test_json import fits
 from PIL import Image
-from report.collected import benchmark, collect, named
 from typer.testing import CliRunner
 
+from apps.cli.test_json import fits
+from apps.report.collected import benchmark, collect, named
 from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.apps import cli

@@ -4,8 +4,7 @@ import pytest
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
-from visiting import Visitor
-
+from apps.web.visiting import Visitor
 from whyformer.apps.web.catalogue import Catalogue
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.limits import Limits

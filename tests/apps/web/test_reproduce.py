@@ -7,8 +7,8 @@ import shlex
 import numpy as np
 import pytest
 from typer.testing import CliRunner
-from visiting import PICTURES, SENTENCE
 
+from apps.web.visiting import PICTURES, SENTENCE
 from whyformer.apps.cli import app
 from whyformer.apps.web import reproduce
 

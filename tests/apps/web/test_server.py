@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from visiting import PICTURES, SENTENCE
 
 import whyformer
+from apps.web.visiting import PICTURES, SENTENCE
 from whyformer.apps.web import Limits, server
 from whyformer.apps.web.gate import MOST_JSON
 from whyformer.errors import InputError

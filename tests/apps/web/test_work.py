@@ -7,9 +7,9 @@ import threading
 
 import numpy as np
 import pytest
-from visiting import SENTENCE, Visitor
 
 import whyformer
+from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import work
 from whyformer.apps.web.handlers import CANCELLED, RESULTS
 from whyformer.inputs.pictures import open_picture

@@ -26,7 +26,7 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 def known() -> dict[str, Any]:
     """{"bundled": [name], "methods": {name: {"summary", "modality", "settings"}}, "benchmarks": {name: {"summary",
     "options"}}}; settings and options map a name to the values worth offering, the default first."""
-    text = (resources.files("whyformer.cli") / "known.json").read_text(encoding="utf-8")
+    text = (resources.files("whyformer.apps.cli") / "known.json").read_text(encoding="utf-8")
     made: dict[str, Any] = json.loads(text)
     return made
 

@@ -24,7 +24,7 @@ def record(command: str, **facts: Any) -> dict[str, Any]:
 
 def read_schema() -> dict[str, Any]:
     """The schema of every command's output; the commands are in its ``$defs``."""
-    text = (resources.files("whyformer.cli") / "output.schema.json").read_text(encoding="utf-8")
+    text = (resources.files("whyformer.apps.cli") / "output.schema.json").read_text(encoding="utf-8")
     made: dict[str, Any] = json.loads(text)
     return made
 

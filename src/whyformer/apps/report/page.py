@@ -55,7 +55,7 @@ def page(material: Material, inputs: Sequence[Input], size: Size, title: str, tr
 
 
 def _asset(name: str) -> str:
-    return (resources.files("whyformer.report") / name).read_text(encoding="utf-8")
+    return (resources.files("whyformer.apps.report") / name).read_text(encoding="utf-8")
 
 
 def _summary(material: Material, inputs: Sequence[Input]) -> str:

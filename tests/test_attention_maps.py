@@ -69,7 +69,7 @@ def test_what_is_not_there_is_refused():
 
 def test_far_too_many_numbers_are_refused(monkeypatch):
     # the name belongs to the function; its module is found here
-    monkeypatch.setattr(sys.modules["whyformer.attention_maps"], "MOST_VALUES", 10)
+    monkeypatch.setattr(sys.modules["whyformer.attention"], "MOST_VALUES", 10)
     model, inputs = build("hf_vit")
     with pytest.raises(InputError, match="raw_attention and its aggregation"):
         whyformer.attention_maps(model, inputs)
