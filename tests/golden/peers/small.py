@@ -1,0 +1,84 @@
+"""Tiny seeded models that the zoo does not have: a two-tower model and a detector, each with a batch of two inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import zoo
+
+EOS = 3
+QUERIES, CLASS = 5, 1
+_TOWER = {"intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3}
+
+
+def clip(attention: str = "sdpa") -> tuple[nn.Module, dict[str, Tensor]]:
+    """CLIP with two pictures and two texts of unequal length."""
+    text = {**_TOWER, "hidden_size": 24, "vocab_size": 50, "max_position_embeddings": 20, "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0}
+    vision = {**_TOWER, "hidden_size": 36, "image_size": 32, "patch_size": 8}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+    model = zoo.randomise(transformers.CLIPModel._from_config(config, attn_implementation=attention))
+    words = zoo.text(first=1)
+    for ids, length in zip(words["input_ids"], zoo.LENGTHS, strict=True):
+        ids[length - 1] = EOS
+    return model, {**words, "pixel_values": zoo.pixels()}
+
+
+class OneQuery(nn.Module):
+    """The class logits of one of a detector's queries."""
+
+    def __init__(self, model: nn.Module, query: int) -> None:
+        super().__init__()
+        self.model, self.query = model, query
+        self.eval()
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.model(pixel_values).logits[:, self.query]
+
+
+def detr(attention: str = "sdpa") -> tuple[nn.Module, Tensor]:
+    """DETR with 4 × 4 places; with this seed a row of one picture's queries receives no positive gradient."""
+    backbone: Any = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"])
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, d_model=24, encoder_layers=2,
+        decoder_layers=2, encoder_attention_heads=3, decoder_attention_heads=3, encoder_ffn_dim=48, decoder_ffn_dim=48, num_queries=QUERIES,
+        num_labels=zoo.CLASSES, dropout=0.0,
+    )  # fmt: skip
+    model = transformers.DetrForObjectDetection(config)
+    model.set_attn_implementation({"backbone_config": "eager", "": attention})
+    return zoo.randomise(model, seed=1), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class Pooled(nn.Module):
+    """A picture's mean colours in 4 × 4 cells, linearly: the class depends on which pixels are gone."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.head = nn.Linear(16 * channels, zoo.CLASSES, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(zoo.CLASSES, 16 * channels, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+        self.eval()
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        return self.head(nn.functional.adaptive_avg_pool2d(pixel_values, 4).flatten(1))
+
+
+def photographs() -> Tensor:
+    """``[6, 3, 224, 224]`` smooth seeded pictures in 0 .. 1, as the published protocols take them."""
+    coarse = torch.rand(6, 3, 7, 7, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    return nn.functional.interpolate(coarse, size=224, mode="bicubic").clamp(0, 1)
+
+
+class FirstClasses(nn.Module):
+    """The logits of a text model's first classes."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__()
+        self.model, self.count = model, count
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits[:, : self.count]
