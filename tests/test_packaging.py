@@ -28,7 +28,7 @@ ARROWS = {
     "models": {"errors"},
     "rules": {"errors"},
     "composites": {"errors", "rules", "engine"},
-    "engine": {"errors", "rules", "composites", "models"},
+    "engine": {"errors", "rules", "models"},
     "inputs": RESULTS | {"models", "methods"},
     "methods": RESULTS | {"rules", "composites", "engine", "models", "inputs", "targets", "rooms"},
     "explaining": RESULTS | {"methods", "models", "inputs", "targets"},

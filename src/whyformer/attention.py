@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Plan
 from whyformer.errors import InputError
 from whyformer.explaining import Resolver, Target, finish

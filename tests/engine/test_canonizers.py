@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import whyformer
-from whyformer.composites.tables import conservative, deep_taylor, layerwise
+from whyformer.composites.ali import conservative
+from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.engine import canonizers
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import record

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.tables import GRADIENT, deep_taylor
+from whyformer.composites.chefer import deep_taylor
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Plan
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation

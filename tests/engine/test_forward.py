@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 import whyformer
 from snapshot import assert_unchanged, snapshot
-from whyformer.composites.tables import GRADIENT, Composite, conservative, deep_taylor, layerwise
+from whyformer.composites.ali import conservative
+from whyformer.composites.chefer import deep_taylor, layerwise
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import Recording, record
+from whyformer.rules.core import Composite
 from zoo import WINDOWED, ZOO, build, call, rows
 
 COMPOSITES: dict[str, Composite] = {

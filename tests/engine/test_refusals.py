@@ -99,7 +99,7 @@ def test_an_operation_without_a_rule(method: str, x: Tensor) -> None:
     """Its name, the module's path, what to add and where, and methods that work."""
     model = Model(lambda branch, x: torch.cosine_similarity(branch(x), x.flip(1), -1)[..., None] * x)
     place = "blocks.0" if method != "transformer_attribution" else "blocks."
-    refuse(model, x, method, UnknownOperation, "'cosine_similarity'", f"module '{place}", "(Block)", "composites/tables.py", "canonizers.py", "input_x_gradient")
+    refuse(model, x, method, UnknownOperation, "'cosine_similarity'", f"module '{place}", "(Block)", "whyformer/composites", "engine/canonizers.py", "input_x_gradient")
 
 
 @pytest.mark.parametrize("method", GRADIENTS)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites.tables import deep_taylor, layerwise
+from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import record
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import record
 from whyformer.errors import ModelError

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whyformer.composites.tables import GRADIENT, LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
+from whyformer.composites.ali import conservative
+from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine import operations as ops
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
+from whyformer.rules.core import Composite
 
 B, N, D = 2, 4, 6
 

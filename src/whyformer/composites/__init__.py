@@ -1,1 +1,1 @@
-"""Composites: tables operation -> rule. A propagation method is one of these tables."""
+"""Tables operation -> rule, one file a family. A propagation method is one of these tables."""

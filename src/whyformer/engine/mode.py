@@ -151,7 +151,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return result
         raise UnknownOperation(
             f"the operation '{name}' in {self.where()} carries relevance, and {self.plan.composite.name} has no rule "
-            f"for it. Ways out: add a rule to the composite's table (composites/tables.py: rules[{name!r}] = ...), or "
+            f"for it. Ways out: add a rule to the composite's table (whyformer/composites: rules[{name!r}] = ...), or "
             "a row to engine/canonizers.py if the module writes a known operation by hand, or use a gradient method "
             "(input_x_gradient, integrated_gradients, gae)"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import Composite
+from whyformer.rules.core import Composite
 from whyformer.rules.relevance.attention import masked_softmax
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import LINEAR_RULES, Composite, conservative, deep_taylor, layerwise
+from whyformer.composites.ali import conservative
+from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.engine.probes import Plan
 from whyformer.methods.gradients.roots import explain_root, multiply
 from whyformer.methods.maps.transformer_attribution import conservation
 from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.rules.core import Composite
 
 _RULE_CHECKS = {
     "rule": one_of("shared", *LINEAR_RULES),

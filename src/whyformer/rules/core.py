@@ -1,4 +1,4 @@
-"""What a relevance rule is, and how it is run: one recorded graph, two backward passes."""
+"""What a rule and a table of rules are, and how a rule is run: one recorded graph, two backward passes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 Grads = Sequence[Tensor | None]
+# (function, arguments by position, by name) -> output; multiplier carrier
+MultiplierRule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Tensor]
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -112,6 +114,26 @@ class Rule:
     gradient: Callable[[Call, Tensor], Grads] | None = None
     keep_output: bool = False
     books: bool = True
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A table of rules for one carrier.
+
+    Attributes:
+        name: what error messages call it.
+        carrier: "multiplier" (R = x ⊙ m; empty table = gradient × input) or "relevance".
+        rules: operation -> rule; special keys of the relevance carrier: "mul_two" (product of two carrying branches),
+            "input_conv" (a convolution that reads the root).
+        native: operations whose ordinary adjoint is their rule.
+        audit: refuse operations in none of the tables. Off only for the plain gradient, where autograd is the rule.
+    """
+
+    name: str
+    carrier: str
+    rules: dict[str, Any] = field(default_factory=dict)
+    native: frozenset[str] = frozenset()
+    audit: bool = True
 
 
 class Ruled(torch.autograd.Function):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.methods.registry import method
 from whyformer.methods.task import Scores, Task

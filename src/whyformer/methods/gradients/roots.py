@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import GRADIENT, Composite
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import Recording
 from whyformer.errors import InputError
@@ -17,6 +17,7 @@ from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
 from whyformer.methods.registry import FLAG, at_least, method, one_of
 from whyformer.methods.task import Scores, Task
+from whyformer.rules.core import Composite
 
 NORMS = ("l2", "l1", "max", "sum")
 BASELINES = ("zero", "mean", "blur", "pad", "mask", "unk")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Plan
 from whyformer.engine.run import Recording
 from whyformer.errors import InputError, MissingExtra

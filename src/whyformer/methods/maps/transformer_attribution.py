@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import deep_taylor
+from whyformer.composites.chefer import deep_taylor
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import Recording
 from whyformer.errors import ModelError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.errors import InputError, MissingExtra
 from whyformer.explanation import views

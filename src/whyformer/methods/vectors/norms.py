@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Plan, Projection
 from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.maps.rollout import with_readout
