@@ -172,6 +172,32 @@ def llama(attention: str = "sdpa") -> tuple[nn.Module, Inputs]:
     return _hf("LlamaForSequenceClassification", "LlamaConfig", options, attention), text()
 
 
+# -- language models: logits of every token over the vocabulary ------------------------------------------------------
+def gpt2_lm() -> tuple[nn.Module, Inputs]:
+    options = {
+        "vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 3, "n_head": HEADS, "n_positions": 32, "pad_token_id": 0,
+        "bos_token_id": 2, "eos_token_id": 3,
+    }  # fmt: skip
+    return _hf("GPT2LMHeadModel", "GPT2Config", options), text()
+
+
+def llama_lm() -> tuple[nn.Module, Inputs]:
+    options = {
+        **_TEXT, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 2,
+        "eos_token_id": 3,
+    }  # fmt: skip
+    return _hf("LlamaForCausalLM", "LlamaConfig", options), text()
+
+
+def t5() -> tuple[nn.Module, Inputs]:
+    """An encoder–decoder: needs ``decoder_input_ids`` too."""
+    options = {
+        "vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 2 * WIDTH, "num_layers": 2, "num_decoder_layers": 2,
+        "num_heads": HEADS, "pad_token_id": 0, "decoder_start_token_id": 0, "dropout_rate": 0.0,
+    }  # fmt: skip
+    return _hf("T5ForConditionalGeneration", "T5Config", options), text()
+
+
 class EncoderClassifier(nn.Module):
     """What a user writes with plain ``torch.nn``."""
 
@@ -257,6 +283,9 @@ TEXTS: dict[str, Builder] = {
     "encoder_sequence_first": lambda: encoder(batch_first=False),
 }
 ZOO: dict[str, Builder] = {**IMAGES, **TEXTS}
+# the next token; no contract of a classifier's logits is tested on them
+LANGUAGE: dict[str, Builder] = {"gpt2_lm": gpt2_lm, "llama_lm": llama_lm}
+OTHERS: dict[str, Builder] = {"t5": t5}
 # families whose two attention implementations must agree
 TWO_ATTENTIONS: dict[str, Callable[..., tuple[nn.Module, Inputs]]] = {
     "hf_vit": hf_vit, "bert": bert, "roberta": roberta, "distilbert": distilbert, "electra": electra, "modernbert": modernbert,
@@ -271,7 +300,7 @@ def modality(name: str) -> str:
 
 
 def build(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Inputs]:
-    model, inputs = {**ZOO, **WINDOWED}[name]()
+    model, inputs = {**ZOO, **WINDOWED, **LANGUAGE, **OTHERS}[name]()
     return model.to(dtype), to(inputs, dtype)
 
 

@@ -22,7 +22,8 @@ from whyformer.explaining import Track, _progress, find_class
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs.prepare import _undo_normalisation, prepare
 from whyformer.models.loading import opened
-from whyformer.models.structure import class_count, class_names, read_logits
+from whyformer.models.readout import read_logits
+from whyformer.models.structure import class_count, class_names
 
 _UNITS = (
     'a unit is a class (number or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.stats import linregress, pearsonr, rankdata, spearmanr
 from skimage.metrics import structural_similarity
-from zoo_evaluate import tiny_vit
 
 from whyformer.benchmarks.name_bias import fill, group_difference, term_rank
 from whyformer.errors import InputError
@@ -28,6 +27,7 @@ from whyformer.evaluate.metrics.sanity import randomized_models, ranks, spearman
 from whyformer.evaluate.metrics.sensitivity import class_sensitivity, max_sensitivity, relative_change
 from whyformer.evaluate.rft import arbitrate, ranked_faithfulness, worst_ranks
 from whyformer.evaluate.statistics import bootstrap
+from zoo_evaluate import tiny_vit
 
 
 # -- activation --------------------------------------------------------------------------------------------------

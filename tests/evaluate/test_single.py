@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from zoo_evaluate import processor, tiny_bert, tiny_vit
 
 import whyformer
+import zoo
 from whyformer.benchmarks.substrates import substrate
 from whyformer.errors import InputError
-from whyformer.evaluate import METRICS, evaluate
-from whyformer.evaluate import registry as metrics
+from whyformer.evaluate import METRICS, evaluate, metrics
+from zoo_evaluate import processor, tiny_bert, tiny_vit
 
 FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
                   "auac", "au_mse", "infidelity", "conservation")  # fmt: skip
@@ -105,6 +105,17 @@ def test_text_padding_does_not_change_a_figure(bert, name: str) -> None:
     both = evaluate(model, texts, e, name, tokenizer)
     alone = whyformer.explain(model, texts[1], "input_x_gradient", 1, tokenizer)
     assert both.values[1] == pytest.approx(evaluate(model, texts[1], alone, name, tokenizer).values[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("model_name", zoo.LANGUAGE)
+@pytest.mark.parametrize("name", ["comprehensiveness", "sufficiency", "conservation"])
+def test_padding_does_not_change_a_figure_of_a_language_model(model_name: str, name: str) -> None:
+    model, inputs = zoo.build(model_name)
+    scores = torch.randn(inputs["input_ids"].shape)
+    both = evaluate(model, inputs, scores, name)
+    for b, length in enumerate(zoo.LENGTHS):
+        alone = evaluate(model, zoo.rows(inputs, b, crop=True), scores[b : b + 1, :length], name)
+        assert both.values[b] == pytest.approx(alone.values[0], abs=1e-9)
 
 
 def test_deleting_words_really_shortens_the_text(bert) -> None:

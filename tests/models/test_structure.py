@@ -8,15 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import whyformer
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Plan
 from whyformer.engine.run import record
-from whyformer.errors import ModelError
 from whyformer.explanation import views
 from whyformer.methods.task import readout_row
-from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
-from zoo import WINDOWED, ZOO, build, call
+from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
+from zoo import WINDOWED, ZOO, build
 
 # rows of the last block that feed the logits, of a sample with all ten tokens or of a picture
 READOUT = {
@@ -90,27 +88,6 @@ def test_layout_of_the_tokens(name: str, expected: bool) -> None:
 )
 def test_patch_grid(tokens: int, seen: tuple[int, int] | None, wanted: Any) -> None:
     assert views.patch_grid(tokens, seen, None) == wanted
-
-
-@pytest.mark.parametrize("name", ["bert", "timm_vit"])
-def test_logits_are_read_from_whatever_the_model_returns(name: str) -> None:
-    model, inputs = build(name)
-    wanted = call(model, inputs)
-    if hasattr(model, "config"):
-        model.config.return_dict = False
-        assert torch.equal(whyformer.explain(model, inputs).logits, wanted)
-    assert torch.equal(read_logits(wanted), wanted)
-    assert torch.equal(read_logits((wanted, None)), wanted)
-    assert torch.equal(read_logits([None, wanted]), wanted)
-    assert torch.equal(read_logits({"logits": wanted, "other": wanted * 2}), wanted)
-    assert torch.equal(read_logits({"scores": wanted}), wanted)
-    assert read_logits(wanted[:, 0]).shape == (2, 1)
-
-
-@pytest.mark.parametrize("output", [None, 3, "logits", (), {}, {"loss": 1.0}])
-def test_what_holds_no_logits(output: Any) -> None:
-    with pytest.raises(ModelError, match="without logits"):
-        read_logits(output)
 
 
 def test_the_first_parameter_that_is_not_finite() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.study import Benchmark, Study
-from whyformer.models.structure import read_logits
+from whyformer.models.readout import read_logits
 
 
 @dataclass

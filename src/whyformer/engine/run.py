@@ -16,7 +16,8 @@ from whyformer.engine.canonizers import Canonical, canonical
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import Plan
 from whyformer.errors import ModelError
-from whyformer.models.structure import find_blocks, first_bad_parameter, read_logits, sequence_first
+from whyformer.models.readout import output_mask, read_logits
+from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
 from whyformer.rules import multiplier
 from whyformer.rules.core import Pass, Ruled, same_memory
 
@@ -177,8 +178,7 @@ def record(
             if projection.norm_input is not None:
                 projection.norm_input = batch_first(projection.norm_input, run)
             plan.project(projection)
-    mask = kwargs.get("decoder_attention_mask" if "decoder_input_ids" in kwargs else "attention_mask")
-    recording.logits = read_logits(output, mask)
+    recording.logits = read_logits(output, output_mask(model, args, kwargs))
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
         bad = first_bad_parameter(model)

@@ -18,7 +18,8 @@ from whyformer.evaluate.forwards import probabilities
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
-from whyformer.models.structure import class_names, read_logits
+from whyformer.models.readout import plain_logits
+from whyformer.models.structure import class_names
 
 
 @dataclass
@@ -141,8 +142,7 @@ class Case:
         return self._read(args, kwargs)
 
     def _read(self, args: Any, kwargs: Any) -> NDArray[np.float64]:
-        with torch.inference_mode():
-            logits = read_logits(self.model(*args, **kwargs)).double().cpu().numpy()
+        logits = plain_logits(self.model, args, kwargs).double().cpu().numpy()
         self.forwards += len(logits)
         return logits
 
@@ -161,8 +161,7 @@ def read_case(
     patches of a square grid; those of a text ``[B, N]``. A missing batch axis is added for a single sample.
     """
     args, kwargs = inputs.feed
-    with torch.inference_mode():
-        logits = read_logits(model(*args, **kwargs)).double().cpu().numpy()
+    logits = plain_logits(model, args, kwargs).double().cpu().numpy()
     ours = explanation if isinstance(explanation, Explanation) else None
     raw: Any = explanation
     if ours is not None:
@@ -231,6 +230,8 @@ def _text(scores: Tensor, inputs: Inputs) -> Tensor:
             f"scores of shape {list(scores.shape)} do not fit {wanted[0]} texts of {wanted[1]} tokens: give one "
             f"score a token, special ones included"
         )
+    if inputs.mask is not None and inputs.mask.shape == scores.shape:
+        scores = scores.masked_fill(~inputs.mask.cpu(), 0)
     return scores
 
 

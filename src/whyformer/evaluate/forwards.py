@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from whyformer.models.structure import read_logits
+from whyformer.models.readout import plain_logits
 
 
 @dataclass
@@ -56,8 +56,7 @@ class Forwards:
 
     def _run(self, *args: Tensor, **kwargs: Tensor) -> NDArray[np.float64]:
         self.count += len(args[0]) if args else len(kwargs["input_ids"])
-        with torch.inference_mode():
-            return read_logits(self.model(*args, **kwargs)).double().cpu().numpy()
+        return plain_logits(self.model, args, kwargs).double().cpu().numpy()
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:

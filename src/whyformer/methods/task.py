@@ -15,6 +15,7 @@ from whyformer.engine.probes import Plan
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
+from whyformer.models.readout import plain_logits
 from whyformer.models.structure import find_blocks
 
 
@@ -103,11 +104,7 @@ class Task:
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Logits of a plain forward pass, without gradients."""
-        from whyformer.models.structure import read_logits
-
-        args, kwargs = (inputs or self.inputs).feed
-        with torch.no_grad():
-            return read_logits(self.model(*args, **kwargs), kwargs.get("attention_mask"))
+        return plain_logits(self.model, *(inputs or self.inputs).feed)
 
     def block(self, number: int, name: str = "start_layer") -> int:
         """A block number from 0, checked against the model before work starts."""

@@ -1,12 +1,11 @@
-"""What is read off a model: its blocks, whether it may be explained, and its output."""
+"""What is read off a model: its blocks, its classes, and whether it may be explained."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from whyformer.errors import ModelError
 
@@ -60,40 +59,6 @@ def refuse_unfit(model: Any) -> None:
 def first_bad_parameter(model: nn.Module) -> str | None:
     """Name of the first parameter that holds NaN or infinity."""
     return next((n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
-
-
-def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
-    """``[B, C]`` logits out of whatever the model returns.
-
-    A language model's ``[B, N, V]`` is read at the last position, or the last real one by the ``[B, N]`` padding mask;
-    the image-to-text logits of a two-tower model count as logits.
-    """
-    logits = output
-    if isinstance(output, Mapping) or hasattr(output, "logits"):
-        logits = getattr(output, "logits", getattr(output, "logits_per_image", None))
-        if logits is None and isinstance(output, Mapping):
-            logits = output.get("logits", next((v for v in output.values() if isinstance(v, Tensor)), None))
-    elif isinstance(output, list | tuple):
-        logits = next((v for v in output if isinstance(v, Tensor)), None)
-    if not isinstance(logits, Tensor):
-        raise ModelError(
-            f"the model returned {type(output).__name__} without logits; wrap it so that "
-            "forward returns a tensor [batch, classes]"
-        )
-    if logits.dim() == 1:
-        logits = logits[:, None]
-    if logits.dim() == 3:  # a language model: the next token after the last real one
-        last = torch.full((len(logits),), logits.shape[1] - 1, device=logits.device)
-        if mask is not None and mask.shape == logits.shape[:2]:
-            places = torch.arange(logits.shape[1], device=logits.device)
-            last = (mask * (places + 1)).argmax(-1)
-        logits = logits[torch.arange(len(logits), device=logits.device), last]
-    if logits.dim() != 2:
-        raise ModelError(
-            f"the model returned logits of shape {list(logits.shape)}; [batch, classes] (or "
-            "[batch, tokens, vocabulary]) is needed"
-        )
-    return logits
 
 
 def sequence_first(model: nn.Module) -> bool:

@@ -18,7 +18,8 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs import prepare
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.models.structure import class_count, class_names, find_blocks, read_logits, refuse_unfit
+from whyformer.models.readout import plain_logits
+from whyformer.models.structure import class_count, class_names, find_blocks, refuse_unfit
 
 STEPS = 10
 """Steps of a deletion curve: 0, 10 ... 100 % removed."""
@@ -66,8 +67,7 @@ def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
     def make() -> Prediction:
         refuse_unfit(loaded.model)
         args, kwargs = prepare(loaded.model, view.source.content, loaded.processor, truncate=view.truncate).feed
-        with torch.inference_mode():
-            logits = read_logits(loaded.model(*args, **kwargs), kwargs.get("attention_mask")).double().cpu()
+        logits = plain_logits(loaded.model, args, kwargs).double().cpu()
         labels, several = class_names(loaded.model)
         several = several or logits.shape[-1] == 1
         share = (torch.sigmoid(logits) if several else torch.softmax(logits, -1))[0]
