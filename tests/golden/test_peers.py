@@ -247,3 +247,44 @@ def test_quantus() -> None:
     # the peer adds 1e-9 to the sum that it divides by
     close(value("energy", model, pictures, maps, mask=objects), theirs["attribution_localisation"], 1e-9)
     close(value("energy", model, pictures, np.abs(maps), mask=objects), theirs["relevance_mass_of_size"])
+
+
+# -- ViT-CX --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("threshold", [0.1, 0.3])
+def test_vit_cx_with_the_same_noise(threshold: float) -> None:
+    model, inputs = build("timm_vit")
+    theirs = peer("vit_cx")
+    close(zoo.call(model, inputs), theirs["logits"])
+    for k, target in enumerate((1, 2)):
+        wanted = theirs[f"saliency_{threshold}"][:, k]
+        np.testing.assert_allclose(scores(model, inputs, "vit_cx", target, distance_threshold=threshold), wanted, rtol=0, atol=1e-14)
+
+
+# -- Ali et al. ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "method"), [("none", "input_x_gradient"), ("ln", "lrp_ln"), ("ah_ln", "lrp_ah_ln")])
+def test_conservative_propagation(name: str, method: str) -> None:
+    model, inputs = small.attention_only()
+    model, theirs = model.double(), peer("ali")
+    close(model(**inputs).detach(), theirs["logits"])
+    for target in range(zoo.CLASSES):
+        close(scores(model, inputs, method, target), theirs[f"relevance_{name}"][:, target])
+
+
+def test_columns_of_ali_are_sums_and_ours_means() -> None:
+    model, inputs = build("bert")
+    theirs = peer("ali")
+    close(zoo.call(model, inputs), theirs["bert_logits"])
+    columns = {"aggregation": {"rows": "column_mean"}}
+    close(10 * zoo.HEADS * scores(model, inputs, "raw_attention", **columns)[0], theirs["last_block_columns"])
+    close(10 * scores(model, inputs, "rollout", **columns)[0], theirs["rollout_columns"])
+
+
+@pytest.mark.parametrize(("metric", "curve"), [("auac", "generate"), ("au_mse", "pruning")])
+def test_curves_of_ali(metric: str, curve: str) -> None:
+    """Its fractions come from numpy.linspace, where 3/10, 6/10 and 7/10 of ten words round up to one word more."""
+    model, inputs = build("bert")
+    theirs = peer("ali")
+    found = whyformer.evaluate(model, zoo.rows(inputs, 0), theirs["scores"][None], metric, Unknown())
+    assert found.curves is not None
+    close(found.curves[0], theirs[f"{curve}_written"])
+    assert np.flatnonzero(np.abs(found.curves[0] - theirs[f"{curve}_linspace"]) > 1e-12).tolist() == [3, 6, 7]

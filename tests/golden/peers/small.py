@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import zoo
 
 EOS = 3
+EPSILON = 1e-12
 QUERIES, CLASS = 5, 1
 _TOWER = {"intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3}
 
@@ -82,3 +83,43 @@ class FirstClasses(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.model(input_ids=input_ids, attention_mask=attention_mask).logits[:, : self.count]
+
+
+class AttentionOnly(nn.Module):
+    """The classifier that Ali et al. explain: attention without scaling or feed-forward layers, and a LayerNorm without weights.
+
+    Parts are named as in their code, which takes these weights.
+    """
+
+    def __init__(self, blocks: int = 3, width: int = 24) -> None:
+        super().__init__()
+        self.embeds = nn.Embedding(zoo.VOCABULARY, width)
+        self.attention_layers = nn.ModuleList(_AttentionOnlyBlock(width) for _ in range(blocks))
+        self.pooler = nn.Module()
+        self.pooler.dense = nn.Linear(width, width)
+        self.classifier = nn.Linear(width, zoo.CLASSES)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.embeds(input_ids)
+        for block in self.attention_layers:
+            hidden = block(hidden)
+        return self.classifier(self.pooler.dense(hidden[:, 0]).tanh())
+
+
+class _AttentionOnlyBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.output = nn.Module()
+        self.output.dense = nn.Linear(width, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = (part(hidden).unflatten(-1, (zoo.HEADS, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        mixed = (query @ key.transpose(-1, -2)).softmax(-1) @ value
+        total = self.output.dense(mixed.transpose(1, 2).flatten(2)) + hidden
+        return (total - total.mean(-1, keepdim=True)) / (total.std(-1, keepdim=True) + EPSILON)
+
+
+def attention_only() -> tuple[nn.Module, dict[str, Tensor]]:
+    """It, and two sentences of ten tokens."""
+    return zoo.randomise(AttentionOnly()), {"input_ids": torch.randint(4, zoo.VOCABULARY, (2, 10), generator=torch.Generator().manual_seed(3))}
