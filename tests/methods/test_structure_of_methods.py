@@ -16,10 +16,12 @@ from transformers import (
     BertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
+    LxmertConfig,
+    LxmertForQuestionAnswering,
 )
 
 import whyformer
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import Resolver, _progress
 from whyformer.inputs import prepare
 from whyformer.methods.maps.gae import normalised_excess
@@ -275,6 +277,19 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match="tower"):
         whyformer.explain(model, inputs, "gae", side="text")
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout", "transformer_attribution", "norm_attention"])
+def test_two_sequences_that_attend_to_each_other_are_named(method: str) -> None:
+    sizes = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 48, "num_qa_labels": 5, "visual_feat_dim": 8}
+    model = LxmertForQuestionAnswering(LxmertConfig(**sizes, l_layers=2, r_layers=2, x_layers=2)).eval()
+    inputs = {**build("bert")[1], "visual_feats": torch.randn(2, 6, 8), "visual_pos": torch.rand(2, 6, 4)}
+    with pytest.raises(MethodNotApplicable, match="not supported yet.*another sequence of 6 tokens beside the 10") as refused:
+        whyformer.explain(model, inputs, method, 1)
+    assert "windows" not in str(refused.value)
+    assert "input_x_gradient" in str(refused.value)
+    with pytest.raises(MethodNotApplicable, match="map of 6×6 is not over the 10 tokens"):
+        whyformer.explain(model, inputs, "raw_attention", 1)
 
 
 @pytest.mark.parametrize("heads", ["mean", "max", "min"])

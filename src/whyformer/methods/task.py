@@ -124,16 +124,14 @@ class Task:
         return find_blocks(self.model)
 
     # -- checks on what was seen -----------------------------------------------------------------------------
-    def refuse(self, reason: str) -> MethodNotApplicable:
-        """The error for a model on which this method has no meaning; names methods that do apply."""
+    def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
+        """The error for a model on which this method cannot work; names methods that do apply."""
         from whyformer.methods.registry import METHODS
 
         others = ", ".join(
             sorted(n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", self.inputs.modality))
         )
-        return MethodNotApplicable(
-            f"{self.method} has no meaning on this model: {reason}. Methods that apply: {others}"
-        )
+        return MethodNotApplicable(f"{self.method} {verdict} on this model: {reason}. Methods that apply: {others}")
 
     def global_maps(self, maps: dict[int, Tensor], tokens: int | None = None) -> list[Tensor]:
         """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens."""
@@ -145,12 +143,24 @@ class Task:
         square = [m for m in listed if m.shape[-2:] == (n, n) and m.shape[0] == batch]
         if len(square) == len(listed):
             return square
-        if any(m.shape[0] != batch for m in listed) or len({m.shape[-1] for m in listed}) > 1:
+        sizes = {tuple(m.shape[-2:]) for m in listed}
+        if any(m.shape[0] != batch for m in listed):
+            sizes = set()  # windows are folded into the batch
+        other = next((k for q, k in sorted(sizes) if q == n != k and (k, k) in sizes), None)
+        if other is not None:
+            raise self.refuse(
+                f"it has another sequence of {other} tokens beside the {n} that feed its output, and one attends to "
+                "the other (cross-attention)",
+                verdict="is not supported yet",
+            )
+        if len(sizes) != 1:
             raise self.refuse(
                 "its attention works in windows or at several resolutions, so there is no map over all tokens"
             )
+        rows, columns = sizes.pop()
         raise self.refuse(
-            f"its attention maps ({list(listed[-1].shape[-2:])}) are not square over the {n} tokens (cross-attention)"
+            f"its attention map of {rows}×{columns} is not over the {n} tokens that feed its output (it belongs to "
+            "another sequence, or to cross-attention)"
         )
 
 

@@ -40,6 +40,9 @@ def gae(
         start_layer: first block used, from 0. The published CLIP figures use the last block only (−1).
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; over (∇A ⊙ A)⁺ of each head.
         side: the tower of a two-tower model: "auto" (pictures), "image" or "text".
+
+    Where a row of R − I is all zero, cross-attention leaves that row at zero. The authors' code for DETR divides 0 by 0
+    there and then drops the whole block's share, so its map of such a query is lower.
     """
     how = Aggregation(layers="sum_product").with_choices(aggregation)
     groups = block_groups(task.model)

@@ -72,7 +72,7 @@ def rollout(
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
 
     vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not
-    (methods.md §8 #1–3).
+    (methods.md §8 #1–3). Its discard spares the attention of CLS to itself, the first entry; here all entries can go.
     """
     start = task.block(start_layer)
     how = Aggregation(head_fusion, "rollout" if normalize_rows else "sum_product").with_choices(aggregation)
@@ -191,7 +191,8 @@ def observe_gradients(
 def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) -> Scores:
     """Max-flow from the readout tokens at the top to token j at the bottom; capacities Â_b = rownorm(fuse_h A_b + I).
 
-    Solved by scipy (Dinic) with capacities in units of 1e-6, one problem for each input token.
+    Solved by scipy (Dinic) with capacities in units of 1e-6, one problem for each input token. Each score is a flow by
+    itself; the authors' code divides the flows by their sum, so scale the scores to sum 1 to compare.
 
     Args:
         limit: largest tokens × blocks accepted; ViT-B/16 is 197 × 12 = 2364 and takes tens of seconds a picture.
