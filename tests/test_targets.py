@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import whyformer
-from whyformer.targets import Contrast, Logit, LogProbability, Probability
+from whyformer.errors import InputError
+from whyformer.targets import Contrast, Logit, LogProbability, Probability, class_index
 from zoo import build
 
 LOGITS = torch.tensor([[1.0, 2.0, 4.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
@@ -77,3 +78,55 @@ def test_a_tensor_of_targets() -> None:
     model, inputs = build("bert")
     as_list = whyformer.explain(model, inputs, target=[3, 0])
     assert torch.equal(as_list.scores, whyformer.explain(model, inputs, target=torch.tensor([3, 0])).scores)
+
+
+# -- which class is meant --------------------------------------------------------------------------------------------
+SWAPPED = {0: "1", 1: "0", 2: "cat, 7", 3: "1990"}
+
+
+@pytest.mark.parametrize(("said", "index"), [
+    (0, 0), (1, 1), ("#0", 0), ("#1", 1), ('"1"', 0), ("'0'", 1), (' "0" ', 1), ("2", 2), ("CAT", 2), ("cat, 7", 2), ('"7"', 2), ('"1990"', 3), ("#3", 3),
+])  # fmt: skip
+def test_a_number_is_an_index_and_a_quoted_one_a_name(said: object, index: int) -> None:
+    assert class_index(said, SWAPPED, 4) == index
+
+
+@pytest.mark.parametrize("said", ["0", "1", "7", "1990", " 1 "])
+def test_a_number_that_also_names_another_class_is_refused_with_both_ways_out(said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        class_index(said, SWAPPED, 4)
+    number = said.strip()
+    assert f"write #{number} for the number" in str(caught.value)
+    assert f"'\"{number}\"' with the inner quotes for the name" in str(caught.value)
+
+
+def test_a_class_called_by_its_own_number_is_no_question() -> None:
+    assert [class_index(str(i), {i: str(i) for i in range(10)}, 10) for i in range(10)] == list(range(10))
+
+
+@pytest.mark.parametrize("said", ["#4", "4", 4, -1, "-1"])
+def test_a_number_out_of_range_is_refused_however_it_is_written(said: object) -> None:
+    with pytest.raises(InputError, match="out of range: the model has 4 classes, 0 to 3"):
+        class_index(said, SWAPPED, 4)
+
+
+@pytest.mark.parametrize("said", ['"4"', "#x", "#", '"', '""'])
+def test_names_that_do_not_exist(said: str) -> None:
+    with pytest.raises(InputError, match="no class"):
+        class_index(said, SWAPPED, 4)
+
+
+def test_every_entrance_means_the_same_class() -> None:
+    model, inputs = build("hf_vit")
+    model.config.id2label = {0: "1", 1: "0", 2: "a", 3: "b", 4: "c"}
+    for said, index in (("#0", 0), ('"0"', 1), (1, 1), ("A", 2)):
+        assert whyformer.explain(model, inputs, "raw_attention", said).target.tolist() == [index] * 2
+        assert whyformer.explain(model, inputs, "raw_attention", [said, 4]).target.tolist() == [index, 4]
+        assert whyformer.compare(model, inputs, ["raw_attention"], [said]).explanations[0].target.tolist() == [index] * 2
+        assert whyformer.arbitrate(model, inputs, ["raw_attention"], target=said).labels.tolist() == [[index]] * 2
+        assert whyformer.attention_maps(model, inputs, target=said, gradient=True).explanation(0).target.tolist() == [index] * 2
+        climbed = whyformer.maximize_activation(model, said, steps=1)
+        assert climbed.unit == f"class {model.config.id2label[index]}"
+    for call in (whyformer.explain, lambda *a, target: whyformer.compare(*a, targets=[target]), lambda *a, target: whyformer.maximize_activation(a[0], target)):
+        with pytest.raises(InputError, match="write #0 for the number"):
+            call(model, inputs, target="0")

@@ -8,6 +8,7 @@ from whyformer.errors import WhyformerError
 if TYPE_CHECKING:
     from whyformer import targets
     from whyformer.attention import attention_maps
+    from whyformer.comparing import Comparison, compare
     from whyformer.evaluate import evaluate
     from whyformer.evaluate.select import Arbitration, arbitrate
     from whyformer.explaining import explain
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Arbitration",
+    "Comparison",
     "Explanation",
     "Maximized",
     "WhyformerError",
     "arbitrate",
     "attention_maps",
+    "compare",
     "evaluate",
     "explain",
     "maximize_activation",
@@ -34,10 +37,12 @@ __all__ = [
 # The rooms `evaluate` and `methods` are called like the functions they are known for, and can be called like them.
 _PLACES = {
     "Arbitration": "evaluate.select",
+    "Comparison": "comparing",
     "Explanation": "explanation.result",
     "Maximized": "maximize",
     "arbitrate": "evaluate.select",
     "attention_maps": "attention",
+    "compare": "comparing",
     "evaluate": "",
     "explain": "explaining",
     "maximize_activation": "maximize",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Plan
 from whyformer.errors import InputError
-from whyformer.explaining import Resolver, Target, finish
+from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import prepare
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.rollout import with_readout
-from whyformer.methods.task import Scores, Task, readout_row
-from whyformer.models.loading import model_name, opened
-from whyformer.models.structure import class_count, class_names
+from whyformer.methods.task import Scores, readout_row
+from whyformer.targets import Target
 
 MOST_VALUES = 500_000_000
 
@@ -115,13 +113,10 @@ def attention_maps(
         InputError: the maps would hold more than 500 million numbers.
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
     """
-    model_known_as = model if isinstance(model, str) else model_name(model)
-    model, processor = opened(model, processor, device=device, dtype=dtype)
-    labels, multi_label = class_names(model)
-    prepared = prepare(model, inputs, processor, truncate=truncate)
-    resolver = Resolver(target, labels, class_count(model), prepared.batch)
+    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    resolver = ready.resolver(target)
     name = "attention_gradient" if gradient else "attention"
-    task = Task(model, prepared, resolver.callable, lambda work, *_: work, name)
+    task = ready.task(resolver, name)
     total = 0
 
     def counted(maps: Tensor) -> Tensor:
@@ -161,7 +156,6 @@ def attention_maps(
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, grid=grid)
-        e = finish(scores, prepared, resolver, name, settings, labels, multi_label)
-        return replace(e, model=model_known_as)
+        return ready.finish(scores, resolver, name, settings)
 
-    return AttentionMaps(maps, row.detach().cpu(), prepared.tokens, made)
+    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.tokens, made)

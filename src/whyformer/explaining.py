@@ -1,16 +1,14 @@
-"""``explain``: the one function that most users need."""
+"""``explain``, and the one way from what a user has to a model that is ready to be explained."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from whyformer import targets
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation import views
 from whyformer.explanation.result import Explanation
@@ -19,8 +17,8 @@ from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
 from whyformer.models.loading import model_name, opened
 from whyformer.models.structure import class_count, class_names
+from whyformer.targets import Resolver, Target
 
-Target = None | int | str | Sequence[int] | Callable[[Tensor], Tensor]
 Track = Callable[..., Iterable[Any]]
 
 
@@ -45,8 +43,9 @@ def explain(
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
             ``[B, N]``); or a PIL image, a string, or a list of either, with ``processor``.
         method: a name from :func:`whyformer.methods`.
-        target: None (each sample's predicted class), a class index, one index a sample, a class name, or a callable
-            from :mod:`whyformer.targets` (logits ``[B, C]`` -> ``[B]``).
+        target: None (each sample's predicted class), a class index, one index a sample, a class name (see
+            :func:`whyformer.targets.class_index`), or a callable from :mod:`whyformer.targets` (logits ``[B, C]`` ->
+            ``[B]``).
         processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; found by itself when
             ``model`` is a name.
         device, dtype: where and in which precision a model given by name is loaded.
@@ -61,34 +60,101 @@ def explain(
     Raises:
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
-    chosen = find(method)
-    full = chosen.complete(settings)
+    find(method).complete(settings)  # a slip of the pen is told before a model is loaded
+    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    return ready.explain(method, target, progress=progress, **settings)
+
+
+# -- one way in ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A model and its inputs, opened, named and prepared: what every entrance starts from (see :func:`begin`).
+
+    Attributes:
+        name: of the model, as it was given, as its config has it, or its class.
+        labels: class index -> name, where the model names its classes; classes: how many, where it says so.
+        multi_label: True if the classes do not exclude one another.
+    """
+
+    model: nn.Module
+    inputs: Inputs
+    processor: Any
+    name: str
+    labels: dict[int, str] | None
+    multi_label: bool
+    classes: int | None
+    _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
+
+    def resolver(self, target: Target = None) -> Resolver:
+        """What a user calls the target, checked against the model's classes."""
+        return Resolver(target, self.labels, self.classes, self.inputs.batch)
+
+    def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
+        """The inputs and the target as methods take them; ``name`` is what errors call the work."""
+        resolver = target if isinstance(target, Resolver) else self.resolver(target)
+        return Task(self.model, self.inputs, resolver.callable, tracking(progress), name)
+
+    def logits(self) -> torch.Tensor:
+        """``[B, C]`` of a plain forward pass, made once."""
+        if not self._logits:
+            self._logits.append(self.task().forward())
+        return self._logits[0]
+
+    def likeliest(self, count: int) -> list[Target]:
+        """A target for each of the ``count`` highest logits: None for the first, then one class a sample."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"likeliest must be a whole number of at least 1, not {count!r}")
+        if count == 1:
+            return [None]
+        best = self.logits().argsort(dim=-1, descending=True, stable=True)[:, :count]
+        return list(best.T.tolist())
+
+    def explain(
+        self, method: str, target: Target = None, *, progress: bool | Track = False, **settings: Any
+    ) -> Explanation:
+        """As :func:`explain`."""
+        chosen = find(method)
+        full = chosen.complete(settings)
+        if chosen.modality != "both" and self.inputs.modality != chosen.modality:
+            raise InputError(
+                f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and "
+                f"this input is {self.inputs.modality}"
+            )
+        resolver = self.resolver(target)
+        task = self.task(resolver, method, progress)
+        # a user's surrounding no_grad or inference_mode must not change the result
+        try:
+            with torch.inference_mode(False):
+                scores = chosen.function(task, **full)
+            explanation = self.finish(scores, resolver, method, full)
+        except (ValueError, RuntimeError, AssertionError) as error:
+            reason = None if isinstance(error, WhyformerError) else wrong_size(self.model, self.inputs)
+            if reason is None:
+                raise
+            raise InputError(reason) from error
+        finally:
+            task.release()
+        if not chosen.class_specific:
+            explanation.diagnostics.setdefault("class_specific", False)
+        return explanation
+
+    def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
+        """The :class:`~whyformer.Explanation` of a method's scores."""
+        inputs = scores.inputs or self.inputs
+        made = finish(scores, inputs, resolver, method, settings, self.labels, self.multi_label)
+        return replace(made, model=self.name)
+
+
+def begin(
+    model: nn.Module | str, inputs: Any, processor: Any = None, *, device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None, truncate: bool = False,
+) -> Ready:  # fmt: skip
+    """Open the model, read its classes and prepare the inputs; arguments as for :func:`explain`."""
     name = model if isinstance(model, str) else model_name(model)
     model, processor = opened(model, processor, device=device, dtype=dtype)
     labels, multi_label = class_names(model)
-    prepared = prepare(model, inputs, processor, truncate=truncate)
-    if chosen.modality != "both" and prepared.modality != chosen.modality:
-        raise InputError(
-            f"{method} explains {'pictures' if chosen.modality == 'image' else 'text'}, and "
-            f"this input is {prepared.modality}"
-        )
-    resolver = Resolver(target, labels, class_count(model), prepared.batch)
-    task = Task(model, prepared, resolver.callable, _progress(progress), method)
-    # a user's surrounding no_grad or inference_mode must not change the result
-    try:
-        with torch.inference_mode(False):
-            scores = chosen.function(task, **full)
-        explanation = finish(scores, scores.inputs or prepared, resolver, method, full, labels, multi_label)
-    except (ValueError, RuntimeError, AssertionError) as error:
-        reason = None if isinstance(error, WhyformerError) else wrong_size(model, prepared)
-        if reason is None:
-            raise
-        raise InputError(reason) from error
-    finally:
-        task.release()
-    if not chosen.class_specific:
-        explanation.diagnostics.setdefault("class_specific", False)
-    return replace(explanation, model=name)
+    made = prepare(model, inputs, processor, truncate=truncate)
+    return Ready(model, made, processor, name, labels, multi_label, class_count(model))
 
 
 def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
@@ -138,96 +204,7 @@ def finish(
     )  # fmt: skip
 
 
-class Resolver:
-    """From what the user calls the target to a callable and to readable names; checked as early as possible."""
-
-    def __init__(self, target: Target, labels: dict[int, str] | None, classes: int | None, batch: int) -> None:
-        if isinstance(target, str):
-            target = find_class(target, labels)
-        if isinstance(target, Tensor):
-            target = target.tolist()
-        if isinstance(target, Sequence):
-            target = [find_class(t, labels) if isinstance(t, str) else t for t in target]
-            if len(target) != batch:
-                raise InputError(f"{len(target)} targets for {batch} samples: give one for all, or one a sample")
-        for index in [target] if isinstance(target, int) else target if isinstance(target, list) else []:
-            if isinstance(index, bool) or not isinstance(index, int):
-                raise InputError(f"a class is an index or a name, not {index!r}")
-            _check_class(index, classes)
-        if not (target is None or isinstance(target, int | list) or callable(target)):
-            raise InputError(f"a target is a class index or name, a list of these or a function, not {target!r}")
-        self.target, self.labels = target, labels
-        self._check_named(classes)
-
-    def _check_named(self, classes: int | None) -> None:
-        """The classes that a target of :mod:`whyformer.targets` names."""
-        if isinstance(self.target, targets.Logit | targets.Probability | targets.LogProbability | targets.Contrast):
-            for named in (self.target.index, getattr(self.target, "other", 0)):
-                for index in torch.as_tensor(named).flatten().tolist():
-                    _check_class(index, classes)
-
-    def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
-        """The target for samples with these logits."""
-        if callable(self.target):
-            self._check_named(logits.shape[-1])
-            return self.target
-        indices = self.indices(logits)
-        _check_class(int(indices.max()), logits.shape[-1])
-        return targets.Logit(indices.tolist())
-
-    def indices(self, logits: Tensor) -> Tensor:
-        if self.target is None:
-            return logits.argmax(-1)
-        if callable(self.target):
-            index = getattr(self.target, "index", -1)
-            return torch.as_tensor(index, device=logits.device).expand(logits.shape[0])
-        return torch.as_tensor(self.target, device=logits.device).expand(logits.shape[0])
-
-    def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:
-        """(``[B]`` class indices, −1 where a callable names none; readable names)."""
-        index = self.indices(logits).cpu().clone()
-        names = [(self.labels or {}).get(int(i), str(int(i))) if i >= 0 else "custom target" for i in index]
-        other = getattr(self.target, "other", None)
-        if callable(self.target) and other is not None:
-            rivals = torch.as_tensor(other).expand(len(names)).tolist()
-            names = [
-                f"{n} rather than {(self.labels or {}).get(int(o), str(int(o)))}"
-                for n, o in zip(names, rivals, strict=True)
-            ]
-        return index, names
-
-
-def _check_class(index: int, classes: int | None) -> None:
-    if index < 0 or (classes is not None and index >= classes):
-        known = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
-        raise InputError(f"class {index} is out of range: {known}")
-
-
-def find_class(name: str, labels: dict[int, str] | None) -> int:
-    """Index of a class by its name, by one of its comma-separated names, or by its number written as text."""
-    wanted = name.strip().casefold()
-    known = labels or {}
-    exact = [i for i, label in known.items() if label.casefold() == wanted]
-    parts = [i for i, label in known.items() if wanted in [p.strip().casefold() for p in label.split(",")]]
-    for found in (exact, parts):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise InputError(
-                f"'{name}' names several classes: {', '.join(f'{i} ({known[i]})' for i in found)}; give the number"
-            )
-    if wanted.isdigit():
-        return int(wanted)
-    pool = {p.strip(): i for i, label in known.items() for p in label.split(",")}
-    close = difflib.get_close_matches(name, pool, 3)
-    inside = [p for p in pool if wanted in p.casefold()][:3]
-    hint = f" Did you mean {', '.join(repr(c) for c in dict.fromkeys(close + inside))}?" if close or inside else ""
-    raise InputError(
-        f"the model has no class '{name}'.{hint}" + ("" if known else " Its config names no classes: give a number.")
-    )
-
-
-def _progress(wanted: bool | Track) -> Track:
+def tracking(wanted: bool | Track) -> Track:
     """A function (iterable, description, total) -> iterable: the caller's own, or one that draws a bar if wanted."""
     if not isinstance(wanted, bool):
         return wanted

@@ -18,12 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, LoadError, ModelError
-from whyformer.explaining import Track, _progress, find_class
+from whyformer.explaining import Track, tracking
 from whyformer.explanation.views import gaussian_blur
-from whyformer.inputs.prepare import _undo_normalisation, prepare
+from whyformer.inputs import prepare
+from whyformer.inputs.pictures import without_normalisation
 from whyformer.models.loading import opened
 from whyformer.models.readout import read_logits
 from whyformer.models.structure import class_count, class_names
+from whyformer.targets import class_index
 
 _UNITS = (
     'a unit is a class (number or name), "module.path:neuron", "module.path:token:neuron", "module.path:token:*" (mean '
@@ -141,7 +143,7 @@ def maximize_activation(
                 return value
             raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
 
-        for _ in _progress(progress)(range(steps), f"maximising {goal.name}", steps):
+        for _ in tracking(progress)(range(steps), f"maximising {goal.name}", steps):
             shift = torch.randint(-jitter, jitter + 1, (2,), generator=draws).tolist() if jitter else (0, 0)
             value = measure(torch.roll(image, shift, (-2, -1)) if jitter else image)
             history.append(value.item())
@@ -154,7 +156,7 @@ def maximize_activation(
         with torch.no_grad():
             history.append(measure(image).item())
     final = image.detach()[0].cpu()
-    shown = _undo_normalisation(final[None], processor)
+    shown = without_normalisation(final[None], processor)
     assert shown is not None
     settings = {
         "steps": steps, "learning_rate": learning_rate, "weight_decay": weight_decay, "jitter": jitter, "blur": blur,
@@ -222,21 +224,17 @@ class _Goal:
 
 def _goal(model: nn.Module, unit: int | str) -> _Goal:
     (labels, _), count = class_names(model), class_count(model)
-    if isinstance(unit, int) and not isinstance(unit, bool):
-        if unit < 0 or (count is not None and unit >= count):
-            raise InputError(f"class {unit} is out of range: the model has {count or 'an unknown number of'} classes")
-        return _Goal(f"class {(labels or {}).get(unit, unit)}", None, None, unit)
-    if not isinstance(unit, str):
+    if isinstance(unit, bool) or not isinstance(unit, int | str):
         raise InputError(f"{_UNITS}; got {unit!r}")
-    path, *places = unit.split(":")
+    path, *places = unit.split(":") if isinstance(unit, str) else ("",)
     if places and path in dict(model.named_modules()):
         numbers = [None if p == "*" else int(p) for p in places if p == "*" or p.lstrip("-").isdigit()]
         if len(numbers) != len(places) or len(places) > 2 or (len(places) == 2 and numbers[0] is None):
             raise InputError(f"{_UNITS}; got {unit!r}")
-        return _Goal(unit, path, numbers[0] if len(places) == 2 else None, numbers[-1])
+        return _Goal(str(unit), path, numbers[0] if len(places) == 2 else None, numbers[-1])
     if places and path.replace(".", "").isidentifier():
         raise InputError(f"the model has no module '{path}' (see model.named_modules()); {_UNITS}")
-    index = find_class(unit, labels)
+    index = class_index(unit, labels, count)
     return _Goal(f"class {(labels or {}).get(index, index)}", None, None, index)
 
 

@@ -22,8 +22,7 @@ from transformers import (
 
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import Resolver, _progress
-from whyformer.inputs import prepare
+from whyformer.explaining import begin
 from whyformer.methods.maps.gae import normalised_excess
 from whyformer.methods.maps.rollout import flow_to_inputs
 from whyformer.methods.task import Task
@@ -32,8 +31,7 @@ from zoo import ZOO, build
 
 
 def task_of(model: torch.nn.Module, inputs: Any) -> Task:
-    prepared = prepare(model, inputs)
-    return Task(model, prepared, Resolver(None, None, None, prepared.batch).callable, _progress(False), "test")
+    return begin(model, inputs).task(name="test")
 
 
 # -- attention flow ----------------------------------------------------------------------------------------------

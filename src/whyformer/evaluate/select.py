@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
 from whyformer.evaluate.criteria import CRITERIA, Goal, measure, split
-from whyformer.explaining import Resolver, Target, _progress, explain
+from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.removal import Removal, removal
-from whyformer.methods import find
-from whyformer.methods.task import Task
-from whyformer.models.loading import opened
-from whyformer.models.structure import class_count, class_names
-from whyformer.targets import Probability
+from whyformer.targets import Probability, Resolver, Target
 
-Candidate = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any] | Explanation
+Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
 MEAN_BASELINE = ("raw_attention", {"aggregation": {"heads": "mean", "layers": "mean", "rows": "readout"}})
 
@@ -129,19 +125,17 @@ def arbitrate(
         InputError: an unknown candidate, criterion, mode or setting, or a finished explanation of something else.
     """
     _check(criterion, mode, holdout, labels, batch_size)
-    model, processor = opened(model, processor)
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")
-    prepared = prepare(model, inputs, processor, truncate=truncate)
-    names, several = class_names(model)
-    resolver = Resolver(target, names, class_count(model), prepared.batch)
-    task = Task(model, prepared, resolver.callable, _progress(progress), "arbitrate")
+    ready = begin(model, inputs, processor, truncate=truncate)
+    resolver = ready.resolver(target)
+    task = ready.task(resolver, "arbitrate", progress)
     removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
     logits = task.forward()
-    wanted, goals = _goals(resolver, logits, mode, labels, several)
+    wanted, goals = _goals(resolver, logits, mode, labels, ready.multi_label)
     work = task.progress(entries, "explaining", len(entries))
-    explained = [_explained(entry, model, prepared, target, wanted, resolver) for entry in work]
+    explained = [_explained(entry, ready, target, wanted, resolver) for entry in work]
     scores = [[_on_features(e, removed) for e in listed] for listed in explained]
     part = 0.0 if mode == "batch" else holdout
     parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
@@ -149,7 +143,7 @@ def arbitrate(
     sign = 1 if CRITERIA[criterion].higher_is_better else -1
     winners, choosing, reported = _choose(sign * selection, wanted, mode, holdout, seed)
     by_label = [
-        {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(wanted[b])} for b in range(prepared.batch)
+        {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(row)} for b, row in enumerate(wanted)
     ]
     return Arbitration(
         explanations=[found[int(wanted[b, 0])] for b, found in enumerate(by_label)],
@@ -165,7 +159,7 @@ def arbitrate(
         criterion=criterion,
         mode=mode,
         higher_is_better=sign > 0,
-        cost={**cost, "clean": prepared.batch},
+        cost={**cost, "clean": ready.inputs.batch},
         settings={"holdout": holdout, "seed": seed, "baseline": removed.baseline, "labels": wanted.shape[1]},
     )
 
@@ -183,18 +177,11 @@ def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: i
 
 # -- candidates ----------------------------------------------------------------------------------------------------
 def _entry(candidate: Candidate) -> Explanation | tuple[str, dict[str, Any]]:
+    """A finished explanation, or (method, settings) as they were given."""
     if isinstance(candidate, Explanation):
         return candidate
-    if isinstance(candidate, str):
-        candidate = (candidate, {})
-    elif isinstance(candidate, Mapping):
-        settings = dict(candidate)
-        candidate = (settings.pop("method", None), settings)
-    if not (isinstance(candidate, tuple) and len(candidate) == 2 and isinstance(candidate[0], str)):
-        kinds = 'a method name, (name, settings), {"method": name, ...} or an Explanation'
-        raise InputError(f"a candidate is {kinds}, not {candidate!r}")
-    find(candidate[0]).complete(dict(candidate[1]))
-    return candidate[0], dict(candidate[1])
+    method, settings = read_method(candidate)
+    return method.name, settings
 
 
 def _titles(entries: Sequence[Explanation | tuple[str, dict[str, Any]]]) -> list[str]:
@@ -221,23 +208,21 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: 
     return wanted, [Probability(column.tolist(), several) for column in wanted.T]
 
 
-def _explained(
-    entry: Any, model: nn.Module, inputs: Inputs, target: Target, wanted: Tensor, resolver: Resolver
-) -> list[Explanation]:
+def _explained(entry: Any, ready: Ready, target: Target, wanted: Tensor, resolver: Resolver) -> list[Explanation]:
     """The candidate's explanation for each of the K classes; one that is the same for all classes is made once."""
     if isinstance(entry, Explanation):
         name, classes = f"the finished explanation by {entry.method}", wanted[:, 0].tolist()
-        if len(entry) != inputs.batch:
-            raise InputError(f"{name} is of {len(entry)} samples, and the inputs are {inputs.batch}")
+        if len(entry) != ready.inputs.batch:
+            raise InputError(f"{name} is of {len(entry)} samples, and the inputs are {ready.inputs.batch}")
         specific = entry.diagnostics.get("class_specific", True) and not callable(resolver.target)
         if specific and entry.target.tolist() != classes:
             raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
         return [entry] * wanted.shape[1]
     method, settings = entry
-    made = [explain(model, inputs, method, target if wanted.shape[1] == 1 else wanted[:, 0].tolist(), **settings)]
+    made = [ready.explain(method, target if wanted.shape[1] == 1 else wanted[:, 0].tolist(), **settings)]
     for k in range(1, wanted.shape[1]):
         specific = made[0].diagnostics.get("class_specific", True)
-        made.append(explain(model, inputs, method, wanted[:, k].tolist(), **settings) if specific else made[0])
+        made.append(ready.explain(method, wanted[:, k].tolist(), **settings) if specific else made[0])
     return made
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
 
@@ -77,3 +80,19 @@ def _opaque(picture: Image.Image) -> Image.Image:
         ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(ground, layer).convert("RGB")
     return picture.convert("RGB")
+
+
+def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
+    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture."""
+    if pixels.dim() != 4 or pixels.shape[1] not in (1, 3):
+        return None
+    shown = pixels.detach().float().cpu()
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    if mean is not None and std is not None and getattr(processor, "do_normalize", True):
+        column = (1, -1, 1, 1)
+        shown = shown * torch.tensor(std).reshape(column) + torch.tensor(mean).reshape(column)
+    elif float(shown.min()) < 0 or float(shown.max()) > 1:
+        low = shown.amin((1, 2, 3), keepdim=True)
+        shown = (shown - low) / (shown.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
+    rgb = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return (rgb * 255).round().clamp(0, 255).to(torch.uint8)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.explanation.geometry import Geometry
 from whyformer.inputs.geometry import geometry_of
-from whyformer.inputs.pictures import MAX_PIXELS
+from whyformer.inputs.pictures import MAX_PIXELS, without_normalisation
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -159,7 +159,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("the batch is empty")
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() in (4, 5):
-            return Inputs(args, kwargs, "image", name, pictures=_undo_normalisation(tensor, processor))
+            return Inputs(args, kwargs, "image", name, pictures=without_normalisation(tensor, processor))
     integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
     for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
@@ -297,24 +297,8 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
             "processor must be a Hugging Face image processor or a function picture -> tensor, "
             f"not {type(processor).__name__}"
         )
-    shown = _undo_normalisation(pixels, processor)
+    shown = without_normalisation(pixels, processor)
     geometry = geometry_of(processor, rgb, None if shown is None else shown.numpy())
     return Inputs(
         args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry
     )
-
-
-def _undo_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
-    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture."""
-    if pixels.dim() != 4 or pixels.shape[1] not in (1, 3):
-        return None
-    shown = pixels.detach().float().cpu()
-    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    if mean is not None and std is not None and getattr(processor, "do_normalize", True):
-        column = (1, -1, 1, 1)
-        shown = shown * torch.tensor(std).reshape(column) + torch.tensor(mean).reshape(column)
-    elif float(shown.min()) < 0 or float(shown.max()) > 1:
-        low = shown.amin((1, 2, 3), keepdim=True)
-        shown = (shown - low) / (shown.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
-    rgb = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
-    return (rgb * 255).round().clamp(0, 255).to(torch.uint8)

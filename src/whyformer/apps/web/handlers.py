@@ -18,11 +18,12 @@ from whyformer.apps.web.catalogue import DEFAULT, Catalogue
 from whyformer.apps.web.limits import Limits
 from whyformer.apps.web.session import Session, Source, Stopped, View
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import find_class
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
+from whyformer.models.structure import class_count
 from whyformer.show.html import text
 from whyformer.show.words import visible
+from whyformer.targets import class_index
 
 _LOG = logging.getLogger("whyformer.web")
 FIRST = ("transformer_attribution",)
@@ -52,7 +53,11 @@ class Asked:
         if kind not in DEFAULT:
             raise InputError("choose a picture or a sentence")
         path = picture.get("path") if isinstance(picture, dict) else None
-        names, wanted = ([str(v) for v in c] if isinstance(c, list) else [] for c in (methods, classes))
+        names, wanted = (
+            # a number that came as a number is an index, whatever the classes are called
+            [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
+            for c in (methods, classes)
+        )
         return cls(
             kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
             look_of(style, opacity, keep), settings,
@@ -123,8 +128,7 @@ class Handlers:
         loaded, view, prediction = self.ready(session, asked)
         names = dict.fromkeys(asked.methods)
         chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
-        # labels of multi-word classes may themselves be numbers, so a number comes first
-        targets = [int(c) if str(c).isdigit() else find_class(str(c), prediction.labels) for c in asked.classes]
+        targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
         wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
         work.check_targets(loaded, wanted)
         if len(chosen) * len(wanted) > self.limits.maps:
@@ -265,11 +269,11 @@ def offered(kind: str) -> list[tuple[str, str]]:
 
 
 def class_choices(prediction: work.Prediction) -> list[tuple[str, str]]:
-    """The five likeliest classes first, with their probabilities, then all others by number."""
-    best = [(f"{name} ({100 * share:.1f} %)", str(i)) for i, name, share in prediction.top()]
+    """(label, ``#number``): the five likeliest classes first, with their probabilities, then all others by number."""
+    best = [(f"{name} ({100 * share:.1f} %)", f"#{i}") for i, name, share in prediction.top()]
     first = {i for i, _, _ in prediction.top()}
     rest = [i for i in range(len(prediction.order)) if i not in first]
-    return best + [(prediction.label(i), str(i)) for i in rest]
+    return best + [(prediction.label(i), f"#{i}") for i in rest]
 
 
 def says(prediction: work.Prediction) -> str:

@@ -1,0 +1,125 @@
+"""``compare``: methods × targets of one input, with the refusals of those that do not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from whyformer.errors import InputError, WhyformerError
+from whyformer.explaining import Ready, Track, begin
+from whyformer.explanation.result import Explanation
+from whyformer.methods import METHODS, Method, find
+from whyformer.targets import Target
+
+Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """Why a method gave no explanation: the error it raised. The method is not asked for further targets."""
+
+    method: str
+    settings: dict[str, Any]
+    error: WhyformerError
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The outcome of :func:`compare`: explanations method by method and, for each, target by target; and refusals."""
+
+    explanations: list[Explanation]
+    refusals: list[Refusal]
+
+
+def compare(
+    model: nn.Module | str,
+    inputs: Any,
+    methods: Sequence[Asked] | None = None,
+    targets: Sequence[Target] | None = None,
+    processor: Any = None,
+    *,
+    likeliest: int = 1,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    truncate: bool = False,
+    progress: bool | Track = False,
+) -> Comparison:
+    """Explain one input, or batch, by several methods for several targets.
+
+    Model and inputs are opened and prepared once; a method whose scores are the same for every class runs once. A
+    method that has no meaning on this model, or fails on it, is among the refusals, and the others go on.
+
+    Args:
+        model, inputs, processor, device, dtype, truncate, progress: as for :func:`explain`.
+        methods: names, (name, settings) or ``{"method": name, setting: value}``; all that take such an input by
+            default.
+        targets: each as for :func:`explain`, so that a list in it holds one class a sample.
+        likeliest: without ``targets``, so many of each sample's classes with the highest logits.
+
+    Raises:
+        WhyformerError: the model, the inputs, a target or a setting is wrong, or there is no explanation at all (then
+            the first refusal).
+    """
+    asked = None if methods is None else [read_method(m) for m in methods]
+    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    listed = ready.likeliest(likeliest) if targets is None else list(targets)
+    if asked is None:
+        fitting = (METHODS[name] for name in sorted(METHODS))
+        asked = [(m, {}) for m in fitting if m.modality in ("both", ready.inputs.modality)]
+    if not asked or not listed:
+        raise InputError(f"there are no {'methods' if not asked else 'targets'} to compare")
+    found = list(each(ready, asked, listed, progress=progress))
+    refusals = [one for one in found if isinstance(one, Refusal)]
+    explanations = [one for one in found if isinstance(one, Explanation)]
+    if not explanations:
+        raise refusals[0].error
+    return Comparison(explanations, refusals)
+
+
+def read_method(asked: Asked) -> tuple[Method, dict[str, Any]]:
+    """(method, settings as given, checked) of a name, (name, settings) or ``{"method": name, setting: value}``."""
+    if isinstance(asked, str):
+        asked = (asked, {})
+    elif isinstance(asked, Mapping):
+        given = dict(asked)
+        asked = (given.pop("method", ""), given)
+    if not (isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[0], str)):
+        raise InputError(f'a method is a name, (name, settings) or {{"method": name, ...}}, not {asked!r}')
+    method, settings = find(asked[0]), dict(asked[1])
+    method.complete(settings)
+    return method, settings
+
+
+def each(
+    ready: Ready, methods: Sequence[tuple[Method, dict[str, Any]]], targets: Sequence[Target], *,
+    progress: bool | Track = False, once: Callable[[Any, Callable[[], Explanation]], Explanation] | None = None,
+) -> Iterator[Explanation | Refusal]:  # fmt: skip
+    """Each method for each target, or once why there is none, as soon as it is there (see :func:`compare`).
+
+    Args:
+        methods: with settings, as :func:`read_method` gives them.
+        once: (key, function that makes an explanation) -> explanation, to remember them or to stand around the work;
+            the key is (name, complete settings, target). Of a method that is the same for all classes it may return
+            that of any class.
+    """
+    resolvers = [(target, ready.resolver(target)) for target in targets]  # all are checked before any work
+    for method, given in methods:
+        settings = method.complete(given)
+        agnostic: Explanation | None = None
+        for target, resolver in resolvers:
+            make = partial(ready.explain, method.name, target, progress=progress, **settings)
+            try:
+                made = agnostic or (make() if once is None else once((method.name, settings, target), make))
+            except WhyformerError as error:
+                yield Refusal(method.name, settings, error)
+                break
+            if made.diagnostics.get("class_specific") is False:
+                agnostic = made
+                index, names = resolver.describe(made.logits)
+                made = replace(made, target=index, target_names=names)
+            yield made
