@@ -282,7 +282,7 @@ def test_two_sequences_that_attend_to_each_other_are_named(method: str) -> None:
     sizes = {"vocab_size": 50, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 48, "num_qa_labels": 5, "visual_feat_dim": 8}
     model = LxmertForQuestionAnswering(LxmertConfig(**sizes, l_layers=2, r_layers=2, x_layers=2)).eval()
     inputs = {**build("bert")[1], "visual_feats": torch.randn(2, 6, 8), "visual_pos": torch.rand(2, 6, 4)}
-    with pytest.raises(MethodNotApplicable, match="not supported yet.*another sequence of 6 tokens beside the 10") as refused:
+    with pytest.raises(MethodNotApplicable, match=r"not supported yet.*another sequence of 6 tokens beside the 10") as refused:
         whyformer.explain(model, inputs, method, 1)
     assert "windows" not in str(refused.value)
     assert "input_x_gradient" in str(refused.value)
