@@ -97,7 +97,7 @@ def test_remembered_ones_are_not_made_again() -> None:
 
 @pytest.mark.parametrize(("methods", "targets", "match"), [
     (["rolout"], None, "Did you mean 'rollout'"), ([("rollout", {"start": 1})], None, "no setting 'start'"), ([3], None, "a method is a name"),
-    ([{"start_layer": 0}], None, "no method ''"), ([], None, "no methods"), (["gae"], [], "no targets"), (["gae"], [0, 9], "class 9 is out of range"),
+    ([{"start_layer": 0}], None, "a method is a name"), ([], None, "no methods"), (["gae"], [], "no targets"), (["gae"], [0, 9], "class 9 is out of range"),
 ])  # fmt: skip
 def test_a_slip_of_the_pen_is_an_error_before_any_work(methods: Any, targets: Any, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explaining.Ready, "explain", lambda *a, **k: pytest.fail("worked"))

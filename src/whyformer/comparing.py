@@ -81,15 +81,18 @@ def compare(
     return Comparison(explanations, refusals)
 
 
-def read_method(asked: Asked) -> tuple[Method, dict[str, Any]]:
-    """(method, settings as given, checked) of a name, (name, settings) or ``{"method": name, setting: value}``."""
+def read_method(asked: Asked, kinds: str = "a method is a name") -> tuple[Method, dict[str, Any]]:
+    """(method, settings as given, checked) of a name, (name, settings) or ``{"method": name, setting: value}``.
+
+    ``kinds`` is how the error begins that says what may be given.
+    """
     if isinstance(asked, str):
         asked = (asked, {})
     elif isinstance(asked, Mapping):
         given = dict(asked)
-        asked = (given.pop("method", ""), given)
+        asked = (given.pop("method", None), given)
     if not (isinstance(asked, tuple) and len(asked) == 2 and isinstance(asked[0], str)):
-        raise InputError(f'a method is a name, (name, settings) or {{"method": name, ...}}, not {asked!r}')
+        raise InputError(f'{kinds}, (name, settings) or {{"method": name, ...}}, not {asked!r}')
     method, settings = find(asked[0]), dict(asked[1])
     method.complete(settings)
     return method, settings

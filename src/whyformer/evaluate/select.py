@@ -180,7 +180,7 @@ def _entry(candidate: Candidate) -> Explanation | tuple[str, dict[str, Any]]:
     """A finished explanation, or (method, settings) as they were given."""
     if isinstance(candidate, Explanation):
         return candidate
-    method, settings = read_method(candidate)
+    method, settings = read_method(candidate, "a candidate is a method name, an Explanation")
     return method.name, settings
 
 
