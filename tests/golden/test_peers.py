@@ -288,3 +288,23 @@ def test_curves_of_ali(metric: str, curve: str) -> None:
     assert found.curves is not None
     close(found.curves[0], theirs[f"{curve}_written"])
     assert np.flatnonzero(np.abs(found.curves[0] - theirs[f"{curve}_linspace"]) > 1e-12).tolist() == [3, 6, 7]
+
+
+# -- captum, which is installed, so that it can be asked itself -----------------------------------------------------
+@pytest.mark.parametrize("scale", [False, True])
+def test_infidelity_of_captum_is_divided_by_the_size_of_the_changes(scale: bool) -> None:
+    metrics = pytest.importorskip("captum.metrics")
+    from whyformer.evaluate.metrics.infidelity import random_subsets
+
+    model, target, subsets = small.Pooled(channels=1), 2, 40
+    picture, map_ = (torch.from_numpy(peer("quantus")[name][0])[None, None] for name in ("pictures", "maps"))
+    gone = torch.from_numpy(random_subsets(64, subsets, share=0.2, seed=7)).reshape(subsets, 1, 8, 8)
+    without = torch.where(gone, 0, picture)
+    # scores of a feature are already times the feature, so what is taken out counts as 1
+    theirs = metrics.infidelity(model, lambda x: (gone.double(), without), picture, map_, target=target, n_perturb_samples=subsets,
+                                max_examples_per_batch=subsets, normalize=scale)  # fmt: skip
+    with torch.no_grad():
+        changes = (model(picture) - model(without))[:, target]
+    settings = {"subsets": subsets, "share": 0.2, "seed": 7, "scale": scale, "substrate": "mean"}
+    ours = value("infidelity", model, picture, map_[0], target=target, **settings)
+    close(ours * changes.square().mean().item(), theirs.numpy())
