@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from whyformer.comparing import Comparison, compare
     from whyformer.evaluate import evaluate
     from whyformer.evaluate.select import Arbitration, arbitrate
+    from whyformer.evaluate.trust import trust
     from whyformer.explaining import explain
     from whyformer.explanation.result import Explanation
     from whyformer.maximize import Maximized, maximize_activation
@@ -31,6 +32,7 @@ __all__ = [
     "maximize_activation",
     "methods",
     "targets",
+    "trust",
 ]
 
 # Public name -> where it lives; loaded on first use, so that `whyformer --help` need not wait for torch.
@@ -48,6 +50,7 @@ _PLACES = {
     "maximize_activation": "maximize",
     "methods": "",
     "targets": "",
+    "trust": "evaluate.trust",
 }
 
 

@@ -69,6 +69,11 @@ class Case:
         flat = self.scores[sample].reshape(-1)
         return flat if self.content is None else flat[self.content[sample]]
 
+    def constant(self, sample: int) -> bool:
+        """Whether all features have one score, so that they have no order."""
+        scores = self.features(sample)
+        return scores.size > 1 and float(scores.max()) == float(scores.min())
+
     def run(
         self, sample: int, removed: Sequence[NDArray[np.bool_]], how: str, *, reveal: bool = False
     ) -> NDArray[np.float64]:
@@ -171,10 +176,6 @@ def read_case(
     if not bool(torch.isfinite(scores).all()):
         raise InputError("the scores hold NaN or infinity, so they cannot be judged")
     scores = _picture(scores, inputs) if inputs.modality == "image" else _text(scores, inputs)
-    flat = scores.reshape(len(scores), -1)
-    constant = [i for i, s in enumerate(flat) if s.numel() > 1 and float(s.max()) == float(s.min())]
-    if constant:
-        raise InputError(f"the map of sample {constant[0]} is constant, so it gives no order and no region to judge")
     content = None
     if inputs.modality != "image":
         hidden = torch.zeros(scores.shape, dtype=torch.bool)

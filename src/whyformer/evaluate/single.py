@@ -91,6 +91,9 @@ def evaluate(
             f"is {modality}"
         )
     case = read_case(model, prepared, explanation, processor, target, batch_size)
+    for i in range(len(case)):
+        if case.constant(i):
+            raise InputError(f"the map of sample {i} is constant, so it gives no order and no region to judge")
     found = chosen.function(case, **full)
     values, curves = found if isinstance(found, tuple) else (found, None)
     plain = {k: v for k, v in full.items() if k not in ("mask", "rationale")}

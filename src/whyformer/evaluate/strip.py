@@ -75,6 +75,8 @@ def perturbation_strip(
     if prepared.modality != "image" or prepared.pictures is None:
         raise InputError("only pictures can be shown with parts removed")
     case = read_case(model, prepared, explanation, processor, None, batch_size)
+    if case.constant(sample):
+        raise InputError("the map is constant, so it gives no order in which to remove pixels")
     index = int(case.target[sample])
     steps = perturbation.curve_fractions(fractions)
     features = case.features(sample)

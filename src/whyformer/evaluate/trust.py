@@ -1,0 +1,218 @@
+"""May it be believed? An explanation's deletion curve beside those of random maps, and what its run says against it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from whyformer.errors import InputError
+from whyformer.evaluate.case import Case, read_case
+from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_mask, removal_order, removed_count
+from whyformer.explanation.result import Explanation
+from whyformer.inputs import Inputs, prepare
+from whyformer.models.loading import opened
+
+STEPS = 10
+"""Steps of a deletion curve: 0, 10 ... 100 % taken out."""
+SEEDS = (0, 1, 2)
+"""Of the random maps that a curve is compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trust:
+    """How far an explanation may be believed. Axis letters: B samples, D random maps, F fractions.
+
+    Attributes:
+        method: that made the scores.
+        followed: ``[B]`` the class whose probability is followed: the explained one, or else the predicted one.
+        fractions: ``[F]`` share of the features (pixels, content tokens) taken out, the highest scores first.
+        curves: ``[B, F]`` probability of the class; areas: ``[B]`` under them, 0 to 1, lower is better.
+        random: ``[D, B, F]`` the same for random scores on the same cells; chance: ``[D, B]`` the areas.
+            A constant map gives no order: its curve is NaN.
+        warnings: for each sample, sentences about its map from the run's diagnostics and the scores.
+        baseline: what stood in for a feature; seeds: of the random maps.
+        kind: what the random curves depend on; forwards: plain forward passes (of one sample) that it took.
+    """
+
+    method: str
+    followed: tuple[int, ...]
+    fractions: tuple[float, ...]
+    curves: NDArray[np.float64]
+    areas: NDArray[np.float64]
+    random: NDArray[np.float64]
+    chance: NDArray[np.float64]
+    warnings: tuple[tuple[str, ...], ...]
+    baseline: str
+    seeds: tuple[int, ...]
+    kind: tuple[Any, ...]
+    forwards: int
+
+    def __len__(self) -> int:
+        return len(self.followed)
+
+    def better(self, sample: int = 0) -> bool | None:
+        """True: the curve falls faster than each random one; False: no faster than they do on average; None: between,
+        or not measured."""
+        area, chance = float(self.areas[sample]), self.chance[:, sample]
+        return True if area < chance.min() else False if area >= chance.mean() else None
+
+    def verdict(self, sample: int = 0) -> str:
+        """The comparison in one sentence."""
+        if not np.isfinite(self.areas[sample]):
+            return "Not measured: all scores are equal, so they give no order."
+        figures = f"area {self.areas[sample]:.3f}, random {self.chance[:, sample].mean():.3f}"
+        if self.better(sample):
+            return f"Better than each random map ({figures})."
+        if self.better(sample) is None:
+            return f"Better than random maps on average, not than each ({figures}): weak evidence."
+        return f"Not better than random ({figures}): do not trust this map here."
+
+    def __str__(self) -> str:
+        lines = []
+        for sample, warnings in enumerate(self.warnings):
+            head = f"{self.method}: " if len(self) == 1 else f"{self.method}, sample {sample}: "
+            lines += [head + self.verdict(sample), *(f"  {warning}" for warning in warnings)]
+        return "\n".join(lines)
+
+
+def trust(
+    explanation: Explanation,
+    model: nn.Module | str,
+    inputs: Any = None,
+    processor: Any = None,
+    *,
+    baseline: str | None = None,
+    steps: int = STEPS,
+    seeds: Sequence[int] = SEEDS,
+    batch_size: int = 32,
+    device: str | torch.device | None = None,
+    truncate: bool = False,
+    known: Sequence[Trust] = (),
+) -> Trust:
+    """Compare an explanation with chance: does the model's probability fall faster than for random maps?
+
+    The features with the highest scores are taken out, in ``steps`` equal steps, and the model is asked again (the
+    curve of the metric "deletion"); the same is done for random maps of the same kind: uniform scores on the same
+    cells. Costs (steps + 1) · (1 + number of seeds) + 1 plain forward passes a sample.
+
+    Args:
+        explanation: what ``whyformer.explain`` returned.
+        model, processor, device: as for :func:`whyformer.explain`.
+        inputs: the explained ones; by default the explanation's own sentences or pictures, where it has them.
+        baseline: what stands in for a feature. Pictures: "zero" (the processor's mean colour; default), "black", "mean"
+            or "blur". Text: the tokenizer's "mask", "unk" or "pad" (default the first it has), else "delete".
+        steps, seeds: of the curves and of the random maps.
+        batch_size: perturbed samples in one forward pass.
+        truncate: allow text longer than the model takes to be cut off, as it was when it was explained.
+        known: results for other explanations of the very same inputs: random curves of the same kind are taken over
+            from the first that has them instead of being measured again.
+
+    Raises:
+        InputError: no inputs are given or kept, scores that do not fit them, or a baseline that this input lacks.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise InputError(f"steps must be a whole number from 1, not {steps!r}")
+    if not len(seeds):
+        raise InputError("trust compares with random maps: give at least one seed")
+    model, processor = opened(model, processor, device=device)
+    prepared = prepare(model, _inputs_of(explanation, inputs), processor, truncate=truncate or inputs is None)
+    if prepared.batch != len(explanation):
+        raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {prepared.batch}")
+    chosen = baseline or _default(prepared)
+    kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
+            chosen, steps, tuple(seeds))  # fmt: skip
+    earlier = next((t for t in known if t.kind == kind), None)
+    fractions = tuple(i / steps for i in range(steps + 1))
+    curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
+    followed, warned, forwards = [], [], 0
+    for i, one in enumerate(explanation):
+        case = read_case(model, prepared.select(slice(i, i + 1)), one, processor, None, batch_size)
+        taken = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())
+        maps = {} if case.constant(0) else {0: case.features(0)}
+        maps |= {} if taken else {1 + d: _drawn(one, case, seed) for d, seed in enumerate(seeds)}
+        for place, curve in zip(maps, _follow(case, list(maps.values()), fractions, chosen), strict=True):
+            curves[place, i] = curve
+        if earlier is not None and taken:
+            curves[1:, i] = earlier.random[:, i]
+        followed.append(int(case.target[0]))
+        warned.append(tuple(warnings(one, case)))
+        forwards += 1 + case.forwards
+    areas = mean_curve_area(curves)
+    return Trust(
+        explanation.method, tuple(followed), fractions, curves[0], areas[0], curves[1:], areas[1:], tuple(warned),
+        chosen, tuple(seeds), kind, forwards,
+    )  # fmt: skip
+
+
+def _inputs_of(explanation: Explanation, inputs: Any) -> Any:
+    found = inputs if inputs is not None else explanation.texts or explanation.originals
+    if found is None:
+        raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
+    return found
+
+
+def _default(inputs: Inputs) -> str:
+    if inputs.modality == "image":
+        return "zero"
+    return next((name for name in ("mask", "unk", "pad") if name in dict(inputs.fill_ids)), "delete")
+
+
+def _drawn(explanation: Explanation, case: Case, seed: int) -> NDArray[np.float64]:
+    """``[n]`` random scores of the features, on the explanation's own cells."""
+    draws = torch.Generator().manual_seed(seed)
+    if not case.image:
+        return torch.rand(case.features(0).size, generator=draws).double().numpy()
+    cells = replace(explanation, scores=torch.rand(explanation.scores.shape, generator=draws))
+    return cells.heatmap(case.inputs.image_size)[0].double().numpy().reshape(-1)
+
+
+def _follow(
+    case: Case, maps: Sequence[NDArray[np.float64]], fractions: Sequence[float], baseline: str
+) -> list[NDArray[np.float64]]:
+    """``[F]`` probability of the class for each map, the highest scores taken out first."""
+    masks = []
+    for scores in maps:
+        order = removal_order(scores)
+        masks += [removal_mask(order, removed_count(order.size, f)) for f in fractions]
+    if not masks:
+        return []
+    found = case.probabilities(case.run(0, masks, "mean" if baseline == "zero" else baseline))[:, case.target[0]]
+    return np.split(found, len(maps))
+
+
+def warnings(e: Explanation, case: Case) -> list[str]:
+    """Sentences about the map of one sample, from its diagnostics and its scores."""
+    found = [str(line) for line in e.diagnostics.get("warnings", ())]
+    conservation = e.diagnostics.get("conservation")
+    if isinstance(conservation, dict) and (error := float(conservation["error"][0])) > 0.01:
+        found.append(
+            f"{e.method}: relevance is not conserved. On the way through the blocks its sum moves by "
+            f"{_percent(error)} of what it started from, so the sizes of scores mean little; their order may help."
+        )
+    completeness = e.diagnostics.get("completeness")
+    if isinstance(completeness, dict):
+        whole, error = abs(float(completeness["difference"][0])), abs(float(completeness["error"][0]))
+        if error > 0.05 * max(whole, 1e-12):
+            found.append(
+                f"{e.method}: the scores miss what they should add up to by {_percent(error / max(whole, 1e-12))}; "
+                "more steps come closer."
+            )
+    if e.diagnostics.get("class_specific") is False:
+        found.append(
+            f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."
+        )
+    if not bool((e.scores != 0).any()):
+        found.append(f"{e.method}: all scores are 0, so this map says nothing.")
+    elif e.level == "token" and case.features(0).size < 3:
+        found.append("With one or two tokens there is little to compare.")
+    return found
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share < 10 else f"a factor of {share:,.0f}"
