@@ -63,7 +63,7 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "einsum, two branches": lambda m, x: torch.einsum("bnd,bmd->bnm", x, x.tanh()),
     "einsum, list": lambda m, x: torch.einsum("bnd,bmd->bnm", [x, x.tanh()]),
     "conv2d": lambda m, x: F.conv2d(stretch(x * 2), m.kernel),
-    "input_conv": lambda m, x: F.conv1d(x, m.kernel[:, :, 0]),
+    "input": lambda m, x: F.conv1d(x, m.kernel[:, :, 0]),
     "conv1d": lambda m, x: F.conv1d(x * 2, m.kernel[:, :, 0], padding="same"),
     "add": lambda m, x: x + x.tanh(),
     "add, method": lambda m, x: x.add(x.tanh(), alpha=2),
@@ -263,6 +263,18 @@ def test_relevance_is_conserved_by_every_operation(name: str) -> None:
     assert flow.isfinite().all()
     found, wanted = flow.flatten(1).sum(1), seed.sum(1)
     assert torch.allclose(found, wanted, rtol=1e-8, atol=1e-8), f"{found.tolist()} of {wanted.tolist()}"
+
+
+@pytest.mark.parametrize("composite", RELEVANCE)
+def test_a_convolution_of_one_place_is_a_linear_layer(composite: str) -> None:
+    """The rule that is chosen holds for both; only what reads the input itself has the rule of its box."""
+    EXAMPLES["one place"] = lambda m, x: F.conv1d((2 * x).mT, m.weight[:, :, None], m.bias).mT
+    EXAMPLES["layer"] = lambda m, x: F.linear(2 * x, m.weight, m.bias)
+    try:
+        got, wanted = (both_passes(name, RELEVANCE[composite], relevance=True)[1] for name in ("one place", "layer"))
+        assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-12)
+    finally:
+        del EXAMPLES["one place"], EXAMPLES["layer"]
 
 
 @pytest.mark.parametrize("composite", RELEVANCE)

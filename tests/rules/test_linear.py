@@ -59,26 +59,14 @@ def gamma(x: Tensor, weight: Tensor, bias: Tensor | None, relevance: Tensor, *, 
 
 
 RULES: dict[str, tuple[Rule, Any]] = {
-    "shared": (Rule("linear", linear.linear_alpha_beta(1.0), linear.linear_gradient, keep_output=True), shared),
-    "alpha 2": (
-        Rule("linear", linear.linear_alpha_beta(2.0), linear.linear_gradient, keep_output=True),
-        lambda *a: shared(*a, alpha=2.0),
-    ),
-    "alpha 1.5": (
-        Rule("linear", linear.linear_alpha_beta(1.5), linear.linear_gradient, keep_output=True),
-        lambda *a: shared(*a, alpha=1.5),
-    ),
-    "separate": (Rule("linear", linear.linear_separate, linear.linear_gradient), separate),
-    "epsilon": (
-        Rule("linear", linear.linear_epsilon(1e-2), linear.linear_gradient, keep_output=True),
-        lambda *a: epsilon(*a, epsilon=1e-2),
-    ),
-    "epsilon 0": (
-        Rule("linear", linear.linear_epsilon(0.0), linear.linear_gradient, keep_output=True),
-        lambda *a: epsilon(*a, epsilon=0.0),
-    ),
-    "gamma": (Rule("linear", linear.linear_gamma(0.25), linear.linear_gradient), lambda *a: gamma(*a, gamma=0.25)),
-    "gamma 3": (Rule("linear", linear.linear_gamma(3.0), linear.linear_gradient), lambda *a: gamma(*a, gamma=3.0)),
+    "shared": (Rule("linear", linear.alpha_beta(1.0), linear.layer_gradient, keep_output=True), shared),
+    "alpha 2": (Rule("linear", linear.alpha_beta(2.0), linear.layer_gradient, keep_output=True), lambda *a: shared(*a, alpha=2.0)),
+    "alpha 1.5": (Rule("linear", linear.alpha_beta(1.5), linear.layer_gradient, keep_output=True), lambda *a: shared(*a, alpha=1.5)),
+    "separate": (Rule("linear", linear.separate, linear.layer_gradient), separate),
+    "epsilon": (Rule("linear", linear.epsilon(1e-2), linear.layer_gradient, keep_output=True), lambda *a: epsilon(*a, epsilon=1e-2)),
+    "epsilon 0": (Rule("linear", linear.epsilon(0.0), linear.layer_gradient, keep_output=True), lambda *a: epsilon(*a, epsilon=0.0)),
+    "gamma": (Rule("linear", linear.gamma(0.25), linear.layer_gradient, keep_output=True), lambda *a: gamma(*a, gamma=0.25)),
+    "gamma 3": (Rule("linear", linear.gamma(3.0), linear.layer_gradient, keep_output=True), lambda *a: gamma(*a, gamma=3.0)),
 }
 every_rule = pytest.mark.parametrize("name", RULES)
 
@@ -229,7 +217,7 @@ def test_fractions_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
     weight = torch.tensor([[2.0, 1.0, -1.0], [1.0, -1.0, 3.0]], dtype=torch.float64)
     relevance = torch.tensor([[3.0, 5.0]], dtype=torch.float64)
-    RULES["gamma 1"] = (Rule("linear", linear.linear_gamma(1.0)), None)
+    RULES["gamma 1"] = (Rule("linear", linear.gamma(1.0), keep_output=True), None)
     wanted = {
         "shared": [31 / 5, 6 / 5, 3 / 5],
         "alpha 2": [62 / 5, 2 / 5, -9 / 5],
@@ -291,7 +279,8 @@ def as_matrix(shape: Shape, weight: Tensor, info: dict[str, Any]) -> Tensor:
     return convolve(units, weight, None, info).flatten(1).T
 
 
-def run_convolution(rule: Any, name: str, biased: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_convolution(rule: Rule, name: str, biased: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """(R of x, x, the convolution as a matrix, R of y, its bias as that of the matrix)."""
     shape, kernel, options = CONVOLUTIONS[name]
     info = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
     x, weight, bias = random(*shape), random(*kernel, seed=1), random(kernel[0], seed=3) if biased else None
@@ -299,25 +288,36 @@ def run_convolution(rule: Any, name: str, biased: bool) -> tuple[Tensor, Tensor,
     relevance = random(*output.shape, seed=2)
     operands = (x, weight) if bias is None else (x, weight, bias)
     needs = (True, *(False for _ in operands[1:]))
-    call = Call(operands, output, needs, lambda *_: output, Pass(relevance=True, batch=shape[0]), info)
-    (got, *others) = rule(call, relevance)
+    call = Call(operands, output if rule.keep_output else None, needs, lambda *_: output, Pass(relevance=True, batch=shape[0]), info)
+    (got, *others) = rule.relevance(call, relevance)
     assert all(other is None for other in others)
-    return got, x, as_matrix(shape, weight, info), relevance
+    assert got is not None
+    spread = None if bias is None else bias.repeat_interleave(output[0, 0].numel())
+    return got, x, as_matrix(shape, weight, info), relevance, spread
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_convolution_is_a_linear_layer(rule: str, name: str, biased: bool) -> None:
+    """Each rule of a linear layer, on the matrix that the convolution is."""
+    run, reference = RULES[rule]
+    got, x, matrix, relevance, bias = run_convolution(run, name, biased)
+    wanted = reference(x.flatten(1), matrix, bias, relevance.flatten(1)).reshape(x.shape)
+    assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-9 * (1 + float(wanted.abs().max())))
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("biased", [True, False])
-def test_convolution_alpha_beta(name: str, biased: bool) -> None:
-    got, x, matrix, relevance = run_convolution(linear.convolution_alpha_beta, name, biased)
-    wanted = shared(x.flatten(1), matrix, None, relevance.flatten(1)).reshape(x.shape)
-    assert torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)
+def test_gradient_of_a_convolution(name: str) -> None:
+    got, x, matrix, flow, _ = run_convolution(Rule("gradient", linear.layer_gradient), name, True)
+    assert torch.allclose(got, (flow.flatten(1) @ matrix).reshape(x.shape), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("biased", [True, False])
 def test_convolution_box(name: str, biased: bool) -> None:
     """z^B: R_j = Σ_o (w x − w⁺ l − w⁻ h)_oj / Σ_j' (…)_oj' R_o, l and h the sample's own range."""
-    got, x, matrix, relevance = run_convolution(linear.convolution_z_box, name, biased)
+    got, x, matrix, relevance, _ = run_convolution(Rule("box", linear.box), name, biased)
     flat = x.flatten(1)
     low, high = flat.amin(1)[:, None, None], flat.amax(1)[:, None, None]
     z = flat[:, None] * matrix - low * matrix.clamp(min=0) - high * matrix.clamp(max=0)
@@ -338,6 +338,6 @@ def test_convolution_box_by_hand() -> None:
     for row, wanted in (([1.0, 3.0, -1.0], [1.0, 0.0, 0.0]), ([1.0, 2.0, -1.0, 3.0], [4 / 5, 1 / 5, 0.0, 0.0])):
         x = torch.tensor([[row]])
         call = Call((x, weight), None, (True, False), lambda *_: x, Pass(relevance=True), info)
-        got = linear.convolution_z_box(call, torch.ones(1, 1, 1))[0]
+        got = linear.box(call, torch.ones(1, 1, 1))[0]
         assert got is not None
         assert torch.allclose(got, torch.tensor([[wanted]]))

@@ -236,8 +236,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if name == "einsum":
             carrying = sum(t.requires_grad for t in tensors(args))
             return {1: _PRODUCT_WITH_CONSTANT, 2: rules["matmul"]}.get(carrying)
-        if name in ("conv2d", "conv1d", "conv3d") and id(args[0]) in self.own:
-            return rules.get("input_conv")
+        if name in ("conv2d", "conv1d", "conv3d"):
+            return rules["input" if id(args[0]) in self.own else "linear"]
         return rules.get(name)
 
     def _ruled(self, rule: Rule, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
