@@ -40,7 +40,7 @@ ARROWS = {
     "benchmarks": RESULTS | {"explaining", "evaluate", "methods", "models", "datasets", "jobs"},
     "apps": set(),
     "apps.report": RESULTS | {"show", "methods", "inputs"},
-    "apps.web": RESULTS | {"show", "methods", "inputs", "models", "comparing", "explaining", "targets", "apps.cli", ""},
+    "apps.web": RESULTS | {"show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
     "apps.cli": RESULTS
     | {"show", "methods", "inputs", "models", "maximize", "evaluate", "benchmarks", "__version__", "", "apps.web", "apps.report"},
     "web": {"apps.web"},

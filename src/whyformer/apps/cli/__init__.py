@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from whyformer.apps.cli import completion
 from whyformer.apps.cli.benchmarking import benchmark
 from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
@@ -72,4 +71,4 @@ def root(
 
 def main() -> None:
     """Entry point of the ``whyformer`` command."""
-    completion.run(app)
+    app()

@@ -11,8 +11,8 @@ import typer
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.options import AsJson, Debug, Device, Quiet, pair
 from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import INCOMPLETE, errors_as_sentences
+from whyformer.explanation.versions import record
 
 
 def benchmark(

@@ -1,24 +1,23 @@
 """What the shell offers after a Tab: names of methods, settings, formats, models and benchmarks.
 
-The registries need torch, which takes seconds to import, so their names lie in ``known.json``; ``scripts/known_names``
-writes it and a test compares it with the registries.
+The registries need torch, which takes seconds to import, so their names are kept in the user's cache folder, in a file
+whose name changes with the files that they were read from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from importlib import resources
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 
 Offers = list[tuple[str, str]]
 
-_BASH = "complete_bash"
 _CMAPS = ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -26,9 +25,57 @@ _DTYPES = ("float32", "float64", "bfloat16", "float16")
 def known() -> dict[str, Any]:
     """{"bundled": [name], "methods": {name: {"summary", "modality", "settings"}}, "benchmarks": {name: {"summary",
     "options"}}}; settings and options map a name to the values worth offering, the default first."""
-    text = (resources.files("whyformer.apps.cli") / "known.json").read_text(encoding="utf-8")
-    made: dict[str, Any] = json.loads(text)
+    file = _cache_file()
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    made = collect()
+    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, not the answer
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for old in file.parent.glob("names-*.json"):
+            old.unlink(missing_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(made), encoding="utf-8")
+        partial.replace(file)
     return made
+
+
+def _cache_file() -> Path:
+    package = Path(__file__).parents[2]
+    sources = sorted(f for room in ("methods", "benchmarks", "models") for f in (package / room).rglob("*.py"))
+    stamp = zlib.crc32(repr([(str(f), f.stat().st_mtime_ns) for f in sources]).encode())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "whyformer" / f"names-{stamp:08x}.json"
+
+
+def collect() -> dict[str, Any]:
+    """What :func:`known` says, from the registries themselves."""
+    from whyformer.benchmarks import BENCHMARKS
+    from whyformer.methods import METHODS
+    from whyformer.models.loading import BUNDLED
+
+    return {
+        "bundled": list(BUNDLED),
+        "methods": {
+            name: {
+                "summary": m.summary,
+                "modality": m.modality,
+                "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
+            }
+            for name, m in sorted(METHODS.items())
+        },
+        "benchmarks": {
+            b.name: {"summary": b.summary, "options": {k: _values(v) for k, v in b.options.items()}}
+            for b in BENCHMARKS.values()
+        },
+    }
+
+
+def _values(default: Any, check: Any = None) -> list[Any]:
+    """The default, and the others where there are few."""
+    rest = getattr(check, "values", (True, False) if isinstance(default, bool) else ())
+    found = [default, *(v for v in rest if v != default or type(v) is not type(default))]
+    return [v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in found]
 
 
 # -- for each option ---------------------------------------------------------------------------------------------
@@ -124,42 +171,3 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
         for i, value in enumerate(values):
             written = value if isinstance(value, str) else json.dumps(value)
             yield f"{key}={'' if any(c.isspace() for c in written) else written}", "default" if i == 0 else ""
-
-
-# -- bash --------------------------------------------------------------------------------------------------------
-def run(command: Callable[[], None]) -> None:
-    """Run the command; where bash asks for completion, mend what bash did to the line first.
-
-    Bash takes ``:`` and ``=`` for ends of words: ``bundled:d`` arrives as three words, and only the last of them is
-    replaced by what is offered. So the words are put together again, and what stands before is taken off each offer.
-    """
-    if os.environ.get("_WHYFORMER_COMPLETE") != _BASH:
-        command()
-        return
-    words, place = _rejoined(os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ.get("COMP_CWORD", "0")))
-    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(words), str(place)
-    current = words[place] if place < len(words) else ""
-    cut = max(current.rfind(":"), current.rfind("=")) + 1
-    answer, status = io.StringIO(), 0
-    with contextlib.redirect_stdout(answer):
-        try:
-            command()
-        except SystemExit as leaving:
-            status = int(leaving.code or 0)
-    for line in answer.getvalue().splitlines():
-        typer.echo(line[cut:] if line.startswith(current[:cut]) else line)
-    raise SystemExit(status)
-
-
-def _rejoined(words: list[str], place: int) -> tuple[list[str], int]:
-    """The words as they were typed, and which of them is at the cursor; an empty word, after a space, stays apart."""
-    made: list[str] = []
-    where = place
-    for i, word in enumerate(words):
-        if made and word and (set(word) <= {":", "="} or made[-1][-1:] in (":", "=")):
-            made[-1] += word
-        else:
-            made.append(word)
-        if i == place:
-            where = len(made) - 1
-    return made, where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import console
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
     from whyformer.inputs.argument import Argument
-
-
-_LONGEST = 672  # pixels, of the picture in a JSON file
 
 
 @dataclass(frozen=True)
@@ -35,13 +30,11 @@ class Delivery:
 
 def deliver(results: list[Explanation], asked: Argument, model: str, to: Delivery, **look: Any) -> None:
     """Make everything in memory, write the files, and only then print; ``look`` is for maps on pictures."""
-    from whyformer.explanation.versions import versions
+    from whyformer.show import facts as json_facts
     from whyformer.show import files, terminal, words
 
-    facts = record(
-        to.command, versions=versions(), model=model, input=asked.title, explanations=[e.to_dict() for e in results]
-    )
-    whole = {**facts, **picture_of(results)} if "json" in to.formats else facts
+    facts = json_facts.explanations(to.command, results, model, asked.title)
+    whole = {**facts, **json_facts.picture_of(results)} if "json" in to.formats else facts
     contents = files.contents(results, asked.name, asked.title, whole, to.formats, **look)
     written = files.write_all(to.folder, contents) if contents else []
     if to.as_json:
@@ -51,18 +44,3 @@ def deliver(results: list[Explanation], asked: Argument, model: str, to: Deliver
         out.print(terminal.render(results, to.top))
         for path in written:
             out.print(f"wrote {words.visible(str(path))}", markup=False, soft_wrap=True)
-
-
-def picture_of(results: list[Explanation]) -> dict[str, Any]:
-    """What the maps lie on, so that a JSON file can be drawn again on its own."""
-    import numpy as np
-
-    from whyformer.show import painting
-
-    for e in results:
-        shown = painting.base(e)
-        if shown is not None:
-            shown = shown.convert("RGB")
-            shown.thumbnail((_LONGEST, _LONGEST))
-            return {"picture": "data:image/png;base64," + base64.b64encode(painting.png(np.asarray(shown))).decode()}
-    return {}

@@ -27,9 +27,9 @@ from whyformer.apps.cli.options import (
     chosen_methods,
 )
 from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import console, errors_as_sentences
 from whyformer.errors import InputError
+from whyformer.explanation.versions import record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

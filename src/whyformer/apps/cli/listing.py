@@ -9,8 +9,8 @@ import typer
 
 from whyformer.apps.cli.completion import complete_method
 from whyformer.apps.cli.options import AsJson, Debug, Quiet
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import console, errors_as_sentences
+from whyformer.explanation.versions import record
 
 
 def methods(

@@ -11,9 +11,9 @@ import typer
 from whyformer.apps.cli.completion import complete_model
 from whyformer.apps.cli.options import AsJson, Debug, Device, Quiet
 from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
+from whyformer.explanation.versions import record
 
 
 def maximize(

@@ -13,14 +13,6 @@ from whyformer.apps.cli.options import Debug
 from whyformer.apps.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
 
-SCHEMA_VERSION = 1
-"""Counts up when a key changes its meaning or goes away; a new key leaves it as it is."""
-
-
-def record(command: str, **facts: Any) -> dict[str, Any]:
-    """What a command prints with ``--json``: which command it was, and its facts."""
-    return {"schema_version": SCHEMA_VERSION, "command": command, **facts}
-
 
 def read_schema() -> dict[str, Any]:
     """The schema of every command's output; the commands are in its ``$defs``."""

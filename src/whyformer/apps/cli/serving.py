@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from whyformer.apps.cli.options import AsJson, Debug, Quiet
-from whyformer.apps.cli.schema import record
 from whyformer.apps.cli.telling import errors_as_sentences
+from whyformer.explanation.versions import record
 
 
 def serve_page(

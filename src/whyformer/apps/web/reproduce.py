@@ -6,11 +6,9 @@ import json
 import shlex
 from typing import Any
 
-from whyformer.apps.cli.delivery import picture_of
-from whyformer.apps.cli.schema import record
 from whyformer.apps.web.session import Session, View
-from whyformer.explanation.versions import versions
 from whyformer.inputs.pictures import SUFFIXES
+from whyformer.show import facts as json_facts
 from whyformer.show import files
 
 
@@ -97,9 +95,8 @@ def download(session: Session, kind: str) -> tuple[str, bytes]:
     assert view is not None
     title = view.source.name if view.source.kind == "image" else " ".join(str(view.source.content).split())[:100]
     command = "explain" if len(view.methods) == 1 else "compare"
-    made = [e.to_dict() for e in session.results]
-    facts = record(command, versions=versions(), model=view.place, input=title, explanations=made)
-    facts |= picture_of(session.results) if kind == "json" else {}
+    facts = json_facts.explanations(command, session.results, view.place, title)
+    facts |= json_facts.picture_of(session.results) if kind == "json" else {}
     stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
     look = view.look if view.source.kind == "image" else {}
     return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))
