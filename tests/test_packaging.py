@@ -24,7 +24,7 @@ ARROWS = {
     "explanation": {"errors", "show", "__version__"},  # show: an Explanation shows itself
     "targets": {"errors"},
     "show": RESULTS,
-    "datasets": {"errors"},
+    "datasets": {"errors", "inputs"},
     "models": {"errors"},
     "rules": {"errors"},
     "composites": {"errors", "rules", "engine"},

@@ -41,7 +41,9 @@ def explain(
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``); or a PIL image, a string, or a list of either, with ``processor``.
+            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either. A picture is a PIL image or a
+            file (path, or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
+            done to it stands in ``diagnostics["input"]``.
         method: a name from :func:`whyformer.methods`.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
             :func:`whyformer.targets.class_index`), or a callable from :mod:`whyformer.targets` (logits ``[B, C]`` ->
@@ -195,12 +197,15 @@ def finish(
             hidden |= inputs.special
         values = values.masked_fill(hidden, 0)
     index, names = resolver.describe(logits)
+    diagnostics = dict(scores.diagnostics)
+    if any(inputs.notes or ()):
+        diagnostics["input"] = inputs.notes
     return Explanation(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
         target_names=names, grid=None if grid is None else (int(grid[0]), int(grid[1])), tokens=inputs.tokens,
         offsets=inputs.offsets, texts=inputs.texts, labels=labels, multi_label=multi_label,
         image_size=inputs.image_size, pictures=inputs.pictures, originals=inputs.originals,
-        geometry=inputs.geometry, diagnostics=dict(scores.diagnostics),
+        geometry=inputs.geometry, diagnostics=diagnostics,
     )  # fmt: skip
 
 

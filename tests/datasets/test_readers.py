@@ -34,7 +34,7 @@ from whyformer.datasets import (
     tweeteval,
 )
 from whyformer.datasets.opening import modality_of
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError, LoadError, MissingExtra
 
 ALL = [bace, class_folders, eraser, imagenet_samples, imagenet_segmentation, imagenet_validation, imdb, indexed_masks, meld,
        mnist, oxford_pets, saved_pictures, saved_texts, sst2, tweeteval]  # fmt: skip
@@ -112,7 +112,7 @@ def test_unlabelled_pictures_are_refused(tmp_path: Path) -> None:
 def test_a_broken_picture_is_named_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "0001_n00000001.jpg").write_bytes(b"no picture")
     (found,) = imagenet_samples(tmp_path)
-    with pytest.raises(InputError, match="0001_n00000001"):
+    with pytest.raises(LoadError, match="0001_n00000001"):
         found.load()
 
 

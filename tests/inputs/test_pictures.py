@@ -1,11 +1,22 @@
-"""Reading picture files."""
+"""Reading pictures: the same from every entrance, and what it did is said."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from typer.testing import CliRunner
 
+import whyformer
+from whyformer.apps import cli
 from whyformer.errors import InputError, LoadError
-from whyformer.inputs.pictures import open_picture
+from whyformer.inputs import prepare
+from whyformer.inputs.pictures import as_rgb, notes, open_picture
+from whyformer.models.loading import load
+
+DIGIT = Path(__file__).parents[2] / "examples" / "pictures" / "digits_37.png"
 
 
 def test_it_is_turned_upright(tmp_path):
@@ -50,3 +61,137 @@ def test_limits(tmp_path):
 def test_what_cannot_be_found(tmp_path, name):
     with pytest.raises(LoadError):
         open_picture(tmp_path / name)
+
+
+# -- one reader for all entrances --------------------------------------------------------------------------------------
+def digit(kind, folder):
+    """(file, what reading it has to say): the same digit in a form of its own."""
+    grey = Image.open(DIGIT).convert("L")
+    path = folder / "digit.png"
+    if kind == "16-bit grey":
+        Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(path)
+        return path, ["grey scaled from 0 to 65535 to 0 to 255"]
+    if kind == "float grey":
+        path = folder / "digit.tiff"
+        Image.fromarray(np.asarray(grey).astype(np.float32) / 255).save(path)
+        return path, ["grey scaled from 0 to 1 to 0 to 255"]
+    if kind == "transparent":
+        # black, as opaque as the digit is dark: on white the digit again
+        alpha = Image.eval(grey, lambda v: 255 - v)
+        Image.merge("LA", (Image.new("L", grey.size, 0), alpha)).save(path)
+        return path, ["transparency laid on white"]
+    if kind == "turned":
+        path, exif = folder / "digit.jpg", Image.Exif()
+        exif[0x0112] = 6
+        grey.convert("RGB").transpose(Image.Transpose.ROTATE_90).save(path, exif=exif, quality=98, subsampling=0)
+        return path, ["turned upright as EXIF orientation 6 says"]
+    if kind == "several frames":
+        path = folder / "digit.gif"
+        grey.save(path, save_all=True, append_images=[Image.new("L", grey.size, 9), Image.new("L", grey.size, 200)])
+        return path, ["frame 1 of 3"]
+    assert kind == "cmyk"
+    path = folder / "digit.tif"
+    grey.convert("RGB").convert("CMYK").save(path)
+    return path, ["CMYK converted to RGB"]
+
+
+KINDS = ["16-bit grey", "float grey", "transparent", "turned", "several frames", "cmyk"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entrance_reads_a_file_in_one_way(kind, tmp_path):
+    path, said = digit(kind, tmp_path)
+    digits = load("bundled:digits")
+    plain = np.asarray(Image.open(DIGIT).convert("L").convert("RGB")).astype(float)
+    with Image.open(path) as lazily, path.open("rb") as opened:
+        entrances = [
+            whyformer.explain(digits.model, given, "raw_attention", processor=digits.processor)
+            for given in (lazily, path, str(path), [path], opened, open_picture(path))
+        ]
+    wanted = entrances[0]
+    assert np.abs(np.asarray(wanted.originals[0]).astype(float) - plain).mean() < 2
+    for e in entrances:
+        assert torch.equal(e.scores, wanted.scores)
+        assert torch.equal(e.logits, wanted.logits)
+        assert e.diagnostics["input"] == [said]
+    printed = CliRunner().invoke(cli.app, ["explain", str(path), "--method", "raw_attention", "--format", "none", "--json", "--quiet"]).stdout
+    shown = json.loads(printed)["explanations"][0]
+    assert shown["logits"] == wanted.logits.tolist()
+    assert shown["diagnostics"]["input"] == [said]
+
+
+def test_what_was_done_is_said_sample_by_sample_and_once(tmp_path):
+    digits = load("bundled:digits")
+    path, said = digit("transparent", tmp_path)
+    e = whyformer.explain(digits.model, [DIGIT, path, str(DIGIT)], "raw_attention", processor=digits.processor)
+    assert e.diagnostics["input"] == [[], said, []]
+    assert e[1].diagnostics["input"] == [said]
+    again = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert again.diagnostics["input"] == e.diagnostics["input"]
+    assert "input" not in whyformer.explain(digits.model, DIGIT, "raw_attention", processor=digits.processor).diagnostics
+    once = as_rgb(Image.open(path))
+    assert notes(as_rgb(once)) == notes(once) == said
+
+
+def test_a_plain_picture_is_not_copied():
+    plain = Image.new("RGB", (9, 9))
+    assert as_rgb(plain) is plain
+    assert notes(plain) == []
+
+
+def test_an_open_picture_is_read_at_the_frame_it_stands_at(tmp_path):
+    path, _ = digit("several frames", tmp_path)
+    with Image.open(path) as opened:
+        opened.seek(2)
+        made = as_rgb(opened)
+    assert notes(made) == ["frame 3 of 3"]
+    assert np.asarray(made).mean() > 190
+
+
+@pytest.mark.parametrize(("values", "kind", "wanted"), [
+    ([0, 256, 65535], np.uint16, [0, 1, 255]), ([0, 128, 255], np.int32, [0, 128, 255]), ([0, 257, 65535], np.int32, [0, 1, 255]),
+    ([-1000, 0, 1000], np.int32, [0, 128, 255]), ([0, 0.5, 1], np.float32, [0, 128, 255]), ([0, 0.5, 200], np.float32, [0, 0, 200]),
+    ([-1, 0, 1], np.float32, [0, 128, 255]), ([7e4, 7e4, 7e4], np.float32, [0, 0, 0]),
+])  # fmt: skip
+def test_grey_of_other_depths_by_hand(values, kind, wanted):
+    made = as_rgb(Image.fromarray(np.array([values], dtype=kind)))
+    assert np.asarray(made)[0, :, 1].tolist() == pytest.approx(wanted, abs=1)
+
+
+def test_grey_that_is_not_finite_is_refused():
+    with pytest.raises(InputError, match="NaN or infinity"):
+        as_rgb(Image.fromarray(np.array([[0, np.nan]], dtype=np.float32)))
+
+
+def test_a_damaged_picture_given_open_is_an_error_of_ours(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (99, 99, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "x.png")
+    (tmp_path / "y.png").write_bytes((tmp_path / "x.png").read_bytes()[:9000])
+    with Image.open(tmp_path / "y.png") as opened:
+        for given in (tmp_path / "y.png", opened):
+            with pytest.raises(LoadError, match="damaged"):
+                prepare(torch.nn.Linear(1, 1), given, lambda picture: torch.zeros(3, 9, 9))
+
+
+def test_masks_lie_on_the_stored_pixels(tmp_path):
+    path, _ = digit("turned", tmp_path)
+    stored = open_picture(path, upright=False)
+    assert notes(stored) == []
+    assert as_rgb(stored) is stored
+    assert np.array_equal(np.asarray(stored), np.asarray(Image.open(path)))
+
+
+def test_names_of_files_are_sentences_to_a_tokenizer_and_texts_in_files_are_read(tmp_path):
+    sst2 = load("bundled:sst2")
+    e = whyformer.explain(sst2.model, "saved as cat.png", processor=sst2.processor)
+    assert e.texts == ["saved as cat.png"]
+    (tmp_path / "review.txt").write_text("A charming film.\n")
+    e = whyformer.explain(sst2.model, tmp_path / "review.txt", processor=sst2.processor)
+    assert e.texts == ["A charming film."]
+
+
+@pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "neither a picture"), (Path("none.txt"), "no such file")])
+def test_files_that_cannot_be_explained(name, match):
+    digits = load("bundled:digits")
+    with pytest.raises(whyformer.WhyformerError, match=match):
+        whyformer.explain(digits.model, name, processor=digits.processor)

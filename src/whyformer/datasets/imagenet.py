@@ -10,13 +10,13 @@ from whyformer.datasets.samples import (
     LayoutError,
     Picture,
     listing,
-    open_picture,
     pictures_in,
     require_file,
     require_folder,
     wrong_layout,
 )
 from whyformer.errors import MissingExtra
+from whyformer.inputs.pictures import open_picture
 
 _SAMPLE = re.compile(r"^(\d{4})_(n\d{8})\.(?:jpe?g|png)$", re.IGNORECASE)
 _WNID = re.compile(r"^n\d{8}$")

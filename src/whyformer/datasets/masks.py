@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import LayoutError, Picture, open_picture, require_file, require_folder, wrong_layout
+from whyformer.datasets.samples import LayoutError, Picture, require_file, require_folder, wrong_layout
 from whyformer.errors import InputError, MissingExtra
+from whyformer.inputs.pictures import open_picture
 
 
 def indexed_masks(path: str | Path) -> list[Picture]:
@@ -42,7 +43,7 @@ def indexed_masks(path: str | Path) -> list[Picture]:
                 f"{row['image']}|{row['mask']}"
                 if Path(row["image"]).stem != Path(row["mask"]).stem
                 else str(row["image"]),
-                partial(open_picture, folder / row["image"]),
+                partial(open_picture, folder / row["image"], upright=False),
                 None if label is None else int(label),
                 partial(_mask_file, folder / row["mask"]),
             )
@@ -142,7 +143,7 @@ def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int
             if not file.is_file():
                 raise LayoutError(f"{listed}: expected the files it names; found no {file.relative_to(folder)}")
         label = (classes or {}).get(name.rsplit("_", 1)[0])
-        made.append(Picture(name, partial(open_picture, image), label, partial(_trimap, trimap)))
+        made.append(Picture(name, partial(open_picture, image, upright=False), label, partial(_trimap, trimap)))
     return made
 
 

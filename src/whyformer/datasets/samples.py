@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from whyformer.errors import InputError
 
@@ -65,15 +65,6 @@ class Texts(Sequence[Text]):
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # int -> Text, slice -> tuple
         return self.items[index]
-
-
-def open_picture(path: Path) -> Image.Image:
-    """An RGB picture, or an error that names the file."""
-    try:
-        with Image.open(path) as picture:
-            return picture.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
-        raise InputError(f"{path.name} is not a readable picture: {error}") from error
 
 
 def require_folder(path: str | Path, expected: str) -> Path:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from whyformer.datasets.samples import LayoutError, Picture, Text, Texts, require_folder, wrong_layout
 from whyformer.errors import MissingExtra
+from whyformer.inputs.pictures import as_rgb
 
 _IMAGES, _TEXTS, _LABELS = (
     ("image", "img", "picture"),
@@ -91,4 +92,4 @@ def _image(data: Any, index: int, column: str) -> Image.Image:
     value = data[index][column]
     if not isinstance(value, Image.Image):
         raise LayoutError(f"row {index}: expected a picture in column {column}; found {type(value).__name__}")
-    return value.convert("RGB")
+    return as_rgb(value)

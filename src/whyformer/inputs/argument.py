@@ -1,8 +1,7 @@
-"""What a command-line argument means: a picture file, a text file, standard input, or a sentence."""
+"""What a name means: a picture file, a text file, or on the command line standard input or a sentence too."""
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from whyformer.errors import InputError, LoadError
-from whyformer.inputs.pictures import SUFFIXES, open_picture
+from whyformer.inputs.pictures import SUFFIXES, is_picture_name, open_picture
 
 _MOST_TEXT = 16 * 2**20
 
@@ -43,11 +42,10 @@ def read_argument(source: str) -> Argument:
     """
     if source == "-":
         return _sentence(_standard_input())
-    suffix = os.path.splitext(source)[1].lower() if "\n" not in source else ""
-    if suffix in SUFFIXES:
-        return Argument("image", open_picture(source), Path(source).stem, Path(source).name)
-    if suffix == ".txt":
-        return Argument("text", _filled(_read_text(Path(source))), Path(source).stem, Path(source).name)
+    if is_picture_name(source) or (source.lower().endswith(".txt") and "\n" not in source):
+        path = Path(source)
+        content = read_file(path)
+        return Argument("text" if isinstance(content, str) else "image", content, path.stem, path.name)
     try:
         exists, folder = Path(source).exists(), Path(source).is_dir()
     except (OSError, ValueError):  # longer than any file name, or a NUL in it: so it is a sentence
@@ -59,6 +57,19 @@ def read_argument(source: str) -> Argument:
             "with - as the argument"
         )
     return _sentence(source)
+
+
+def read_file(path: Path) -> Image.Image | str:
+    """The picture or the text in a file.
+
+    Raises:
+        LoadError: missing or unreadable. InputError: an empty text, or a file of another kind.
+    """
+    if is_picture_name(str(path)):
+        return open_picture(path)
+    if path.suffix.lower() == ".txt":
+        return _filled(_read_text(path))
+    raise InputError(f"{path} is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file")
 
 
 def _sentence(text: str) -> Argument:

@@ -1,13 +1,26 @@
-"""Read a picture from a file the user names, refusing what is missing, unreadable or far too large."""
+"""The one reader of pictures, behind every entrance: from a file or a PIL image to what a processor is given.
+
+Every picture becomes RGB with 8 bits a channel, and what had to be done for that is said in words (:func:`notes`):
+
+- it is turned upright as its EXIF orientation says;
+- transparency is laid on white;
+- grey of 16 bits is divided by 257 (0 to 65535 becomes 0 to 255), grey of 0 to 1 multiplied by 255; any other grey
+  beyond 0 to 255 is stretched from its lowest to its highest value;
+- of several frames (GIF, TIFF) the first is read, and of an open PIL image the one it stands at;
+- CMYK and other colours are converted.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
@@ -17,21 +30,40 @@ MAX_BYTES = 256 * 2**20
 # Not all that Pillow knows: some of its formats start another program (EPS), and none is needed.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "AVIF")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif", ".jfif")
+_NOTES = "whyformer.notes"
 
 
-def open_picture(path: str | Path, *, pixels: int = MAX_PIXELS, size: int = MAX_BYTES) -> Image.Image:
-    """The picture as RGB, turned upright as its EXIF orientation says; the first frame of an animation.
-
-    Transparent parts are laid on white.
+def open_picture(
+    source: str | Path | IO[bytes], *, pixels: int | None = None, size: int = MAX_BYTES, upright: bool = True
+) -> Image.Image:
+    """The picture in a file, as :func:`as_rgb` makes it.
 
     Args:
-        pixels, size: the most pixels and bytes that are taken.
+        source: a path, or a file opened for reading bytes.
+        pixels, size: the most pixels (:data:`MAX_PIXELS` by default) and bytes that are taken.
+        upright: False leaves it as it is stored, for data whose masks lie on the stored pixels.
 
     Raises:
         LoadError: the file is missing, no picture, damaged, or cannot be read.
         InputError: more pixels or bytes than that (checked before anything is decoded).
     """
-    path = Path(path)
+    if isinstance(source, str | Path):
+        source = Path(source)
+        _check_file(source, size)
+    name = str(source) if isinstance(source, Path) else str(getattr(source, "name", "the picture"))
+    with _readable(name):
+        Image.init()
+        with Image.open(source, formats=[f for f in FORMATS if f in Image.OPEN]) as raw:
+            made = as_rgb(raw, name, pixels=pixels, upright=upright)
+            return raw.copy() if made is raw else made  # not bound to the file
+
+
+def is_picture_name(text: str) -> bool:
+    """Whether a text ends like the name of a picture file."""
+    return "\n" not in text and text.lower().endswith(SUFFIXES)
+
+
+def _check_file(path: Path, size: int) -> None:
     try:
         if path.is_dir():
             raise LoadError(f"{path} is a folder, not a picture")
@@ -44,41 +76,99 @@ def open_picture(path: str | Path, *, pixels: int = MAX_PIXELS, size: int = MAX_
         raise LoadError(f"{path} is empty")
     if found > size:
         raise InputError(f"{path} has {found / 2**20:.0f} MB; pictures of at most {size // 2**20} MB are read")
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Errors of Pillow as ours."""
     try:
         with warnings.catch_warnings():
-            # our own limit, below, is the stricter one and has the better message
+            # our own limit is the stricter one and has the better message
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            Image.init()
-            with Image.open(path, formats=[f for f in FORMATS if f in Image.OPEN]) as raw:
-                if raw.width * raw.height > pixels:
-                    raise InputError(_too_large(path, f"{raw.width} x {raw.height} pixels", pixels))
-                return _opaque(ImageOps.exif_transpose(raw))
+            yield
     except Image.DecompressionBombError as error:
-        raise InputError(_too_large(path, "far too many pixels (a decompression bomb?)", pixels)) from error
+        raise InputError(f"{name} has far too many pixels (a decompression bomb?): scale it down first") from error
     except UnidentifiedImageError as error:
-        raise LoadError(f"{path} is not a picture that can be read") from error
-    except InputError:
+        raise LoadError(f"{name} is not a picture that can be read") from error
+    except (InputError, LoadError):
         raise
-    except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
-        raise LoadError(f"{path} is damaged or cannot be read: {error}") from error
+    except (OSError, ValueError, SyntaxError, TypeError, EOFError, MemoryError) as error:
+        raise LoadError(f"{name} is damaged or cannot be read: {error}") from error
 
 
-def _too_large(path: Path, what: str, pixels: int) -> str:
-    return f"{path} has {what}; at most {pixels // 10**6} megapixels are taken: scale it down first"
+def as_rgb(
+    picture: Image.Image, name: str = "the picture", *, pixels: int | None = None, upright: bool = True
+) -> Image.Image:
+    """The picture upright, opaque, as RGB of 8 bits a channel; the very same where it is so already.
+
+    Raises:
+        InputError: it is empty, has too many pixels, or holds values that are not finite.
+        LoadError: its file is damaged.
+    """
+    most = MAX_PIXELS if pixels is None else pixels
+    if picture.width * picture.height > most:
+        raise InputError(
+            f"{name} has {picture.width} x {picture.height} pixels; at most {most / 10**6:g} megapixels are taken: "
+            "scale it down first"
+        )
+    if 0 in picture.size:
+        raise InputError(f"{name} is empty")
+    said = notes(picture)
+    with _readable(name):
+        frames = getattr(picture, "n_frames", 1)
+        if frames > 1:
+            said.append(f"frame {picture.tell() + 1} of {frames}")
+        picture.load()
+        made = picture if frames == 1 else picture.copy()
+        turn = picture.getexif().get(ExifTags.Base.Orientation, 1)
+        if turn in range(2, 9):
+            if upright:
+                made = ImageOps.exif_transpose(picture)
+                said.append(f"turned upright as EXIF orientation {turn} says")
+            else:  # and nothing may turn it later
+                made = picture.copy()
+                made.info.pop("exif", None)
+        made = _as_bytes(made, said) if made.mode.startswith(("I", "F")) else _opaque(made, said)
+    if made is not picture:
+        made.info = {**made.info, _NOTES: said}
+    return made
 
 
-def _opaque(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith(("I", "F")):
-        # 16-bit and float greyscale: convert() alone would clip everything above 255 to white
-        low, high = picture.getextrema()
-        span = max(float(high) - float(low), 1e-12)  # type: ignore[arg-type]
-        if float(low) < 0 or float(high) > 255:  # type: ignore[arg-type]
-            return picture.point(lambda v: v * (255 / span) - float(low) * 255 / span).convert("L").convert("RGB")  # type: ignore[arg-type]
-        return picture.convert("L").convert("RGB")
+def notes(picture: Image.Image) -> list[str]:
+    """What reading did to a picture that :func:`as_rgb` made, in words; empty for any other."""
+    said = picture.info.get(_NOTES)
+    return list(said) if isinstance(said, list) else []  # a file's own text chunk of that name would be a str
+
+
+def _as_bytes(picture: Image.Image, said: list[str]) -> Image.Image:
+    """Grey of more than 8 bits as RGB; ``convert`` alone would cut everything above 255 off."""
+    values = np.asarray(picture, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise InputError("the picture holds NaN or infinity")
+    low, high = float(values.min()), float(values.max())
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and low >= 0 and 255 < high <= 65535):
+        low, high = 0.0, 65535.0
+    elif picture.mode == "F" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    elif low >= 0 and high <= 255:
+        low, high = 0.0, 255.0
+    if high != 255:
+        said.append(f"grey scaled from {low:g} to {high:g} to 0 to 255")
+    scaled = (values - low) * (255 / (high - low)) if high > low else np.zeros_like(values)
+    return Image.fromarray(scaled.round().astype(np.uint8)).convert("RGB")
+
+
+def _opaque(picture: Image.Image, said: list[str]) -> Image.Image:
     if picture.has_transparency_data:
         layer = picture.convert("RGBA")
+        if layer.getchannel("A").getextrema()[0] != 255:
+            said.append("transparency laid on white")
         ground = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(ground, layer).convert("RGB")
+    if picture.mode == "RGB":
+        return picture
+    if picture.mode not in ("1", "L", "P"):
+        said.append(f"{picture.mode} converted to RGB")
     return picture.convert("RGB")
 
 

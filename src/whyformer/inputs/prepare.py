@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.geometry import Geometry
+from whyformer.inputs.argument import read_file
 from whyformer.inputs.geometry import geometry_of
-from whyformer.inputs.pictures import MAX_PIXELS, without_normalisation
+from whyformer.inputs.pictures import as_rgb, is_picture_name, notes, open_picture, without_normalisation
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -30,7 +32,7 @@ class Inputs:
         mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
         pictures: ``[B, H, W, 3]`` uint8 as the model saw them; originals: as they were given; geometry: where the
-            former lie on the latter, None if unknown.
+            former lie on the latter, None if unknown; notes: what reading each did to it, in words.
     """
 
     args: tuple[Any, ...]
@@ -45,6 +47,7 @@ class Inputs:
     pictures: Tensor | None = None
     originals: list[Image.Image] | None = None
     geometry: list[Geometry] | None = None
+    notes: list[list[str]] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -97,13 +100,19 @@ class Inputs:
 def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
     """Make :class:`Inputs` out of tensors, pictures or sentences; moved to the model's device and dtype.
 
+    A ``Path`` and an opened file are read; so is a text that ends like a picture file, unless the processor is a mere
+    tokenizer.
+
     Raises:
-        InputError: empty, unreadable, too long (``truncate`` allows it), not finite, or of the wrong kind.
+        InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
+        LoadError: a file is missing or cannot be read.
     """
     if isinstance(inputs, Inputs):
         return inputs
-    if isinstance(inputs, str | Image.Image):
+    if isinstance(inputs, str | Path | Image.Image) or hasattr(inputs, "read"):
         inputs = [inputs]
+    if isinstance(inputs, list | tuple):
+        inputs = [_opened(i, processor) for i in inputs]
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
@@ -114,14 +123,24 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         made = _from_tensors((inputs,), {}, model, processor)
     elif isinstance(inputs, Mapping):
         made = _from_tensors((), dict(inputs), model, processor)
-    elif isinstance(inputs, tuple | list) and any(isinstance(i, Tensor) for i in inputs):
+    elif isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs):
         made = _from_tensors(tuple(inputs), {}, model, processor)
     else:
         raise InputError(
-            f"inputs must be a PIL image, a string, a list of one kind of these, a tensor or a mapping of tensors; got "
-            f"{type(inputs).__name__}"
+            "inputs must be a picture (PIL image or file), a string, a list of one kind of these, a tensor or a "
+            f"mapping of tensors; got {type(inputs).__name__}"
         )
     return _move(made, model)
+
+
+def _opened(item: Any, processor: Any) -> Any:
+    """The picture or the text where a file is given; anything else as it is."""
+    if hasattr(item, "read"):
+        return open_picture(item)
+    if isinstance(item, Path):
+        return read_file(item)
+    reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
+    return open_picture(item) if isinstance(item, str) and is_picture_name(item) and not reads_text else item
 
 
 def _move(made: Inputs, model: nn.Module) -> Inputs:
@@ -267,16 +286,8 @@ def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
 def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     if processor is None:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
-    for picture in pictures:
-        if picture.width * picture.height > MAX_PIXELS:
-            raise InputError(
-                f"the picture has {picture.width}×{picture.height} pixels; at most "
-                f"{MAX_PIXELS // 10**6} megapixels are taken: scale it down"
-            )
-        if 0 in picture.size:
-            raise InputError("the picture is empty")
     # the very pictures where they are RGB already, so that many explanations of a large one share it
-    rgb = [p if p.mode == "RGB" else p.convert("RGB") for p in pictures]
+    rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -300,5 +311,6 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     shown = without_normalisation(pixels, processor)
     geometry = geometry_of(processor, rgb, None if shown is None else shown.numpy())
     return Inputs(
-        args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry
-    )
+        args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry,
+        notes=[notes(p) for p in rgb],
+    )  # fmt: skip
