@@ -51,10 +51,11 @@ def open_picture(
         source = Path(source)
         _check_file(source, size)
     name = str(source) if isinstance(source, Path) else str(getattr(source, "name", "the picture"))
-    with _readable(name):
+    most = MAX_PIXELS if pixels is None else pixels
+    with _readable(name, most):
         Image.init()
         with Image.open(source, formats=[f for f in FORMATS if f in Image.OPEN]) as raw:
-            made = as_rgb(raw, name, pixels=pixels, upright=upright)
+            made = as_rgb(raw, name, pixels=most, upright=upright)
             return raw.copy() if made is raw else made  # not bound to the file
 
 
@@ -79,7 +80,7 @@ def _check_file(path: Path, size: int) -> None:
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def _readable(name: str, most: int) -> Iterator[None]:
     """Errors of Pillow as ours."""
     try:
         with warnings.catch_warnings():
@@ -87,13 +88,17 @@ def _readable(name: str) -> Iterator[None]:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             yield
     except Image.DecompressionBombError as error:
-        raise InputError(f"{name} has far too many pixels (a decompression bomb?): scale it down first") from error
+        raise _too_large(name, "far too many pixels (a decompression bomb?)", most) from error
     except UnidentifiedImageError as error:
         raise LoadError(f"{name} is not a picture that can be read") from error
     except (InputError, LoadError):
         raise
     except (OSError, ValueError, SyntaxError, TypeError, EOFError, MemoryError) as error:
         raise LoadError(f"{name} is damaged or cannot be read: {error}") from error
+
+
+def _too_large(name: str, what: str, most: int) -> InputError:
+    return InputError(f"{name} has {what}; at most {most / 10**6:g} megapixels are taken: scale it down first")
 
 
 def as_rgb(
@@ -107,14 +112,11 @@ def as_rgb(
     """
     most = MAX_PIXELS if pixels is None else pixels
     if picture.width * picture.height > most:
-        raise InputError(
-            f"{name} has {picture.width} x {picture.height} pixels; at most {most / 10**6:g} megapixels are taken: "
-            "scale it down first"
-        )
+        raise _too_large(name, f"{picture.width} x {picture.height} pixels", most)
     if 0 in picture.size:
         raise InputError(f"{name} is empty")
     said = notes(picture)
-    with _readable(name):
+    with _readable(name, most):
         frames = getattr(picture, "n_frames", 1)
         if frames > 1:
             said.append(f"frame {picture.tell() + 1} of {frames}")
