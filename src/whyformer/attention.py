@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Plan
+from whyformer.engine.probes import AttentionCall, Flows, Maps
 from whyformer.errors import InputError
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
@@ -137,7 +137,7 @@ def attention_maps(
                 def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                     kept[index] = counted((weights * flow).clamp(min=0))
 
-                recording = task.record(Plan(GRADIENT, first=0, observe=observe))
+                recording = task.record(GRADIENT, Flows(observe))
                 recording.backward(task.seed(recording.logits))
                 if recording.readout is None:
                     raise task.refuse("the output of its last block is unknown or does not reach the logits")
@@ -148,7 +148,7 @@ def attention_maps(
                     if call.index >= 0:
                         kept[call.index] = counted(call.map())
 
-                recording, row = with_readout(task, Plan(GRADIENT, watch=watch))
+                recording, row = with_readout(task, Maps(watch))
             maps = task.global_maps(kept, row.shape[-1])
         logits, grid = recording.logits.detach(), recording.mode.convolution_grid
     finally:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whyformer.composites.chefer import deep_taylor
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Plan
+from whyformer.engine.probes import AttentionCall, Maps
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
 
@@ -70,7 +70,7 @@ def test_multi_head_attention(composite: str, mask: str, batch_first: bool, need
     wanted = model(leaf, k, v)
     wanted_weights = model.weights
     table = {"gradient": GRADIENT, "deep Taylor": deep_taylor()}[composite]
-    recording = record(model, ((q, k, v), {}), Plan(table), root="input", root_input=0)
+    recording = record(model, ((q, k, v), {}), table, root="input", root_input=0)
     assert torch.allclose(recording.logits, wanted, atol=1e-12)
     if need_weights:
         assert model.weights is not None and wanted_weights is not None
@@ -91,7 +91,7 @@ def test_returned_weights(average: bool) -> None:
     x = random(B, N, E)
     model(x, x, x)
     wanted = model.weights
-    record(model, ((x, x, x), {}), Plan(GRADIENT))
+    record(model, ((x, x, x), {}), GRADIENT)
     assert wanted is not None and model.weights is not None
     assert wanted.shape == ((B, N, N) if average else (B, H, N, N))
     assert torch.allclose(model.weights, wanted, atol=1e-12)
@@ -105,7 +105,7 @@ def test_its_map_is_captured_whichever_way_it_is_called() -> None:
         maps.append(call.map().detach())
 
     for options in ({"need_weights": False}, {"need_weights": True}):
-        record(Wrapped(attention(batch_first=True), True, **options), ((x, x, x), {}), Plan(GRADIENT, watch=watch))
+        record(Wrapped(attention(batch_first=True), True, **options), ((x, x, x), {}), GRADIENT, Maps(watch))
     assert len(maps) == 2
     assert torch.allclose(*maps, atol=1e-12)
     assert maps[0].shape == (B, H, N, N)
@@ -116,7 +116,7 @@ def test_other_projections(options: dict[str, Any]) -> None:
     inner = attention(batch_first=True, **options)
     model = Wrapped(inner, True, need_weights=False)
     q, k, v = random(B, N, E), random(B, N, options.get("kdim", E), seed=1), random(B, N, options.get("vdim", E), seed=2)
-    recording = record(model, ((q, k, v), {}), Plan(deep_taylor()), root="input", root_input=0)
+    recording = record(model, ((q, k, v), {}), deep_taylor(), root="input", root_input=0)
     assert torch.allclose(recording.logits, model(q, k, v), atol=1e-12)
     assert recording.backward(torch.ones_like(recording.logits), relevance=True)[0].isfinite().all()
 
@@ -124,7 +124,7 @@ def test_other_projections(options: dict[str, Any]) -> None:
 def test_cross_attention_of_other_length() -> None:
     model = Wrapped(attention(batch_first=True), True, need_weights=True)
     q, k = random(B, 2, E), random(B, 7, E, seed=1)
-    recording = record(model, ((q, k, k), {}), Plan(deep_taylor()), root="input", root_input=0)
+    recording = record(model, ((q, k, k), {}), deep_taylor(), root="input", root_input=0)
     assert torch.allclose(recording.logits, model(q, k, k), atol=1e-12)
 
 
@@ -138,14 +138,14 @@ def test_unbatched() -> None:
             return self.inner(x, x, x, need_weights=False)[0]
 
     model, x = Unbatched().eval(), random(N, E)
-    assert torch.allclose(record(model, ((x,), {}), Plan(GRADIENT)).logits, model(x), atol=1e-12)
+    assert torch.allclose(record(model, ((x,), {}), GRADIENT).logits, model(x), atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_keys_that_are_no_tokens_are_refused(options: dict[str, Any]) -> None:
     model, x = Wrapped(attention(batch_first=True, **options), True), random(B, N, E)
     with pytest.raises(UnknownOperation, match="add_bias_kv"):
-        record(model, ((x, x, x), {}), Plan(deep_taylor()), root="input", root_input=0)
+        record(model, ((x, x, x), {}), deep_taylor(), root="input", root_input=0)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -166,5 +166,5 @@ def test_the_encoder_layers_fast_path_computes_the_same(norm_first: bool, padded
     model, x = Model(), random(B, N, E)
     with torch.no_grad():
         wanted = model(x)
-    recording = record(model, ((x,), {}), Plan(deep_taylor()), root="input", root_input=0)
+    recording = record(model, ((x,), {}), deep_taylor(), root="input", root_input=0)
     assert torch.allclose(recording.logits, wanted, atol=1e-12)

@@ -14,7 +14,7 @@ from snapshot import assert_unchanged, snapshot
 from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.rules.core import Composite
 from zoo import WINDOWED, ZOO, build, call, rows
@@ -33,10 +33,10 @@ def feed(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), dict(inputs)) if isinstance(inputs, dict) else ((inputs,), {})
 
 
-def recorded(name: str, composite: Composite, **options: Any) -> tuple[nn.Module, Any, Recording]:
+def recorded(name: str, composite: Composite, *probes: Probe) -> tuple[nn.Module, Any, Recording]:
     model, inputs = build(name, torch.float32)
     start: dict[str, Any] = {"root": "embedding"} if isinstance(inputs, dict) else {"root": "input", "root_input": 0}
-    return model, inputs, record(model, feed(inputs), Plan(composite, **options), **start)
+    return model, inputs, record(model, feed(inputs), composite, *probes, **start)
 
 
 @pytest.mark.parametrize("name", [*ZOO, *WINDOWED])
@@ -55,7 +55,7 @@ def test_logits_stay_within_rounding_where_attention_is_opened(name: str) -> Non
     """A watcher that asks for the map gets it computed once, and the product with the values from it."""
     model, inputs = build(name, torch.float32)
     maps: list[Tensor] = []
-    recording = record(model, feed(inputs), Plan(GRADIENT, watch=lambda c: maps.append(c.map())))
+    recording = record(model, feed(inputs), GRADIENT, Maps(lambda c: maps.append(c.map())))
     assert len(maps) == 3
     assert (recording.logits - call(model, inputs)).abs().max() <= 1e-5
     for attention in maps:
@@ -75,7 +75,7 @@ def test_everything_is_left_as_found(name: str, composite: str) -> None:
     list(model.parameters())[0].requires_grad_(False)
     before = snapshot(model)
     start: dict[str, Any] = {"root": "embedding"} if isinstance(inputs, dict) else {"root": "input", "root_input": 0}
-    recording = record(model, feed(inputs), Plan(COMPOSITES[composite]), **start)
+    recording = record(model, feed(inputs), COMPOSITES[composite], **start)
     recording.backward(torch.ones_like(recording.logits), relevance=COMPOSITES[composite].carrier == "relevance")
     assert_unchanged(model, before)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.composites.chefer import deep_taylor, layerwise
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.engine.run import record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -226,7 +226,7 @@ def passes(which: str, attention: str, composite: Any, classes: Tensor) -> tuple
 
     given = inputs(which)
     feed = ((), given) if isinstance(given, dict) else ((given,), {})
-    recording = record(built(which, attention), feed, Plan(composite, first=0, observe=observe))
+    recording = record(built(which, attention), feed, composite, Flows(observe))
     start = torch.nn.functional.one_hot(classes, recording.logits.shape[-1]).double()
     recording.backward(start, keep=True)
     recording.backward(start, relevance=True)
@@ -270,7 +270,7 @@ def test_relevance_of_the_values(attention: str) -> None:
     handles = [m.register_forward_hook(listen(b)) for b, m in enumerate(values)]
     try:
         # the first block's values are reached only if the graph begins below them
-        recording = record(model, ((), {"pixel_values": inputs("hf")}), Plan(deep_taylor()), root="embedding")
+        recording = record(model, ((), {"pixel_values": inputs("hf")}), deep_taylor(), root="embedding")
         start = torch.nn.functional.one_hot(golden("vit", "targets")[:, 0], 10).double()
         recording.backward(start, relevance=True)
     finally:
@@ -286,7 +286,7 @@ def test_relevance_of_the_values(attention: str) -> None:
 def test_full_relevance_of_every_embedding_value(name: str) -> None:
     """Before the sum over the width and before the reference sets [CLS] to 0."""
     composite = deep_taylor() if name == "ours" else layerwise("separate")
-    recording = record(built("bert", "sdpa"), ((), inputs("bert")), Plan(composite), root="embedding")
+    recording = record(built("bert", "sdpa"), ((), inputs("bert")), composite, root="embedding")
     start = torch.nn.functional.one_hot(golden("bert", "targets")[:, 0], 3).double()
     (flow,) = recording.backward(start, relevance=True)
     real = golden("bert", "attention_mask")[..., None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.engine.run import record
 from whyformer.explanation import views
 from whyformer.methods.task import readout_row
@@ -50,7 +50,7 @@ def test_readout_rows(name: str) -> None:
     """From the gradient at the last block's output: CLS, CLS and distillation token, last token, or all."""
     model, inputs = build(name)
     feed: tuple[tuple[Any, ...], dict[str, Any]] = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
-    recording = record(model, feed, Plan(GRADIENT, first=0, observe=lambda *_: None))
+    recording = record(model, feed, GRADIENT, Flows(lambda *_: None))
     recording.backward(torch.nn.functional.one_hot(torch.tensor([1, 1]), 5).double())
     assert recording.readout is not None
     row = readout_row(recording.readout)

@@ -14,7 +14,6 @@ from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine import operations as ops
-from whyformer.engine.probes import Plan
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
 from whyformer.rules.core import Composite
@@ -205,7 +204,7 @@ def _multi_head(m: One, x: Tensor) -> Tensor:
 def both_passes(name: str, composite: Composite, *, relevance: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(value, what arrives at x, seed, x)."""
     model, x = One(EXAMPLES[name]), random(B, N, D)
-    recording = record(model, ((x,), {}), Plan(composite), root="input", root_input=0)
+    recording = record(model, ((x,), {}), composite, root="input", root_input=0)
     seed = random(*recording.logits.shape, seed=20)
     (flow,) = recording.backward(seed, relevance=relevance)
     return recording.logits.detach(), flow, seed, x
@@ -321,7 +320,7 @@ def test_relevance_by_hand_through_a_small_network(biased: bool) -> None:
         if biased:
             model.first.bias.zero_()
     x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    recording = record(model, ((x,), {}), Plan(deep_taylor()), root="input", root_input=0)
+    recording = record(model, ((x,), {}), deep_taylor(), root="input", root_input=0)
     (flow,) = recording.backward(torch.ones(1, 1, dtype=torch.float64), relevance=True)
     assert recording.logits.item() == pytest.approx(7)
     assert flow[0].tolist() == pytest.approx([3 / 7, 4 / 7])

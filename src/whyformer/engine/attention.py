@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from whyformer.engine import operations as ops
-from whyformer.engine.probes import AttentionCall, Plan, Projection
-from whyformer.rules.core import Call, Pass, Rule, Ruled
+from whyformer.engine.probes import AttentionCall, Edit, Features, Flows, Maps, Projections
+from whyformer.rules.core import Call, Composite, Pass, Rule, Ruled
 from whyformer.rules.relevance import elementary
 from whyformer.rules.relevance.attention import attention_gradient
 
@@ -18,9 +18,15 @@ from whyformer.rules.relevance.attention import attention_gradient
 class AttentionCapture:
     """The part of the interception that knows attention; see :class:`whyformer.engine.mode.Interception`."""
 
-    plan: Plan
+    composite: Composite
     run: Pass
+    maps: Maps | None
+    flows: Flows | None
+    edit: Edit | None
+    features: Features | None
+    projections: Projections | None
     anchor: Tensor | None
+    aside: int
     attentions: int
     block: int | None
     grouped: bool
@@ -28,21 +34,20 @@ class AttentionCapture:
     attention_blocks: list[int | None]
     norm_before: int | None
     block_input: Tensor | None
-    projections: dict[int, Projection]
 
     def add_root(self, tensor: Tensor) -> Tensor:
         raise TypeError("only a whole interception has roots")
 
     def _rule_of_attention(self) -> Rule | None:
         """How an attention is opened, or None where it may stay as it is."""
-        if self.plan.composite.carrier == "relevance":
-            return self.plan.composite.rules["scaled_dot_product_attention"]
-        return _PLAIN_ATTENTION if self.plan.observe is not None else None
+        if self.composite.carrier == "relevance":
+            return self.composite.rules["scaled_dot_product_attention"]
+        return _PLAIN_ATTENTION if self.flows is not None else None
 
     def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
         def observe(weights: Tensor, flow: Tensor) -> None:
-            if self.plan.observe is not None and index >= 0:
-                self.plan.observe(index, self._four(weights), self._four(flow))
+            if self.flows is not None and index >= 0:
+                self.flows.seen(index, self._four(weights), self._four(flow))
 
         return observe
 
@@ -67,19 +72,19 @@ class AttentionCapture:
         carries = carries or begin
         rule = self._rule_of_attention() if carries else None
         if rule is None:
-            rules = self.plan.composite.rules
+            rules = self.composite.rules
             if carries and "scaled_dot_product_attention" in rules:
                 output = rules["scaled_dot_product_attention"](func, (q, k, v), {"attn_mask": mask, **options})
-            elif self.plan.watch is None and self.plan.edit_mixture is None:
+            elif self.maps is None and (self.edit is None or index < 0):
                 output = func(q, k, v, attn_mask=mask, **options)
             else:
                 full = causal_mask(q, k) if a["is_causal"] else mask
                 key, value = _match_heads(q, k, v)
-                call = AttentionCall(index, self.block, q, key, value, full, scale)
-                if self.plan.watch is not None:
-                    self.plan.watch(call)
-                if self.plan.edit_mixture is not None:
-                    return self.plan.edit_mixture(call.map(), value, call.map() @ value)
+                call = AttentionCall(index, self.block if index >= 0 else None, q, key, value, full, scale)
+                if self.maps is not None:
+                    self.maps.seen(call)
+                if self.edit is not None and index >= 0:
+                    return self.edit.change(call.map(), value, call.map() @ value)
                 # where the watcher asked for the map, the product with the values is all that is left to do
                 output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
             return output
@@ -87,7 +92,7 @@ class AttentionCapture:
             "mask": causal_mask(q, k) if a["is_causal"] else mask,
             "scale": scale,
             "observe": self._observer(index),
-            "by_heads": self.plan.by_heads,
+            "by_heads": self.flows is not None and self.flows.by_heads,
         }
         key, value = _match_heads(q, k, v)
         options["enable_gqa"] = False
@@ -112,32 +117,36 @@ class AttentionCapture:
         if not carries:
             with torch.no_grad():
                 output = func(weights, v, *args[2:], **kwargs)
-        elif self.plan.composite.carrier == "relevance":
+        elif self.composite.carrier == "relevance":
             output = Ruled.apply(
-                self.plan.composite.rules["matmul"] if v.requires_grad else _HALVED, self.run, func, {}, weights, v
+                self.composite.rules["matmul"] if v.requires_grad else _HALVED, self.run, func, {}, weights, v
             )
         else:
             output = func(weights, v, *args[2:], **kwargs)
-        if self.plan.watch is not None:
-            call = AttentionCall(index, self.block, None, None, self._four(v), weights=self._four(weights))
-            self.plan.watch(call)
-        return output if self.plan.edit_mixture is None else self.plan.edit_mixture(weights, v, output)
+        if self.maps is not None:
+            block = self.block if index >= 0 else None
+            self.maps.seen(AttentionCall(index, block, None, None, self._four(v), weights=self._four(weights)))
+        return output if self.edit is None or index < 0 else self.edit.change(weights, v, output)
 
     def _begins(self, index: int, carries: bool) -> bool:
         """Whether the graph begins at this attention's map: the first asked for, and any later one that nothing reaches
         yet (a decoder's own attention)."""
-        return torch.is_grad_enabled() and self.plan.first is not None and index >= self.plan.first and not carries
+        return torch.is_grad_enabled() and self.flows is not None and index >= self.flows.first and not carries
 
     def _count_attention(self) -> int:
-        """Position among the attentions of the blocks; −1 for one outside them (a pooling head, another tower)."""
-        if self.grouped and self.block is None:
+        """Position among the attentions of the blocks; −1 for one outside them (a pooling head, another tower, a user's
+        hook)."""
+        if self.aside or (self.grouped and self.block is None):
             return -1
         index, self.attentions = self.attentions, self.attentions + 1
         self.attention_blocks.append(self.block)
-        if self.block in self.plan.features and self.norm_before != self.block and self.block_input is not None:
+        if self._wanted() and self.norm_before != self.block and self.block_input is not None:
             self.add_root(self.block_input)  # post-norm block: nothing is normalised before its attention
             self.block_input = None
         return index
+
+    def _wanted(self) -> bool:
+        return self.features is not None and self.block in self.features.blocks
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Mark attention maps, and remember the grid of the first convolution."""
@@ -148,6 +157,8 @@ class AttentionCapture:
         elif name in ops.VIEWS and args and is_map(args[0]) and isinstance(result, Tensor) and result.dim() in (3, 4):
             if name != "__getitem__" or result.shape == args[0].shape:
                 result._whyformer_map = True  # type: ignore[attr-defined]
+        elif self.aside:
+            return result
         elif name == "conv2d" and self.convolution_grid is None:
             self.convolution_grid = tuple(result.shape[-2:])
         elif (
@@ -157,36 +168,15 @@ class AttentionCapture:
             and self.norm_before != self.block
         ):
             self.norm_before = self.block
-            if self.block in self.plan.features:
+            if self._wanted():
                 self.add_root(result)
-        if self.plan.project is not None:
-            self._follow_mixture(name, args, kwargs, result)
+        if self.projections is not None and not self.aside:
+            self.projections.follow(name, args, kwargs, result, self._post_norm)
         return result
 
-    def _follow_mixture(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Follow an attention's output to the layer that projects it, and on to a post-norm after the residual sum."""
-        source = next((a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
-        if source is None or not isinstance(result, Tensor):
-            return
-        stage, index = source._whyformer_mixed
-        if stage == "mixed" and name in ("linear", "addmm"):
-            weight, bias = (
-                (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
-            )
-            self.projections[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
-            result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
-        elif name in ops.VIEWS or (stage == "projected" and name == "add"):
-            result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
-        elif (
-            stage == "summed"
-            and name == "layer_norm"
-            and self.block == self.attention_blocks[index]  # else it begins the next block
-            and self.block != self.norm_before
-        ):
-            a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
-            projection = self.projections[index]
-            weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
-            projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
+    def _post_norm(self, index: int) -> bool:
+        """Whether a normalisation here can be the one after that attention: no next block's first."""
+        return self.block == self.attention_blocks[index] and self.block != self.norm_before
 
 
 def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:
@@ -222,13 +212,3 @@ def _match_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
 
 def is_map(value: Any) -> bool:
     return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)
-
-
-def tensors(values: Sequence[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(v for v in value if isinstance(v, Tensor))
-    return found

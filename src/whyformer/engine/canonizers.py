@@ -1,85 +1,182 @@
 """Modules that write a well-known operation out by hand, and the operation they stand for.
 
 Operations are not semantics: GPT-2's ``gelu_new`` is written with mul, pow, tanh and add, and would get another
-explanation than the same function called as ``F.gelu``. A row here names the module class (by name, so that nothing
-has to be imported) and the operation; for the run the module keeps its own forward value and gets the operation's rule.
+explanation than the same function called as ``F.gelu``. An activation is looked for by its class name (so that nothing
+has to be imported), a normalisation in any module with an ε; in both cases what the operation gives is compared with
+the module's own output in the run. Where they agree the module keeps its value and gets the operation's rule; where
+they do not, the module runs again and its operations are seen as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whyformer.engine.isolation import here, inside
+from whyformer.engine.mode import Interception
+from whyformer.errors import ModelError
+from whyformer.rules import multiplier
+from whyformer.rules.core import Ruled
+
 
 @dataclass(frozen=True)
-class Canonical:
-    """The operation a module stands for: its name in the rule tables, and a function of (module, input)."""
+class Norm:
+    """y = (x − mean) / √(mean (x − mean)² + ε) · weight + bias over the last axis; without the mean, RMSNorm."""
 
-    operation: str
-    compute: Callable[[nn.Module, Tensor], Tensor]
-    info: Callable[[nn.Module], dict[str, Any]] = lambda _: {}
+    centred: bool
+    eps: float
+    weight: Tensor | None
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        if self.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        y = y if self.weight is None else y * self.weight
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
-def _tanh_gelu(_: nn.Module, x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
+_tanh_gelu = functools.partial(functional.gelu, approximate="tanh")
 
 
-def _exact_gelu(_: nn.Module, x: Tensor) -> Tensor:
-    return functional.gelu(x)
-
-
-def _quick_gelu(_: nn.Module, x: Tensor) -> Tensor:
+def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-def _rms_norm(module: nn.Module, x: Tensor) -> Tensor:
-    weight, eps = _scale(module)
-    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return normed * weight
-
-
-def _scale(module: nn.Module) -> tuple[Tensor, float]:
-    """Weight and ε of a written-out RMSNorm; Gemma's weight is stored as its difference from 1."""
-    weight: Any = module.weight
-    eps = next((float(getattr(module, n)) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(module, n)), 1e-6)
-    return (1 + weight.float() if type(module).__name__.startswith("Gemma") else weight), eps
-
-
-def _rms_info(module: nn.Module) -> dict[str, Any]:
-    weight, eps = _scale(module)
-    return {"weight": weight.detach(), "eps": eps, "axes": 1}
-
-
-_TANH = Canonical("gelu", _tanh_gelu)
-_EXACT = Canonical("gelu", _exact_gelu)
-_QUICK = Canonical("gelu", _quick_gelu)
-_RMS = Canonical("rms_norm", _rms_norm, _rms_info)
-
-CANONIZERS: dict[str, Canonical] = {
-    "NewGELUActivation": _TANH,
-    "FastGELUActivation": _TANH,
-    "GELUTanh": _TANH,
-    "PytorchGELUTanh": _TANH,
-    "AccurateGELUActivation": _TANH,
-    "BloomGelu": _TANH,
-    "QuickGELUActivation": _QUICK,
-    "QuickGELU": _QUICK,
-    "T5LayerNorm": _RMS,
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "NewGELUActivation": _tanh_gelu,
+    "FastGELUActivation": _tanh_gelu,
+    "GELUTanh": _tanh_gelu,
+    "PytorchGELUTanh": _tanh_gelu,
+    "AccurateGELUActivation": _tanh_gelu,
+    "BloomGelu": _tanh_gelu,
+    "QuickGELUActivation": _quick_gelu,
+    "QuickGELU": _quick_gelu,
+    "GELUActivation": functional.gelu,
 }
+"""Class name -> the form of GELU that it may stand for."""
 
 
-def canonical(module: nn.Module) -> Canonical | None:
-    """The row for a module: by its class name; any class called ``...RMSNorm`` with a weight is an RMSNorm."""
+_TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
+
+
+def suspect(module: nn.Module, rules: dict[str, Any]) -> bool:
+    """Whether the module may stand for an operation of the table: worth comparing."""
     name = type(module).__name__
-    if name in CANONIZERS:
-        return CANONIZERS[name]
-    if name == "GELUActivation" and not isinstance(getattr(module, "act", None), nn.Module):
-        return None if getattr(module, "act", None) is functional.gelu else _EXACT
-    if name.endswith("RMSNorm") and not isinstance(module, nn.RMSNorm) and hasattr(module, "weight"):
-        return _RMS
-    return None
+    if name in ACTIVATIONS:
+        return "gelu" in rules and getattr(module, "act", None) is not functional.gelu
+    # torch's own are seen as the functions that they call, also in a class that inherits from them
+    if "layer_norm" not in rules or isinstance(module, _TORCH_NORMS) or any(True for _ in module.children()):
+        return False
+    own = list(module.parameters())
+    return len(own) <= 2 and all(p.dim() <= 2 for p in own) and ("norm" in name.lower() or bool(_epsilons(module)))
+
+
+def stands_for(module: nn.Module, x: Tensor, output: Any) -> Callable[[Tensor], Tensor] | None:
+    """The activation or :class:`Norm` that gives this output of the module for its input, or None."""
+    if not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
+        return None
+    named = ACTIVATIONS.get(type(module).__name__)
+    candidates = _norms(module, x, output) if named is None else [named]
+    return next((c for c in candidates if _agree(c(x), output)), None)
+
+
+def _agree(a: Tensor, b: Tensor, share: float | None = None) -> bool:
+    """Whether two outputs are equal up to rounding: to a share of the value and of the largest one."""
+    share = share or {torch.bfloat16: 2e-2, torch.float16: 4e-3}.get(b.dtype, 1e-5)
+    return bool(((a - b).abs() <= share * (b.abs() + b.abs().amax())).all())
+
+
+def _epsilons(module: nn.Module) -> list[float]:
+    return [v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2]
+
+
+def _norms(module: nn.Module, x: Tensor, output: Tensor) -> Iterator[Norm]:
+    """Normalisations with the module's own parameters: weight w, 1 + w (Gemma) or none, with and without a bias."""
+    own = [p.detach() for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()]
+    own = [p for p in own if p.numel() == 1 or x.shape[x.dim() - p.dim() :] == p.shape]
+    weights = [None, *own, *(1 + (p if p.dtype == torch.float64 else p.float()) for p in own)]
+    epsilons = [*_epsilons(module), 1e-6, 1e-5, 1e-12]
+    part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # a few rows: most candidates fail on them, whatever ε is
+    for centred, weight, bias in itertools.product((False, True), weights, [None, *own]):
+        if bias is weight and bias is not None:
+            continue
+        if _agree(Norm(centred, epsilons[0], weight, bias)(x[part]), output[part], 0.05):
+            yield from (Norm(centred, eps, weight, bias) for eps in epsilons)
+
+
+@contextlib.contextmanager
+def canonized(mode: Interception) -> Iterator[None]:
+    """For the length of a run, modules that stand for an operation of the composite run as that operation."""
+    rules = mode.composite.rules
+    handles = []
+    try:
+        for module in mode.model.modules() if rules else ():
+            if suspect(module, rules):
+                handles.extend(_canonize(module, mode))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _canonize(module: nn.Module, mode: Interception) -> list[Any]:
+    """The module keeps its own forward value (run muted, without graph) and gets the rule of its operation."""
+    seen: list[tuple[Tensor, int]] = []
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+        if here.run is mode and mode.muted == 0 and len(given) == 1 and mode.carries(tuple(given), {}):
+            mode.muted = id(module)
+            seen[:] = [(given[0], given[0]._version)]
+            torch._C._set_grad_enabled(False)
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if here.run is not mode or mode.muted != id(module):
+            return None
+        mode.muted = 0
+        ((x, version),) = seen
+        seen.clear()
+        if x._version != version:
+            raise ModelError(
+                f"the module {type(module).__name__} changes its input in place, so it cannot be run again to be "
+                "compared with a known operation; let it return a new tensor"
+            )
+        with inside(None):
+            found = stands_for(module, x.detach(), output)
+        torch._C._set_grad_enabled(True)
+        if found is None:
+            return module.forward(*args, **kwargs)
+        operation = "gelu" if not isinstance(found, Norm) else "layer_norm" if found.centred else "rms_norm"
+        if mode.composite.carrier == "relevance":
+            # the gradient is recomputed: the rule's closed form may be that of another variant
+            rule = replace(mode.composite.rules[operation], gradient=None)
+            return Ruled.apply(rule, mode.run, _once(output, found), {}, x)
+        if isinstance(found, Norm):
+            return multiplier.detached_norm(x, output, found.weight, found.eps, 1, centred=found.centred)
+        return multiplier.secant(found, x, output)
+
+    # around the module's own forward alone: what users' hooks do to its output is seen as it is
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True, prepend=True),
+    ]
+
+
+def _once(value: Tensor, compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``value`` the first time (the module's own result), ``compute`` ever after (its gradient)."""
+    state = [value]
+
+    def call(x: Tensor) -> Tensor:
+        return state.pop() if state else compute(x)
+
+    return call

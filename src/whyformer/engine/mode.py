@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whyformer.engine import operations as ops
-from whyformer.engine.attention import AttentionCapture, is_map, tensors
+from whyformer.engine.attention import AttentionCapture, is_map
 from whyformer.engine.decompositions import DECOMPOSITIONS, RELEVANCE_DECOMPOSITIONS, einsum_product
-from whyformer.engine.probes import Plan, Projection
+from whyformer.engine.isolation import here
+from whyformer.engine.operations import tensors
+from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, asked
 from whyformer.errors import ModelError, UnknownOperation
-from whyformer.rules.core import Pass, Rule, Ruled, keep_value
+from whyformer.rules.core import Composite, Pass, Rule, Ruled
 from whyformer.rules.relevance import elementary
 
 _PRODUCT_WITH_CONSTANT = Rule("product", elementary.z_rule)
@@ -31,11 +33,13 @@ class Interception(AttentionCapture, TorchFunctionMode):
     """The mode of one forward pass over ``model``; see :func:`whyformer.engine.run.record`."""
 
     model: nn.Module
-    plan: Plan
+    composite: Composite
     run: Pass
+    probes: tuple[Probe, ...] = ()
     roots: list[Tensor] = field(default_factory=list)
     anchor: Tensor | None = None
     muted: int = 0
+    aside: int = 0
     attentions: int = 0
     block: int | None = None
     grouped: bool = False
@@ -43,12 +47,13 @@ class Interception(AttentionCapture, TorchFunctionMode):
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
     block_input: Tensor | None = None
-    projections: dict[int, Projection] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__()
         self.own: set[int] = {id(t) for t in self.roots}
-        if self.plan.first is not None:
+        self.maps, self.flows, self.edit = asked(self.probes, Maps), asked(self.probes, Flows), asked(self.probes, Edit)
+        self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
+        if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
             self.add_root(self.anchor)
 
@@ -67,7 +72,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = ops.operation_name(func)
-        if self.muted or name in ops.SILENT:
+        if here.run is not self or self.muted or name in ops.SILENT:
             return func(*args, **kwargs)
         if name == "__get__":  # most attributes (shape, dtype ...) are no operation; .T is
             value = func(*args, **kwargs)
@@ -96,10 +101,10 @@ class Interception(AttentionCapture, TorchFunctionMode):
             attention = self._written_attention
         if attention is not None:
             mixed: Any = attention(func, *self._own_only(args, kwargs))
-            if not self.grouped or self.block is not None:
+            if not self.aside and (not self.grouped or self.block is not None):
                 mixed._whyformer_mixed = ("mixed", self.attentions - 1)
             return mixed
-        if not self._carries(args, kwargs):
+        if not self.carries(args, kwargs):
             return self._note(name, args, kwargs, _without_graph(func, args, kwargs))
         args, kwargs = self._own_only(args, kwargs)
         result = self._carried(name, func, args, kwargs)
@@ -108,7 +113,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     def _product(self, args: tuple[Any, ...]) -> Any:
         """An einsum of two tensors as matmul or linear, so that it gets their rules and its attention is found."""
         operands = tensors(args[1:])
-        if len(operands) != 2 or not (self._carries(args, {}) or any(map(is_map, operands))):
+        if len(operands) != 2 or not (self.carries(args, {}) or any(map(is_map, operands))):
             return None
         names = str(args[0])
         first, second = names.partition("->")[0].split(",")
@@ -117,8 +122,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         return einsum_product(names, *operands)
 
     def _carried(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        composite = self.plan.composite
-        self._refuse_hidden_graphs(args)
+        composite = self.composite
+        self.refuse_hidden_graphs(args)
         if kwargs.get("inplace") is True:
             return self._in_place(name + "_", func, args, {**kwargs, "inplace": False}, func)
         if composite.carrier == "multiplier":
@@ -150,7 +155,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if not any(t.requires_grad for t in tensors((result,))):
             return result
         raise UnknownOperation(
-            f"the operation '{name}' in {self.where()} carries relevance, and {self.plan.composite.name} has no rule "
+            f"the operation '{name}' in {self.where()} carries relevance, and {self.composite.name} has no rule "
             f"for it. Ways out: add a rule to the composite's table (whyformer/composites: rules[{name!r}] = ...), or "
             "a row to engine/canonizers.py if the module writes a known operation by hand, or use a gradient method "
             "(input_x_gradient, integrated_gradients, gae)"
@@ -171,7 +176,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     def _foreign(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.requires_grad and value.is_leaf and id(value) not in self.own
 
-    def _carries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def carries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not torch.is_grad_enabled():
             return False
         for tensor in tensors((*args, *kwargs.values())):
@@ -193,17 +198,17 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
         return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
 
-    def _refuse_hidden_graphs(self, args: tuple[Any, ...]) -> None:
+    def refuse_hidden_graphs(self, args: tuple[Any, ...]) -> None:
         """Refuse what the mode cannot see: checkpointed segments, custom autograd functions, scripted functions."""
         for tensor in tensors(args):
             node = tensor.grad_fn
             if node is None:
                 continue
             if not isinstance(node, torch.autograd.function.BackwardCFunction):
-                if self.plan.composite.audit and not hasattr(tensor, "_whyformer_seen"):
+                if self.composite.audit and not hasattr(tensor, "_whyformer_seen"):
                     raise UnknownOperation(
                         f"operations that whyformer cannot see (a torch.jit function, or an extension in C++) made a "
-                        f"tensor that carries relevance into {self.where()}; {self.plan.composite.name} needs every "
+                        f"tensor that carries relevance into {self.where()}; {self.composite.name} needs every "
                         "operation. Call the Python function that was scripted, or use a gradient method "
                         "(input_x_gradient, integrated_gradients, gae)"
                     )
@@ -215,15 +220,15 @@ class Interception(AttentionCapture, TorchFunctionMode):
                     f"{self.where()}). Turn it off: "
                     "model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
                 )
-            if not kind.startswith(("Ruled", "_Scaled", "_DetachedNorm", "Tap")) and self.plan.composite.audit:
+            if not kind.startswith(("Ruled", "_Scaled", "_DetachedNorm")) and self.composite.audit:
                 raise UnknownOperation(
                     f"a custom torch.autograd.Function ({kind.removesuffix('Backward')}) carries relevance before "
-                    f"{self.where()}; {self.plan.composite.name} cannot look inside. Use a gradient method instead"
+                    f"{self.where()}; {self.composite.name} cannot look inside. Use a gradient method instead"
                 )
 
     # -- relevance carrier -----------------------------------------------------------------------------------
     def _relevance_rule(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rule | None:
-        rules = self.plan.composite.rules
+        rules = self.composite.rules
         if name in ("mul", "matmul", "div"):
             both = sum(isinstance(a, Tensor) and a.requires_grad for a in args[:2]) == 2
             if name == "mul":
@@ -245,7 +250,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             a = ops.bind("input weight bias", args, kwargs, bias=None)
             operands = [a["input"], a["weight"]] + ([] if a["bias"] is None else [a["bias"]])
             return Ruled.apply(rule, self.run, func, {}, *operands)
-        if name == "matmul" and rule is self.plan.composite.rules["linear"]:
+        if name == "matmul" and rule is self.composite.rules["linear"]:
             return Ruled.apply(rule, self.run, lambda x, w: func(x, w.mT), {}, args[0], args[1].mT)
         if name.startswith("conv"):
             names = "input weight bias stride padding dilation groups"
@@ -301,7 +306,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
     def _in_place(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Any = None) -> Any:
         """The same out of place, copied into the target, so that aliases see it and relevance follows."""
-        keep_value(args[0])
         if name in (
             "copy_",
             "__setitem__",

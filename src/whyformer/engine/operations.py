@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -278,3 +278,14 @@ def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: 
     """Arguments by name, positional ones in the order of ``names``."""
     order = names.split()
     return {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
+
+
+def tensors(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among arguments, and in lists and tuples among them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(v for v in value if isinstance(v, Tensor))
+    return found

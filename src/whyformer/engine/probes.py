@@ -1,20 +1,21 @@
-"""What one recorded forward pass is for, and what its watchers see."""
+"""What a method asks of a recorded forward pass: attention maps, their flows, projections, block inputs, features."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whyformer.rules.core import Composite
+from whyformer.engine import operations as ops
 from whyformer.rules.relevance.attention import masked_softmax
 
 
 @dataclass
 class AttentionCall:
-    """One attention of the forward pass, as a forward watcher sees it.
+    """One attention of the forward pass, as :class:`Maps` shows it.
 
     Attributes:
         index: 0-based position among the attentions of the pass.
@@ -41,6 +42,56 @@ class AttentionCall:
         return self.weights if rows is None else torch.einsum("bq,bhqk->bhk", rows.to(self.weights.dtype), self.weights)
 
 
+@dataclass(frozen=True)
+class Maps:
+    """In the forward pass: ``seen`` is called with each :class:`AttentionCall`."""
+
+    seen: Callable[[AttentionCall], None]
+
+
+@dataclass(frozen=True)
+class Flows:
+    """In each backward pass: ``seen`` is called with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
+
+    Attributes:
+        first: the graph begins at the map of this attention (0-based, among the attentions of the blocks).
+        by_heads: ``seen`` may be called several times for one attention of a gradient pass, each time with some heads
+            (in order), so that a long input's maps are never all there at once.
+    """
+
+    seen: Callable[[int, Tensor, Tensor], None]
+    first: int = 0
+    by_heads: bool = False
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``change`` is called with (A, value, A·V) of each attention and returns what to use instead of A·V."""
+
+    change: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Features:
+    """A root in each of these blocks: its first normalisation if that comes before the attention, else its input."""
+
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BlockInputs:
+    """The input of each block in order of execution, ``[B, N, D]``."""
+
+    found: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BlockCalls:
+    """(module, args, kwargs, output) of each block in order of execution."""
+
+    found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = field(default_factory=list)
+
+
 @dataclass
 class Projection:
     """The output projection W_O of an attention and, in post-norm models, the normalisation after its residual sum.
@@ -58,28 +109,45 @@ class Projection:
     norm_eps: float = 0.0
 
 
-@dataclass
-class Plan:
-    """What one recorded forward pass is for.
+@dataclass(frozen=True)
+class Projections:
+    """The :class:`Projection` of each attention's output, by the attention's index."""
 
-    Attributes:
-        composite: the table of rules.
-        first: the graph begins at the map of this attention (0-based, among the attentions of the blocks); None if it
-            begins at another root.
-        watch: called with each :class:`AttentionCall` in the forward pass.
-        observe: called in each backward pass with (attention index, A, flow into A), ``[B, H, Q, K]`` each.
-        by_heads: ``observe`` may be called several times for one attention of a gradient pass, each time with some
-            heads (in order), so that a long input's maps are never all there at once.
-        edit_mixture: called with (A, value, A·V) of each attention and returns what to use instead of A·V.
-        project: called with the :class:`Projection` of each attention's output.
-        features: blocks whose first normalisation (if it comes before the attention; else whose input) is a root.
-    """
+    found: dict[int, Projection] = field(default_factory=dict)
 
-    composite: Composite
-    first: int | None = None
-    watch: Callable[[AttentionCall], None] | None = None
-    observe: Callable[[int, Tensor, Tensor], None] | None = None
-    by_heads: bool = False
-    edit_mixture: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    project: Callable[[Projection], None] | None = None
-    features: tuple[int, ...] = ()
+    def follow(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, post_norm: Callable[[int], bool]
+    ) -> None:
+        """Follow an attention's output to the layer that projects it, and on to a post-norm after the residual sum.
+
+        Args:
+            post_norm: whether a normalisation here can be the one after that attention.
+        """
+        source = next((a for a in ops.tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
+        if source is None or not isinstance(result, Tensor):
+            return
+        stage, index = source._whyformer_mixed
+        if stage == "mixed" and name in ("linear", "addmm"):
+            weight, bias = (
+                (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
+            )
+            self.found[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
+            result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
+        elif name in ops.VIEWS or (stage == "projected" and name == "add"):
+            result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
+        elif stage == "summed" and name == "layer_norm" and post_norm(index):
+            a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
+            projection = self.found[index]
+            weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
+            projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
+
+
+Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections
+
+
+P = TypeVar("P", bound=Probe)
+
+
+def asked(probes: tuple[Probe, ...], kind: type[P]) -> P | None:
+    """The probe of that kind, or None."""
+    return next((probe for probe in probes if isinstance(probe, kind)), None)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.methods.gradients.roots import explain_root, multiply
 from whyformer.methods.maps.transformer_attribution import conservation
 from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
@@ -86,7 +86,7 @@ def partial_lrp(
         if recording.run.relevance and index == first:
             maps[index] = flow.clamp(min=0).mean(1)
 
-    recording = task.record(Plan(_composite(rule, alpha, epsilon, gamma), first=first, observe=observe))
+    recording = task.record(_composite(rule, alpha, epsilon, gamma), Flows(observe, first))
     if not recording.attentions:
         raise task.refuse("no attention was seen in its forward pass")
     seed = task.seed(recording.logits)

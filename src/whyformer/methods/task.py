@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
 from whyformer.models.readout import plain_logits
 from whyformer.models.structure import find_blocks
+from whyformer.rules.core import Composite
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,9 @@ class Task:
         """``[B]`` the class each sample's target is about: where its gradient with respect to the logits is largest."""
         return self.seed(logits).argmax(-1)
 
-    def record(self, plan: Plan, **options: Any) -> Recording:
-        """Record one forward pass of the inputs."""
-        recording = record(self.model, self.inputs.feed, plan, **{"blocks": self._found, **options})
+    def record(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
+        """Record one forward pass of the inputs; the probes say what is looked at on the way."""
+        recording = record(self.model, self.inputs.feed, composite, *probes, **{"blocks": self._found, **options})
         self.recordings.append(weakref.ref(recording))
         return recording
 

@@ -32,12 +32,6 @@ def unbroadcast(value: Tensor, shape: torch.Size) -> Tensor:
     return value.sum(stretched, keepdim=True) if stretched else value
 
 
-def same_memory(value: Tensor) -> Tensor:
-    """The tensor again without being a view of it: what a Function returns so may be changed in place."""
-    alias: Tensor = value.new_empty(0).set_(value)  # type: ignore[call-overload]
-    return alias
-
-
 @dataclass
 class Pass:
     """What a backward pass over one recorded graph carries, and its books.
@@ -144,23 +138,25 @@ class Ruled(torch.autograd.Function):
         ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor
     ) -> Tensor:
         output = compute(*operands)
-        if output._is_view() and all(
-            output.untyped_storage().data_ptr() != o.untyped_storage().data_ptr() for o in operands
-        ):
-            output = same_memory(output)
+        if output._is_view():
+            # what a Function returns may be changed in place only if it is no view; this alias still counts changes
+            output = output.detach()
+        if any(output.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in operands):
+            output = output.clone()
         ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
         ctx.save_for_backward(*operands)
-        # beside the saved tensors, so that an operation in place on the output can have it copied first (keep_value)
-        ctx.output = output.detach() if rule.keep_output else None
-        if any(output is operand for operand in operands):
-            output = output.view_as(output)
+        # beside the saved tensors, for which autograd would refuse a change in place
+        ctx.output, ctx.version = (output.detach(), output._version) if rule.keep_output else (None, 0)
         return output
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
         (flow,) = flows
         rule: Rule = ctx.rule
-        call = Call(ctx.saved_tensors, ctx.output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
+        operands, output = ctx.saved_tensors, ctx.output
+        if output is not None and output._version != ctx.version:  # changed in place since
+            output = ctx.compute(*operands)
+        call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
         if ctx.run.relevance:
             parts = rule.relevance(call, flow)
             if rule.books:
@@ -168,14 +164,6 @@ class Ruled(torch.autograd.Function):
         else:
             parts = (rule.gradient or recomputed_gradient)(call, flow)
         return (None, None, None, None, *(p if need else None for p, need in zip(parts, call.needs, strict=True)))
-
-
-def keep_value(changed: Tensor) -> None:
-    """Before ``changed`` is overwritten in place: let the operation that made it keep its own output."""
-    for tensor in (changed, changed._base):
-        node: Any = None if tensor is None else tensor.grad_fn
-        if type(node).__name__ == "RuledBackward" and node.output is not None:
-            node.output = node.output.clone()
 
 
 def recomputed_gradient(call: Call, flow: Tensor) -> Grads:

@@ -15,7 +15,7 @@ class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(slope)
-        return value.view_as(value)
+        return value.detach()  # no view, so that it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
@@ -43,7 +43,7 @@ class _DetachedNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight, inverse)
         ctx.axes, ctx.centred = axes, centred
-        return value.view_as(value)
+        return value.detach()  # no view, so that it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:

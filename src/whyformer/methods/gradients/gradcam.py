@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Features
 from whyformer.methods.registry import method
 from whyformer.methods.task import Scores, Task
 
@@ -38,7 +38,7 @@ def gradcam(task: Task, *, blocks: int | list[int] = -1) -> Scores:
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
     chosen = sorted({task.block(b, "blocks") for b in numbers})
-    recording = task.record(Plan(GRADIENT, features=tuple(chosen)))
+    recording = task.record(GRADIENT, Features(tuple(chosen)))
     if not recording.roots:
         raise task.refuse("no block of it was found or entered, so there are no features")
     flows = recording.backward(task.seed(recording.logits))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
 from whyformer.engine.run import Recording
 from whyformer.errors import InputError
 from whyformer.explanation.views import gaussian_blur
@@ -25,7 +24,7 @@ BASELINES = ("zero", "mean", "blur", "pad", "mask", "unk")
 
 def explain_root(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, list[Tensor]]:
     """(recording, what arrives at the input): pixels, vectors, or for token ids what enters the first block."""
-    recording = task.record(Plan(composite), **_root(task.inputs))
+    recording = task.record(composite, **_root(task.inputs))
     return recording, recording.backward(task.seed(recording.logits), relevance=relevance)
 
 
@@ -98,7 +97,7 @@ def input_x_gradient(task: Task, *, norm: str = "sum") -> Scores:
 # -- averages over many copies -----------------------------------------------------------------------------------
 def own_input(task: Task) -> tuple[Tensor, Tensor]:
     """(the root's value, logits): one plain pass."""
-    recording = task.record(Plan(GRADIENT), **_root(task.inputs))
+    recording = task.record(GRADIENT, **_root(task.inputs))
     return recording.roots[0].detach(), recording.logits.detach()
 
 
@@ -110,7 +109,7 @@ def gradients_at(task: Task, points: Tensor, logits: Tensor) -> tuple[Tensor, Te
         logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
     """
     copies = task.copies(points.shape[0] // task.inputs.batch, logits)
-    recording = copies.record(Plan(GRADIENT), root_value=points, **_root(copies.inputs))
+    recording = copies.record(GRADIENT, root_value=points, **_root(copies.inputs))
     (flow,) = recording.backward(copies.seed(recording.logits))
     return flow, copies.value(recording.logits.detach())
 
@@ -226,7 +225,7 @@ def integrated_gradients(
         total += (flow.unflatten(0, (x.shape[0], high - low)) * share[low:high].reshape(lead)).sum(1)
     product = (x - start) * total
     values, kind = reduce(task.inputs, product, norm)
-    below = task.record(Plan(GRADIENT), root_value=start, **_root(task.inputs)).logits.detach()
+    below = task.record(GRADIENT, root_value=start, **_root(task.inputs)).logits.detach()
     found = product.flatten(1).sum(-1).double()
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
@@ -254,5 +253,5 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
             "processor=tokenizer, or use 'zero'"
         )
     ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
-    recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(Plan(GRADIENT), root="embedding")
+    recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(GRADIENT, root="embedding")
     return recording.roots[0].detach()

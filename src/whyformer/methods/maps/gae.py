@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
@@ -126,7 +126,7 @@ def _encoder_decoder(task: Task, encoder: list[nn.Module], decoder: list[nn.Modu
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = positive_product(weights, flow).mean(1)
 
-    recording = task.record(Plan(GRADIENT, first=0, observe=observe), blocks=[*encoder, *decoder])
+    recording = task.record(GRADIENT, Flows(observe), blocks=[*encoder, *decoder])
     recording.backward(task.seed(recording.logits))
     if recording.readout is None:
         raise task.refuse("the output of its last block is unknown or does not reach the logits")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.explanation import views
 from whyformer.methods.registry import BLOCK, FLAG, method
 from whyformer.methods.task import Scores, Task, readout_row
@@ -34,7 +34,7 @@ def gradcam_attention(task: Task, *, block: int = -1, count_padding: bool = Fals
         if index == first:
             seen[index] = (weights, flow)
 
-    recording = task.record(Plan(GRADIENT, first=first, observe=observe))
+    recording = task.record(GRADIENT, Flows(observe, first))
     if not recording.attentions:
         raise task.refuse("no attention was seen in its forward pass")
     recording.backward(task.seed(recording.logits))

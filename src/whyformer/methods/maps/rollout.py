@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Plan
+from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording
 from whyformer.errors import InputError, MissingExtra
 from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
@@ -109,7 +109,7 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         elif call.index >= start:
             kept[call.index] = prune(how.fuse(call.map()))
 
-    recording, row = with_readout(task, Plan(GRADIENT, watch=watch))
+    recording, row = with_readout(task, Maps(watch))
     if how.only is not None and how.rows == "readout":
         if not last:
             raise task.refuse("no attention was seen in its forward pass")
@@ -131,14 +131,14 @@ def _map_shape(call: AttentionCall) -> tuple[int, int]:
     return int(call.query.shape[-2]), int(call.key.shape[-2])
 
 
-def with_readout(task: Task, plan: Plan, **options: Any) -> tuple[Recording, Tensor]:
+def with_readout(task: Task, *probes: Probe) -> tuple[Recording, Tensor]:
     """(recording, readout row ``[B, N]``), the graph beginning at the last block's output, so only the head is in it.
 
     The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
     """
     if not task.blocks():
         raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
-    recording = task.record(plan, root="output", **options)
+    recording = task.record(GRADIENT, *probes, root="output")
     (gradient,) = recording.backward(recording.logits.detach(), keep=False)
     if gradient.dim() != 3:
         raise task.refuse(
@@ -169,8 +169,7 @@ def observe_gradients(
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
-    plan = Plan(GRADIENT, first=start, observe=observe, by_heads=how.by_heads)
-    recording = task.record(plan, **options)
+    recording = task.record(GRADIENT, Flows(observe, start, how.by_heads), **options)
     if not recording.attentions:
         raise task.refuse("no attention was seen in its forward pass")
     recording.backward(task.seed(recording.logits))
@@ -220,7 +219,7 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
         if call.index >= 0:
             kept[call.index] = how.fuse(call.map())
 
-    recording, row = with_readout(task, Plan(GRADIENT, watch=watch))
+    recording, row = with_readout(task, Maps(watch))
     maps = task.global_maps(kept, row.shape[-1])
     identity = torch.eye(row.shape[-1], dtype=torch.float64)
     flows = torch.zeros_like(row, dtype=torch.float64)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.chefer import deep_taylor
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Flows
 from whyformer.engine.run import Recording
 from whyformer.errors import ModelError
 from whyformer.explanation.views import carry
@@ -67,7 +67,7 @@ def transformer_attribution(
             flow = flow * weights
         maps[index] = flow.clamp(min=0).mean(1)
 
-    recording = task.record(Plan(deep_taylor(), first=first, observe=observe))
+    recording = task.record(deep_taylor(), Flows(observe, first))
     seed = task.seed(recording.logits)
     if not recording.attentions:
         raise task.refuse("no attention was seen in its forward pass")

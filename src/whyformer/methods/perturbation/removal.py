@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Plan
+from whyformer.engine.probes import Features
 from whyformer.errors import InputError, MissingExtra
 from whyformer.explanation import views
 from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
@@ -165,7 +165,7 @@ def vit_cx(
         raise MissingExtra('vit_cx needs scikit-learn: pip install "whyformer[methods]"') from error
     if not task.blocks():
         raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
-    recording = task.record(Plan(GRADIENT, features=(task.block(-1, "block"),)))
+    recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
     if not recording.roots:
         raise task.refuse("its last block was not entered, so there are no features")
     logits, target = recording.logits.detach(), task.resolve(recording.logits.detach())

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Plan, Projection
+from whyformer.engine.probes import AttentionCall, BlockInputs, Maps, Projection, Projections
 from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.maps.rollout import with_readout
 from whyformer.methods.registry import OPTIONAL_BLOCK, method, one_of
@@ -121,19 +120,18 @@ def _bare(mixture: Mixture) -> Mixture:
 def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
     """(recording, the mixture of each block, readout row) of one forward pass."""
     calls: dict[int, AttentionCall] = {}
-    projections: dict[int, Projection] = {}
 
     def watch(call: AttentionCall) -> None:
         if call.index >= 0:
             calls[call.index] = call
 
-    plan = Plan(GRADIENT, watch=watch, project=lambda p: projections.update({p.index: p}))
-    recording, row = with_readout(task, plan, keep_inputs=True)
+    projections, inputs = Projections(), BlockInputs()
+    recording, row = with_readout(task, Maps(watch), projections, inputs)
     mixtures: dict[int, Mixture] = {}
     for index, call in calls.items():
-        if index not in projections:
+        if index not in projections.found:
             raise task.refuse("no output projection follows its attention, so a value's share of the output is unknown")
-        projection = projections[index]
+        projection = projections.found[index]
         weights, heads, width = call.map(), call.value.shape[1], call.value.shape[-1]
         if projection.weight.shape[1] != heads * width:
             raise task.refuse(
@@ -142,7 +140,7 @@ def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
         split = projection.weight.reshape(-1, heads, width)
         parts = torch.einsum("bhjd,ohd->bhjo", call.value, split)
         assert call.block is not None
-        residual = recording.block_inputs[call.block]
+        residual = inputs.found[call.block]
         mixtures[index] = Mixture(weights, parts, residual, projection.bias, projection)
     if not mixtures:
         raise task.refuse("no attention was seen in its forward pass")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.mode import Interception
-from whyformer.engine.probes import AttentionCall, Plan
-from whyformer.engine.run import Recording
+from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
+from whyformer.engine.run import Recording, running
 from whyformer.errors import InputError
 from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
 from whyformer.methods.maps.rollout import with_readout
@@ -70,9 +70,9 @@ def value_zeroing(
     if how.heads != "mean":
         raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
     seen: list[_Seen] = []
-    plan = Plan(GRADIENT, watch=lambda call: seen.append(_Seen.of(call)))
-    recording, row = with_readout(task, plan, keep_calls=True)
-    calls = recording.block_calls
+    kept = BlockCalls()
+    recording, row = with_readout(task, Maps(lambda call: seen.append(_Seen.of(call))), kept)
+    calls = kept.found
     how.check(len(calls))
     _refuse(task, seen, row.shape[-1], len(calls))
     chosen = list(range(len(calls)))
@@ -88,7 +88,7 @@ def value_zeroing(
     maps = {b: torch.zeros(*row.shape, row.shape[-1], dtype=_wide(calls[b][3]), device=row.device) for b in chosen}
     for b, some in task.progress(work, "value zeroing", len(work)):
         plain = _batch_first(calls[b][3], recording)
-        maps[b][..., some] = _distance(_zeroed(recording, b, some, task), plain, distance).permute(1, 2, 0)
+        maps[b][..., some] = _distance(_zeroed(recording, b, calls[b], some, task), plain, distance).permute(1, 2, 0)
     listed = [torch.zeros(0)] * len(calls)
     for b, found in maps.items():
         found *= real[:, None] * real[..., None]
@@ -133,13 +133,13 @@ def _refuse(task: Task, seen: list[_Seen], tokens: int, blocks: int) -> None:
             raise task.refuse("its blocks do not all work on the tokens of the input")
 
 
-def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> Tensor:
+def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task: Task) -> Tensor:
     """``[k, B, N, D]``: the output of the block with the values of each of the k tokens zeroed.
 
     One call of the block on its own arguments: what comes before the product of attention and values does not know of
     the token, so vmap computes it once, and all the rest for k tokens.
     """
-    module, args, kwargs, plain = recording.block_calls[block]
+    module, args, kwargs, plain = call
     edits = 0
 
     def edit(token: Tensor, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
@@ -155,8 +155,8 @@ def _zeroed(recording: Recording, block: int, tokens: list[int], task: Task) -> 
 
     def without(token: Tensor) -> Tensor:
         run = Pass(batch=task.inputs.batch, sequence_first=recording.run.sequence_first)
-        plan = Plan(GRADIENT, edit_mixture=lambda *attention: edit(token, *attention))
-        with torch.no_grad(), Interception(recording.model, plan, run):
+        changed = Edit(lambda *attention: edit(token, *attention))
+        with torch.no_grad(), running(Interception(task.model, GRADIENT, run, (changed,))):
             output = module(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
         return _batch_first(output if isinstance(output, Tensor) else output[0], recording)
 

@@ -1,0 +1,106 @@
+"""What keeps a run apart from everything else: runs around it, users' hooks, other threads, changes of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from whyformer.errors import ModelError
+
+
+class _Here(threading.local):
+    run: Any = None
+
+
+here = _Here()
+"""``here.run`` is the interception that this thread is in; hooks and interceptions act for no other."""
+
+
+@contextlib.contextmanager
+def inside(run: object | None) -> Iterator[None]:
+    """The thread is in ``run``; with None, what is done here is no part of the run around it."""
+    around, here.run = here.run, run
+    try:
+        yield
+    finally:
+        here.run = around
+
+
+@contextlib.contextmanager
+def alone(model: nn.Module) -> Iterator[None]:
+    """An explanation of ``model``: no part of a run around it, and refused if the model is changed meanwhile.
+
+    Raises:
+        ModelError: at the end, a parameter was written to or replaced, or training mode was switched on.
+    """
+    before = _parameters(model)
+    with inside(None):
+        yield
+    after = _parameters(model)
+    changed = [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
+    if changed:
+        raise ModelError(
+            f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
+            "two models. Wait until training or loading is over, or explain a copy: copy.deepcopy(model)"
+        )
+    training = next((n or type(m).__name__ for n, m in model.named_modules() if m.training), None)
+    if training is not None:
+        raise ModelError(
+            f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
+            "may have changed the scores: call model.eval(), or explain a copy: copy.deepcopy(model)"
+        )
+
+
+def _parameters(model: nn.Module) -> dict[str, tuple[Tensor, int, int]]:
+    """Name -> (parameter, count of its changes, address). Buffers may change: rotary tables grow in a forward pass."""
+    named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
+    return {n: (p, 0 if p.is_inference() else p._version, _address(p)) for n, p in named}
+
+
+def _address(parameter: Tensor) -> int:
+    try:
+        return parameter.data_ptr()
+    except RuntimeError:  # a quantised or distributed kind of tensor
+        return 0
+
+
+def _same(before: tuple[Tensor, int, int] | None, after: tuple[Tensor, int, int] | None) -> bool:
+    if before is None or after is None:
+        return False
+    if before[0].is_meta or after[0].is_meta:  # weights that are loaded for each forward pass
+        return True
+    return before[0] is after[0] and before[1:] == after[1:]
+
+
+@contextlib.contextmanager
+def users_hooks_aside(model: nn.Module, mode: Any) -> Iterator[None]:
+    """While a user's forward hook runs, ``mode.aside`` is positive.
+
+    A hook may change what it is given, so its operations go by their rules; but a model that it calls, this one or
+    another, adds no block and no attention to the run.
+    """
+    handles = []
+
+    def step(by: int) -> Any:
+        def hook(*_: Any) -> None:
+            if here.run is mode:
+                mode.aside += by
+
+        return hook
+
+    try:
+        for module in model.modules():
+            if module._forward_pre_hooks:
+                handles.append(module.register_forward_pre_hook(step(1), prepend=True))
+                handles.append(module.register_forward_pre_hook(step(-1)))
+            if module._forward_hooks:
+                handles.append(module.register_forward_hook(step(1), prepend=True))
+                handles.append(module.register_forward_hook(step(-1)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
