@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -135,34 +135,39 @@ class Task:
         return MethodNotApplicable(f"{self.method} {verdict} on this model: {reason}. Methods that apply: {others}")
 
     def global_maps(self, maps: dict[int, Tensor], tokens: int | None = None) -> list[Tensor]:
-        """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens."""
+        """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens.
+
+        Args:
+            maps: by the attention's number; several are joined into one, so no block may have more than one of them.
+            tokens: N; None where the caller takes an encoder and a decoder apart by itself.
+        """
         if not maps:
             raise self.refuse("no attention was seen in its forward pass")
         listed = [maps[i] for i in sorted(maps)]
         batch = self.inputs.batch
         n = tokens or listed[-1].shape[-1]
-        square = [m for m in listed if m.shape[-2:] == (n, n) and m.shape[0] == batch]
-        if len(square) == len(listed):
-            return square
-        sizes = {tuple(m.shape[-2:]) for m in listed}
-        if any(m.shape[0] != batch for m in listed):
-            sizes = set()  # windows are folded into the batch
-        other = next((k for q, k in sorted(sizes) if q == n != k and (k, k) in sizes), None)
-        if other is not None:
+        windows = any(m.shape[0] != batch for m in listed)
+        if not windows and tokens is not None and len(listed) > 1 and self._several_in_a_block(maps):
             raise self.refuse(
-                f"it has another sequence of {other} tokens beside the {n} that feed its output, and one attends to "
-                "the other (cross-attention)",
+                "a block of it attends more than once (to another sequence too, or with its heads one by one)",
                 verdict="is not supported yet",
             )
-        if len(sizes) != 1:
+        if not windows and all(m.shape[-2:] == (n, n) for m in listed):
+            return listed
+        if windows or len({m.shape[-1] for m in listed}) > 1:
             raise self.refuse(
                 "its attention works in windows or at several resolutions, so there is no map over all tokens"
             )
-        rows, columns = sizes.pop()
         raise self.refuse(
-            f"its attention map of {rows}×{columns} is not over the {n} tokens that feed its output (it belongs to "
-            "another sequence, or to cross-attention)"
+            f"its attention maps ({list(listed[-1].shape[-2:])}) are not square over the {n} tokens (cross-attention)"
         )
+
+    def _several_in_a_block(self, attentions: Collection[int]) -> bool:
+        """Whether two of these attentions of the last recording are in one block."""
+        recording = self.recordings[-1]() if self.recordings else None
+        blocks = [] if recording is None else [recording.mode.attention_blocks[i] for i in attentions]
+        known = [b for b in blocks if b is not None]
+        return len(known) > len(set(known))
 
 
 def readout_row(gradient: Tensor) -> Tensor:
