@@ -159,3 +159,24 @@ def test_chinese_and_arabic_are_shown_in_their_own_direction_and_marked_word_by_
     source = html.fragment(sentence("这部电影很好", [0, 1, 0], tokens=[["[CLS]", "这部", "电影"]], offsets=[[(0, 0), (0, 2), (2, 4)]]))
     assert '">这部</span>' in source and '">电影</span>很好' in source
     assert 'dir="auto"' in source
+
+
+def test_what_a_run_warns_of_is_on_cards_and_pages():
+    for e in (sentence(diagnostics={"warnings": ["<odd> thing"]}), picture(diagnostics={"warnings": ["<odd> thing"]})):
+        for source in (html.fragment(e), html.page(e)):
+            assert "⚠ <odd> thing" in Checked(source).words
+
+
+def test_patches_without_a_grid_still_have_a_page():
+    found = Checked(html.page(picture(grid=None)))
+    assert any("without a grid" in said for said in found.words)
+    assert found.tags.count("img") == 1
+
+
+def test_all_that_is_put_into_a_template_is_escaped_and_a_misspelt_name_is_an_error():
+    from jinja2 import UndefinedError
+
+    made = html.render("page.html", sections=[], title=ATTACK, look=None)
+    assert "<script" not in made and "\x1b" not in made and "\\x1b[31m" in made
+    with pytest.raises(UndefinedError, match="title"):
+        html.render("page.html", sections=[], titel="x", look=None)

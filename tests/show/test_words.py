@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from show.made import picture, sentence
+from whyformer.errors import InputError
 from whyformer.show import words as w
 
 
@@ -90,3 +91,16 @@ def test_headings():
 
 def test_bfloat16_scores_can_be_read():
     assert w.array(torch.tensor([0.5], dtype=torch.bfloat16)).tolist() == [0.5]
+
+
+def test_tokens_that_do_not_fit_their_scores_are_refused():
+    for change in ({"tokens": [["too", "few"]]}, {"offsets": [[(0, 1)]]}, {"tokens": [["a"]], "offsets": None}):
+        with pytest.raises(InputError, match="do not fit together"):
+            w.words(sentence("good film", **change))
+
+
+def test_a_word_knows_its_place_in_the_sequence_and_on_the_scale():
+    found, _ = merged("unforgivable film", [(0, 2), (2, 12), (13, 17)], [1.0, -4.0, 2.0])
+    assert [x.places for x in found] == [(0, 1), (2,)]
+    assert [x.unit for x in found] == [-1.0, 0.5]
+    assert (found[0].value, found[0].sum, found[1].sum) == ("-4", "un (1) + forgivable (-4)", "")

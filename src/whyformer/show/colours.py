@@ -7,7 +7,6 @@ thousand would leave the rest black, stop at the 99th percentile of |score|, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,10 @@ from numpy.typing import NDArray
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from whyformer.explanation.result import Explanation
 
 Array = NDArray[Any]
+Bytes = tuple[int, int, int]
 
 POSITIVE = (222, 94, 12)
 NEGATIVE = (34, 108, 190)
@@ -34,6 +32,11 @@ _NOISE = 1e-6
 
 SEQUENTIAL = "inferno"
 DIVERGING = "blue-orange"
+
+
+def array(tensor: Any) -> Array:
+    """A tensor of any floating type as a float64 array (numpy knows no bfloat16)."""
+    return np.asarray(tensor.detach().double().cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def scale(scores: Array, quantile: float = 1.0) -> Scale:
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
     """The scale of the map of one sample."""
-    return scale(e.scores[sample].detach().double().cpu().numpy(), PIXEL_QUANTILE if e.level == "pixel" else 1.0)
+    return scale(array(e.scores[sample]), PIXEL_QUANTILE if e.level == "pixel" else 1.0)
 
 
 def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
@@ -98,21 +101,6 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
     table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
     return np.asarray(table[np.rint(position * (len(table) - 1)).astype(int)])
-
-
-def bar(axes: Axes, scale: Scale, cmap: str | None = None) -> None:
-    """Draw the scale's colour bar on matplotlib axes of its own."""
-    bottom = -1.0 if scale.signed else 0.0
-    ramp = np.linspace(bottom, 1, 256)[:, None]
-    axes.imshow(paint(ramp, scale.signed, cmap), origin="lower", aspect="auto", extent=(0, 1, bottom, 1))
-    axes.set_xticks([])
-    low, high = scale.ends
-    ticks = {-1.0: low, 0.0: "0", 1.0: high} if scale.signed else {0.0: low, 1.0: high}
-    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
-    axes.yaxis.tick_right()
-    axes.tick_params(length=2, pad=1.5, width=0.5)
-    for edge in axes.spines.values():
-        edge.set_linewidth(0.5)
 
 
 @cache
@@ -128,24 +116,29 @@ def lookup(cmap: str) -> Array:
     return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
 
 
-def tint(unit: float, strength: float = 1.0) -> tuple[int, int, int]:
-    """Paper white for 0, towards orange for 1 and towards blue for -1, as bytes: the background of a word."""
+def ground(unit: float) -> Bytes:
+    """What lies behind a word of this score (-1 to 1), as bytes: paper white for 0, light enough for black letters."""
     ink = POSITIVE if unit >= 0 else NEGATIVE
-    rgb = np.rint(mix(ink, np.array([min(1.0, abs(unit)) * strength]))[0] * 255).astype(int).tolist()
-    return (rgb[0], rgb[1], rgb[2])
+    return _bytes(mix(ink, np.array(min(1.0, abs(unit)) * 0.85)))
 
 
-def code(rgb: Sequence[int]) -> str:
+def ramp(scale: Scale, steps: int, cmap: str | None = None, *, words: bool = False) -> list[Bytes]:
+    """The colours of a colour bar, from its low end to its high one: those behind words, or those of maps."""
+    units = np.linspace(-1 if scale.signed else 0, 1, steps)
+    return [ground(float(u)) for u in units] if words else [_bytes(c) for c in paint(units, scale.signed, cmap)]
+
+
+def code(rgb: Bytes) -> str:
     """Three bytes as ``#rrggbb``."""
     return "#{:02x}{:02x}{:02x}".format(*rgb)
 
 
-def ground(unit: float) -> str:
-    """What lies behind a word of this score (-1 to 1), as ``#rrggbb``; light enough for black letters."""
-    return code(tint(unit, 0.85))
+def _bytes(colour: Array) -> Bytes:
+    red, green, blue = np.rint(colour * 255).astype(int).tolist()
+    return red, green, blue
 
 
-def mix(ink: tuple[int, int, int], amount: Array) -> Array:
+def mix(ink: Bytes, amount: Array) -> Array:
     """Colours in 0..1 between paper white (0) and an ink (1), in equal perceptual steps (straight lines in OKLab)."""
     ends = _to_oklab(np.array([PAPER, ink]) / 255)
     return _from_oklab(ends[0] + np.asarray(amount)[..., None] * (ends[1] - ends[0]))

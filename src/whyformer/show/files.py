@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError
-from whyformer.show import html, image, tex
-from whyformer.show.words import target_name
+from whyformer.show import figures, html, paper
+from whyformer.show.words import agnostic, target_name
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -31,25 +31,22 @@ def contents(
     kinds: Sequence[str],
     **look: Any,
 ) -> dict[str, bytes]:
-    """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "tex",
-    "json").
+    """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
 
     File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds; ``look`` are
     options of :class:`~whyformer.show.look.Look`.
     """
     methods = list(dict.fromkeys(e.method for e in results))
-    specific = [e for e in results if e.diagnostics.get("class_specific") is not False]
+    specific = [e for e in results if not agnostic(e)]
     subjects = list(dict.fromkeys(target_name(e) for e in specific or results))
     stem = slug(name[:40], methods[0] if len(methods) == 1 else f"{len(methods)}_methods", *subjects)
 
     def made(kind: str) -> bytes:
         if kind == "html":
             return html.page(results, title, **look).encode()
-        if kind == "tex":
-            return tex.latex(results).encode()
         if kind == "json":
             return (json.dumps(record) + "\n").encode()
-        return image.encode(image.figure(results, **look), kind)
+        return paper.encode(figures.figure(results, **look), kind)
 
     return {f"{stem}.{kind}": made(kind) for kind in kinds}
 

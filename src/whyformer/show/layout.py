@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from whyformer.errors import InputError
-from whyformer.show.words import target_name, visible
+from whyformer.show.words import agnostic, target_name, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -30,6 +30,15 @@ class Section:
     @property
     def first(self) -> Explanation:
         return next(e for row in self.cells for e in row if e is not None)
+
+    @property
+    def columns(self) -> list[tuple[Explanation, list[tuple[str, Explanation]]]]:
+        """For each target (one that names it, which class-agnostic ones do not; name and explanation of each row)."""
+        found = []
+        for column in range(len(self.targets)):
+            rows = [(m, e) for m, row in zip(self.methods, self.cells, strict=True) if (e := row[column]) is not None]
+            found.append((next((e for _, e in rows if not agnostic(e)), rows[0][1]), rows))
+        return found
 
 
 def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]:

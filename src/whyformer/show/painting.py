@@ -12,8 +12,8 @@ from PIL import Image
 
 from whyformer.errors import InputError
 from whyformer.show import colours
+from whyformer.show.colours import array
 from whyformer.show.look import Look
-from whyformer.show.words import array
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -70,11 +70,16 @@ def base(e: Explanation, sample: int = 0) -> Image.Image | None:
     return None if e.pictures is None else Image.fromarray(e.pictures[sample].numpy())
 
 
+def drawable(e: Explanation) -> bool:
+    """Whether the scores can be laid out as a picture."""
+    return e.level == "pixel" or (e.level == "patch" and e.grid is not None)
+
+
 def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> tuple[int, int]:
     """(height, width) to draw at: the picture's own, a whole multiple of it if it is small, or less if asked for."""
-    if e.grid is None and e.level == "patch":
-        raise InputError("these patch scores have no grid, so they cannot be drawn as a picture; read e.scores")
     picture = base(e, sample)
+    if picture is None and not drawable(e):
+        raise InputError("these scores have no grid, so they cannot be drawn as a picture; read e.scores")
     cells = e.grid or (int(e.scores.shape[1]), int(e.scores.shape[-1]))
     high, wide = (picture.height, picture.width) if picture is not None else e.image_size or cells
     times = max(1, min(math.ceil(_SMALLEST / min(high, wide)), _LARGEST // max(high, wide)))

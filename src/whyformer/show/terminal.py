@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,13 @@ from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.style import Style
 from rich.text import Text
 
 from whyformer.show import colours
+from whyformer.show.colours import array
 from whyformer.show.layout import sections
-from whyformer.show.words import Word, array, figure_of, heading, visible, words
+from whyformer.show.painting import drawable
+from whyformer.show.words import agnostic, figure_of, heading, remarks, visible, words
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -36,7 +37,8 @@ def plain(e: Explanation, top: int = 5) -> str:
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        parts.append("\n".join([*head, top_classes(sample, top), "", f"{_subject(sample)}:", *_listing(sample)]))
+        lines = [*head, top_classes(sample, top), "", f"{_subject(sample)}:", *_listing(sample), *remarks([sample])]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
@@ -104,12 +106,14 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             shown += [Text(top_classes(part.first, top)), Text()]
         for name, row in zip(part.methods, part.cells, strict=True):
             maps = [e for e in row if e is not None]
-            if all(e.diagnostics.get("class_specific") is False for e in maps):
+            if all(agnostic(e) for e in maps):
                 maps = maps[:1]
             if part.first.level == "token":
                 shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
             else:
                 shown += [Text(name, style="bold"), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
+            if said := remarks(maps):
+                shown += [*(Text(line, style="yellow") for line in said), Text()]
     return Group(*shown)
 
 
@@ -119,7 +123,7 @@ def heat(e: Explanation, title: str | None = None) -> RenderableType:
     scale = colours.scale_of(e)
     if scale.note is not None:
         return Group(head, Text(f"({scale.note})"), Text())
-    body: RenderableType = _Sentence(e, scale) if e.level == "token" else _Blocks(e)
+    body: RenderableType = _Sentence(e) if e.level == "token" else _Blocks(e)
     return Group(head, body, Text())
 
 
@@ -128,7 +132,6 @@ class _Sentence:
     """Words on coloured paper; a listing with bars where the console has no colours."""
 
     e: Explanation
-    scale: colours.Scale
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if _colourless(console):
@@ -138,15 +141,11 @@ class _Sentence:
         text = Text(overflow="fold")
         for piece in pieces:
             text.append(visible(piece.gap, keep="\n"))
-            text.append(visible(piece.text), style=self._style(piece))
+            text.append(visible(piece.text), style=f"{_INK} {_on(colours.ground(piece.unit))}")
         text.append(visible(rest.rstrip(), keep="\n"))
         # black on paper, whatever the terminal's own background: so white always means 0
         yield Padding(text, (0, 1), style=f"{_INK} on {_PAPER}")
-        yield _legend(self.scale, lambda u: colours.tint(u, 0.85))
-
-    def _style(self, word: Word) -> Style:
-        red, green, blue = colours.tint(float(self.scale.unit(np.array(word.score))), 0.85)
-        return Style.parse(f"{_INK} on rgb({red},{green},{blue})")
+        yield _legend(colours.scale_of(self.e), words=True)
 
 
 @dataclass(frozen=True)
@@ -162,21 +161,18 @@ class _Blocks:
             return
         scale = colours.scale(cells)
         bare = _colourless(console)
-
-        def colour(unit: float) -> tuple[int, int, int]:
-            red, green, blue = np.rint(colours.paint(np.array(unit), scale.signed) * 255).astype(int).tolist()
-            return red, green, blue
-
-        for row in scale.unit(cells):
+        unit = scale.unit(cells)
+        painted = np.rint(colours.paint(unit, scale.signed) * 255).astype(int).tolist()
+        for values, row in zip(unit.tolist(), painted, strict=True):
             line = Text(no_wrap=True)
-            for value in row:
+            for value, colour in zip(values, row, strict=True):
                 if bare:
-                    shade = _SHADES[round(abs(float(value)) * 4)]
+                    shade = _SHADES[round(abs(value) * 4)]
                     line.append(_ascii(("-" if value < 0 and shade != " " else shade) + shade, options))
                 else:
-                    line.append("  ", style="on rgb({},{},{})".format(*colour(float(value))))
+                    line.append("  ", style=_on(colour))
             yield line
-        yield _legend(scale, None if bare else colour).append(remark, style="dim")
+        yield _legend(scale, bare).append(remark, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         cells, _ = self._cells(options.max_width // 2)
@@ -186,10 +182,10 @@ class _Blocks:
     def _cells(self, limit: int) -> tuple[np.ndarray[Any, Any] | None, str]:
         """(the map with at most ``limit`` columns, a remark on what its cells are); None for patches without a grid."""
         scores = array(self.e.scores[0])
+        if not drawable(self.e):
+            return None, ""
         if self.e.level == "patch":
-            if self.e.grid is None:
-                return None, ""
-            scores = scores.reshape(self.e.grid)
+            scores = scores.reshape(self.e.grid or ())
         # pixels are so many that there is a choice: two such maps stand side by side in 80 columns
         limit = max(4, min(limit, 18 if self.e.level == "pixel" else 37))
         step = -(-scores.shape[1] // limit)
@@ -202,15 +198,19 @@ class _Blocks:
         return np.nanmean(blocks, axis=(1, 3)), f" (means of {step} x {step})"
 
 
-def _legend(scale: colours.Scale, colour: Any) -> Text:
-    """A small colour bar with its ends named."""
+def _legend(scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:
+    """A small colour bar with its ends named; the ends alone where there are no colours."""
     low, high = scale.ends
-    if colour is None:
+    if bare:
         return Text(f"{low} to {high}", style="dim")
     bar = Text(f"{low} ", style="dim")
-    for u in np.linspace(-1 if scale.signed else 0, 1, 13):
-        bar.append(" ", style="not dim on rgb({},{},{})".format(*colour(float(u))))
+    for colour in colours.ramp(scale, 13, words=words):
+        bar.append(" ", style=f"not dim {_on(colour)}")
     return bar.append(f" {high}")
+
+
+def _on(colour: Sequence[int]) -> str:
+    return "on rgb({},{},{})".format(*colour)
 
 
 def _colourless(console: Console) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from whyformer.errors import InputError
+from whyformer.show import colours
+from whyformer.show.colours import array
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -24,20 +29,27 @@ class Word:
     Attributes:
         text: as it stands in the sentence, or the token where the sentence is not known.
         score: the score of its tokens with the largest magnitude, with its sign.
-        parts: (token, score) of each of its tokens.
+        unit: the score on the scale of the map, -1 to 1.
+        parts: (token, score) of each of its tokens. places: their places in the sequence of tokens.
         gap: what stands between the word before and this one.
     """
 
     text: str
     score: float
+    unit: float
     parts: tuple[tuple[str, float], ...]
+    places: tuple[int, ...]
     gap: str
 
+    @property
+    def value(self) -> str:
+        """The score, in words."""
+        return figure_of(self.score)
 
-def array(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor of any floating type as a float64 array (numpy knows no bfloat16)."""
-    result: np.ndarray[Any, Any] = tensor.detach().double().cpu().numpy()
-    return result
+    @property
+    def sum(self) -> str:
+        """Its tokens with their scores; nothing for a word of one token."""
+        return " + ".join(f"{t} ({figure_of(s)})" for t, s in self.parts) if len(self.parts) > 1 else ""
 
 
 def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
@@ -46,35 +58,44 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     Without offsets or sentence each token is a word of its own, and padding at the end is left out.
     """
     scores = array(e.scores[sample]).tolist()
+    scale = colours.scale_of(e, sample)
     tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
+    offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
+    if not len(tokens) == len(offsets) == len(scores):
+        raise InputError(f"{len(tokens)} tokens, {len(offsets)} offsets and {len(scores)} scores do not fit together")
+
+    def word(text: str, places: list[int], gap: str) -> Word:
+        parts = tuple((tokens[i], scores[i]) for i in places)
+        strongest = max((score for _, score in parts), key=abs)
+        return Word(text, strongest, float(scale.unit(np.array(strongest))), parts, tuple(places), gap)
+
     if e.offsets is None or e.texts is None:
         count = len(tokens)
         while count and tokens[count - 1] in _PADDING and scores[count - 1] == 0:
             count -= 1
-        pairs = list(zip(tokens, scores, strict=True))[:count]
-        return [Word(t, s, ((t, s),), " " if i else "") for i, (t, s) in enumerate(pairs)], ""
-    return _merge(e.texts[sample], tokens, e.offsets[sample], scores)
+        return [word(token, [i], " " if i else "") for i, token in enumerate(tokens[:count])], ""
+    text, made, cursor = e.texts[sample], [], 0
+    for begin, end, places in _groups(text, offsets):
+        made.append(word(text[begin:end], places, text[cursor:begin]))
+        cursor = end
+    return made, text[cursor:]
 
 
-def _merge(text: str, tokens: list[str], offsets: list[tuple[int, int]], scores: list[float]) -> tuple[list[Word], str]:
-    groups: list[tuple[int, int, list[tuple[str, float]]]] = []
-    for token, (begin, end), score in zip(tokens, offsets, scores, strict=True):
+def _groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
+    """(begin, end, places of the tokens) of each word."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for place, (begin, end) in enumerate(offsets):
         # Byte-level tokenizers count the space before a word as part of its token.
         while begin < end and text[begin].isspace():
             begin += 1
         if begin >= end:
             continue
         if groups and _continues(text, groups[-1][1], begin):
-            first, last, parts = groups.pop()
-            groups.append((first, max(last, end), [*parts, (token, score)]))
+            first, last, places = groups.pop()
+            groups.append((first, max(last, end), [*places, place]))
         else:
-            groups.append((begin, end, [(token, score)]))
-    made, cursor = [], 0
-    for begin, end, parts in groups:
-        strongest = max((s for _, s in parts), key=abs)
-        made.append(Word(text[begin:end], strongest, tuple(parts), text[cursor:begin]))
-        cursor = end
-    return made, text[cursor:]
+            groups.append((begin, end, [place]))
+    return groups
 
 
 def _continues(text: str, end: int, begin: int) -> bool:
@@ -121,9 +142,27 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def agnostic(e: Explanation) -> bool:
+    """Whether the map is the same whatever class is asked for."""
+    return e.diagnostics.get("class_specific") is False
+
+
+def warnings(e: Explanation) -> list[str]:
+    """What the run itself warns of, in sentences; every view shows them."""
+    found = e.diagnostics.get("warnings") or []
+    return [found] if isinstance(found, str) else [str(line) for line in found]
+
+
+def remarks(explanations: Iterable[Explanation]) -> list[str]:
+    """The warnings of several explanations, each once, safe to print, with the map that it is about."""
+    shown = list(explanations)
+    said = [(f"{e.method}, {target_name(e)}: " if len(shown) > 1 else "") + line for e in shown for line in warnings(e)]
+    return [visible(f"warning: {line}") for line in dict.fromkeys(said)]
+
+
 def target_name(e: Explanation, sample: int = 0) -> str:
     """What is explained, in words: the class's name, "class 7" where it has none, "any class" for maps of no class."""
-    if e.diagnostics.get("class_specific") is False:
+    if agnostic(e):
         return "any class"
     index = int(e.target[sample])
     name = e.target_names[sample] if e.target_names is not None else e.label(index)
@@ -134,7 +173,7 @@ def probability(e: Explanation, sample: int = 0) -> float | None:
     """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
     index = int(e.target[sample])
     named = e.target_names is None or e.target_names[sample] == e.label(index)
-    if index < 0 or not named or e.diagnostics.get("class_specific") is False:
+    if index < 0 or not named or agnostic(e):
         return None
     return float(e.probabilities()[sample, index])
 

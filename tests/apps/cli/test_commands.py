@@ -154,7 +154,7 @@ def test_an_unknown_method_lists_the_names():
         (["--setting", "nope=1"], "start_layer=0"),
         (["--setting", "start_layer"], "key=value"),
         (["--setting", "start_layer=-7"], "start_layer"),
-        (["--format", "gif"], "png, svg, pdf, html, tex, json"),
+        (["--format", "gif"], "png, svg, pdf, html, json"),
         (["--method", ","], "no method was named"),
         (["--model", "bundled:nope"], "bundled:digits"),
         (["--model", "./nowhere"], "no such folder"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import jsonschema
@@ -83,7 +82,7 @@ def test_perturb(tmp_path):
     (["explain", PICTURE, "--opacity", "2"], "opacity must be between 0 and 1"),
     (["explain", PICTURE, "--cmap", "nope"], "unknown colour map 'nope'"),
     (["compare", PICTURE, "--contours", "44"], "contours must be"),
-    (["explain", PICTURE, "--format", "tex"], "LaTeX is for text"),
+    (["explain", PICTURE, "--format", "tex"], "unknown format 'tex'"),
 ])  # fmt: skip
 def test_what_is_refused_leaves_nothing(arguments, message, tmp_path):
     assert message in " ".join(refused(*arguments, "--out", str(tmp_path / "out")).split())
@@ -99,12 +98,3 @@ def test_the_options_of_a_drawing_change_it(command, options, tmp_path):
     first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (plain, other))
     assert first.shape == second.shape
     assert (np.abs(first - second).max(-1) > 30).mean() > 0.002
-
-
-def test_latex(tmp_path):
-    run("explain", "50 % of {it} is $great$.", "--format", "tex", "--out", str(tmp_path), "-q")
-    (path,) = tmp_path.iterdir()
-    source = path.read_text()
-    assert path.suffix == ".tex"
-    words = re.sub(r"\\whyword\{\w{6}\}\{((?:[^{}\\]|\\.)*)\}", r"\1", source)  # without their colours
-    assert r"50 \% of \{it\} is \$great\$." in words

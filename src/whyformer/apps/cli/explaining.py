@@ -59,7 +59,7 @@ def explain(
         look = chosen_look(opacity, cmap, cover, contours, keep, above)
         asked = read_argument(source)
         chosen = chosen_methods(method, setting, asked.kind)
-        formats = chosen_formats(format, "png" if asked.kind == "image" else "html", asked.kind)
+        formats = chosen_formats(format, "png" if asked.kind == "image" else "html")
         with Working(quiet) as working:
             work = Work(asked, truncate, working)
             work.load(model, device, dtype)
@@ -85,7 +85,7 @@ def compare(
         chosen_formats(format, "")
         look = chosen_look(opacity, cmap, cover, contours, keep, above)
         asked = read_argument(source)
-        formats = chosen_formats(format, "png,html", asked.kind)
+        formats = chosen_formats(format, "png,html")
         chosen = chosen_methods(method, setting, asked.kind)
         with Working(quiet) as working:
             work = Work(asked, truncate, working)

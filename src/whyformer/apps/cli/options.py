@@ -16,7 +16,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.methods import Method
 
-FORMATS = ("png", "svg", "pdf", "html", "tex", "json")
+FORMATS = ("png", "svg", "pdf", "html", "json")
 COMPARED = (
     "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
     "input_x_gradient", "integrated_gradients",
@@ -103,14 +103,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
-def chosen_formats(given: str | None, default: str, kind: str = "text") -> list[str]:
-    """What ``--format`` names, each once; pictures cannot become LaTeX."""
+def chosen_formats(given: str | None, default: str) -> list[str]:
+    """What ``--format`` names, each once."""
     wanted = [f.strip().lower() for f in (default if given is None else given).split(",") if f.strip()]
     for one in wanted:
         if one not in (*FORMATS, "none"):
             raise InputError(f"unknown format '{one}': use {', '.join(FORMATS)}, or none")
-    if "tex" in wanted and kind == "image":
-        raise InputError("LaTeX is for text; a picture goes into a paper as pdf")
     return [f for f in dict.fromkeys(wanted) if f != "none"]
 
 

@@ -22,7 +22,7 @@ Track = Callable[..., Iterable[Any]]
 _MOST_BYTES = 256 * 2**20
 _BENCHMARK = ("report.json", "table.md", "table.csv", "curves.png", "records.jsonl")
 _FIGURES = ("measured", "low", "high", "published")
-_BESIDES = {".png", ".svg", ".pdf", ".html", ".tex", ".json"}
+_BESIDES = {".png", ".svg", ".pdf", ".html", ".json"}
 """What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 
 from show.made import ATTACK, picture, sentence
 from whyformer.errors import InputError
-from whyformer.show import Look, colours, html, image, overlay
+from whyformer.show import Look, colours, encode, figure, html, overlay
 
 
 def test_the_brightest_place_of_the_overlay_is_the_brightest_patch():
@@ -53,7 +53,7 @@ def test_signed_scores_are_warm_and_cold():
 def test_scores_are_not_changed_by_drawing():
     e = picture(torch.randn(4, 6))
     before = e.scores.clone()
-    image.encode(image.figure(e))
+    encode(figure(e))
     assert torch.equal(e.scores, before)
 
 
@@ -68,7 +68,7 @@ def test_opacity_out_of_range(opacity):
     ({"keep": 0.5, "above": 0.5}, "give one of them"), ({"alpha": 1}, "no option 'alpha'; its options: opacity, cmap"),
 ])  # fmt: skip
 def test_impossible_looks(options, message):
-    for draw in (overlay, image.figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o)):
+    for draw in (overlay, figure, lambda e, **o: e and html.fragment(e, **o), lambda e, **o: html.page(e, **o)):
         with pytest.raises(InputError, match=message):
             draw(picture(), **options)
 
@@ -132,7 +132,7 @@ def test_signed_maps_have_contours_on_both_sides():
 
 def test_a_masked_view_says_what_it_shows():
     assert "the 20 % with the highest scores" in html.page(picture(), keep=0.2)
-    assert any("20 %" in t.get_text() for axes in image.figure(picture(), keep=0.2).axes for t in axes.texts)
+    assert any("20 %" in t.get_text() for axes in figure(picture(), keep=0.2).axes for t in axes.texts)
     assert Look(above=0.5).note == "at least 0.5 of the highest score"
 
 
@@ -154,24 +154,24 @@ def test_pictures_of_any_size_can_be_drawn(size):
 @pytest.mark.parametrize("e", [picture(), picture(pictures=None), picture(pictures=None, image_size=None), sentence(), picture(torch.rand(8, 8), level="pixel", size=(8, 8))])
 @pytest.mark.parametrize(("kind", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_formats(e, kind, magic):
-    first = image.encode(image.figure(e), kind)
+    first = encode(figure(e), kind)
     assert first.startswith(magic)
-    assert image.encode(image.figure(e), kind) == first
+    assert encode(figure(e), kind) == first
 
 
 def test_unknown_format():
     with pytest.raises(InputError, match="png, svg, pdf"):
-        image.encode(image.figure(picture()), "bmp")
+        encode(figure(picture()), "bmp")
 
 
 def test_patches_without_a_grid_are_refused():
     with pytest.raises(InputError, match="no grid"):
-        image.figure(picture(grid=None))
+        figure(picture(grid=None))
 
 
 def test_a_grid_has_a_cell_for_each_method_and_class():
     several = [picture(method=m, target=t) for m in ("gae", "lrp", "rollout") for t in (0, 1)]
-    drawing = image.figure(several)
+    drawing = figure(several)
     bars = [axes for axes in drawing.axes if len(axes.get_yticks())and axes.axison]
     assert len(bars) == 6
     titles = [t.get_text() for t in drawing.texts]
@@ -181,20 +181,20 @@ def test_a_grid_has_a_cell_for_each_method_and_class():
 
 def test_several_pictures_are_rows():
     other = picture(pictures=torch.zeros(1, 32, 48, 3, dtype=torch.uint8))
-    drawing = image.figure([picture(), other])
+    drawing = figure([picture(), other])
     assert sum(1 for axes in drawing.axes if axes.images and not axes.axison) == 4
 
 
 def test_pictures_of_different_shape_in_one_figure():
     wide = picture(torch.rand(2, 8), grid=(2, 8), size=(16, 64))
     tall = picture(torch.rand(8, 2), grid=(8, 2), size=(64, 16))
-    assert Image.open(io.BytesIO(image.encode(image.figure([wide, tall])))).width > 100
+    assert Image.open(io.BytesIO(encode(figure([wide, tall])))).width > 100
 
 
 def test_nothing_of_the_input_becomes_markup_in_an_svg():
     labels = {0: ATTACK, 1: ATTACK + "--><script>", 2: "x"}
     for e in (picture(labels=labels, method=ATTACK), sentence(ATTACK, labels=labels, method=ATTACK)):
-        source = image.encode(image.figure(e), "svg").decode()
+        source = encode(figure(e), "svg").decode()
         assert "<script" not in source
         from xml.etree import ElementTree
 
@@ -204,4 +204,19 @@ def test_nothing_of_the_input_becomes_markup_in_an_svg():
 
 @pytest.mark.parametrize("text", ["这部电影", "שלום עולם", "$x$ \\alpha", "😀 \u200b", "x" * 500, "\x1b[31m"])
 def test_any_text_can_be_drawn(text):
-    assert image.encode(image.figure(sentence(f"{text} end", labels={0: text, 1: text})))
+    assert encode(figure(sentence(f"{text} end", labels={0: text, 1: text})))
+
+
+@pytest.mark.parametrize("make", [sentence, picture])
+def test_what_a_run_warns_of_stands_under_a_figure(make):
+    calm, warned = make(), make(diagnostics={"warnings": ["the map is constant, " * 30]})
+    drawing = figure(warned)
+    said = [t for t in drawing.texts if "the map is constant" in t.get_text()]
+    assert len(said) > 1
+    plain = figure(calm)
+    assert drawing.get_figheight() > plain.get_figheight()
+    assert min(t.get_position()[1] for t in said) > 0
+    # nothing above has moved
+    assert [t.get_text() for t in drawing.texts][: len(plain.texts)] == [t.get_text() for t in plain.texts]
+    edge = max(t.get_position()[1] for t in said)
+    assert all(axes.get_position().y0 > edge for axes in drawing.axes)
