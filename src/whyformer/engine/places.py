@@ -1,0 +1,205 @@
+"""Where a picture's cells lie among the token rows, measured on one run: which row does each pixel feed?"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.composites.tables import GRADIENT
+from whyformer.engine.mode import Interception
+from whyformer.engine.probes import AttentionCall, Plan
+from whyformer.engine.run import Feed, batch_first, record
+from whyformer.rules.core import Pass
+
+MOST_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Places:
+    """The token rows that stand for the cells of a picture.
+
+    Attributes:
+        rows: ``[P]`` the row of each cell, cells in reading order. Rows that are not among them are fed by no pixel
+            (CLS, registers, detection tokens).
+        grid: (rows, columns) of the cells; None for a video, whose cells are ordered by time first.
+        tokens: number of token rows, N.
+    """
+
+    rows: Tensor
+    grid: tuple[int, int] | None
+    tokens: int
+
+
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = weakref.WeakKeyDictionary()
+
+
+def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int | None = None) -> Places | None:
+    """The places of a picture's cells, measured once for each model and size of picture; None where they have none.
+
+    With a fixed random direction r and token rows hᵢ, g₁ = ∂/∂x Σᵢ⟨hᵢ, r⟩ and g₂ = ∂/∂x Σᵢ i·⟨hᵢ, r⟩: where a pixel
+    feeds one row only, g₂/g₁ is that row's number in every channel. Where it is no whole number, pixels feed several
+    rows (a stem of overlapping convolutions); then the place of a row is the centre of its squared gradient.
+
+    Costs a forward pass of one picture of noise, up to the attention in question, and two backward passes through that
+    part (long inputs and half precision: a few more; where pixels feed several rows: one a row).
+
+    Args:
+        feed: (args, kwargs) of the model's forward, with one picture ``[1, C, H, W]`` or video ``[1, T, C, H, W]``.
+        scored: position or name of the picture among them.
+        block: measure the rows of that block's features (its first normalisation, where that comes before the
+            attention; else its input), nothing being mixed by the attentions before it. By default the rows of the
+            first attention that the picture reaches.
+    """
+    others: dict[Any, Any] = {**dict(enumerate(feed[0])), **feed[1]}
+    shape = others.pop(scored).shape
+    if not all(v is None or isinstance(v, bool | int | float | str) for v in others.values()):
+        return _measure(model, feed, scored, block)  # what else the model takes may decide where pixels go
+    known = _KNOWN.setdefault(model, {})
+    key = (tuple(shape), scored, block, tuple(others.items()))
+    if key not in known:
+        known[key] = _measure(model, feed, scored, block)
+    return known[key]
+
+
+def _measure(model: nn.Module, feed: Feed, scored: str | int, block: int | None) -> Places | None:
+    args, kwargs = list(feed[0]), dict(feed[1])
+    given: Any = args if isinstance(scored, int) else kwargs
+    noise = torch.randn(given[scored].shape, generator=torch.Generator().manual_seed(0)).to(given[scored])
+    with torch.inference_mode(False), torch.enable_grad():
+        if block is None:
+            given[scored] = leaf = noise.requires_grad_()
+            value = _first_attention(model, args, kwargs, leaf)
+            if value is None or (value.dim() == 4 and len(value) > 1):  # none, or windows
+                return None
+            rows = value.movedim(-2, 0).flatten(1)
+            layout = None
+        else:
+            leaf, features = _features(model, (tuple(args), kwargs), scored, block, noise)
+            if features is None:
+                return None
+            rows = features[0].flatten(0, -2)
+            layout = tuple(features.shape[1:-1])
+        cells = _cells(_fed(leaf, rows))
+        if cells is not None:
+            grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
+            return Places(cells.flatten(), grid, len(rows))
+        if layout is not None and len(layout) == 2:  # [B, rows, columns, D] is laid out as the picture is
+            return Places(torch.arange(len(rows)), layout, len(rows))
+        return _overlapping(leaf, rows)
+
+
+class _Seen(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
+    pass
+
+
+def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], leaf: Tensor) -> Tensor | None:
+    """``[B, H, N, d]`` values of the first attention that the leaf reaches; the forward pass ends there."""
+    values: list[Tensor] = []
+
+    def watch(call: AttentionCall) -> None:
+        if call.value.requires_grad:
+            values.append(call.value)
+            raise _Seen
+
+    mode = Interception(model, Plan(GRADIENT, watch=watch), Pass(batch=1))
+    mode.add_root(leaf)
+    try:
+        with mode:
+            model(*args, **kwargs)
+    except _Seen:
+        pass
+    return values[0] if values else None
+
+
+def _features(
+    model: nn.Module, feed: Feed, scored: str | int, block: int, noise: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """(the picture, ``[1, ..., D]`` features of the block), what attentions mix being held constant."""
+    plan = Plan(GRADIENT, features=(block,), edit_mixture=lambda weights, value, mixed: mixed.detach())
+    recording = record(model, feed, plan, root="input", root_input=scored, root_value=noise)
+    leaf, *features = recording.roots
+    recording.release()
+    return leaf, batch_first(features[0], recording.run) if features else None
+
+
+def _fed(picture: Tensor, rows: Tensor) -> Tensor | None:
+    """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several."""
+    half = rows.dtype in (torch.float16, torch.bfloat16)
+    base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
+    drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
+    numbers = torch.arange(len(rows), device=rows.device)
+
+    def flow(weights: Tensor) -> Tensor:
+        """``[directions · C, ..., H, W]``"""
+        seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
+        flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
+        return torch.cat([torch.zeros_like(picture)[0] if f is None else f[0] for f in flows], -3).double()
+
+    plain = flow(torch.ones_like(numbers))
+    power = plain.square().sum(-3)
+    place = torch.zeros_like(power, dtype=torch.long)
+    for scale in (base**k for k in range(len(rows).bit_length()) if base**k < len(rows)):
+        # digit by digit, so that rounding cannot reach the next row
+        digit = (flow(numbers // scale % base) * plain).sum(-3) / torch.where(power > 0, power, 1)
+        if bool(((digit - digit.round()).abs() > tolerance).any()):
+            return None
+        place += scale * digit.round().long()
+    return place.masked_fill(power == 0, -1).cpu()
+
+
+def _cells(fed: Tensor | None) -> Tensor | None:
+    """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice."""
+    if fed is None:
+        return None
+    cells = fed
+    for axis in range(fed.dim()):
+        lines = cells.movedim(axis, 0)
+        begins = torch.ones(len(lines), dtype=torch.bool)
+        begins[1:] = (lines[1:] != lines[:-1]).flatten(1).any(1)
+        cells = lines[begins].movedim(0, axis)
+    for axis in range(fed.dim()):  # margins that feed nothing
+        lines = cells.movedim(axis, 0)
+        cells = lines[(lines >= 0).flatten(1).any(1)].movedim(0, axis)
+    once = cells.numel() > 0 and len(cells.unique()) == cells.numel() and bool((cells >= 0).all())
+    return cells if once else None
+
+
+def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:
+    """The lattice of the centres of what feeds each row, if they lie on one."""
+    if len(rows) > MOST_ROWS or picture.dim() != 4:
+        return None
+    direction = torch.randn(rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
+    centres: dict[int, tuple[float, float]] = {}
+    for i, row in enumerate(rows):
+        (flow,) = torch.autograd.grad(row, picture, direction, retain_graph=True, allow_unused=True)
+        if flow is None or not bool(flow.any()):
+            continue
+        weight = flow[0].double().square().sum(0)
+        down, across = (torch.arange(n, dtype=torch.float64, device=weight.device) for n in weight.shape)
+        total = weight.sum()
+        centres[i] = (float((weight.sum(1) @ down) / total), float((weight.sum(0) @ across) / total))
+    fed = torch.tensor(sorted(centres))
+    cells = _lattice(torch.tensor([centres[int(i)] for i in fed], dtype=torch.float64).reshape(-1, 2))
+    if cells is None:
+        return None
+    return Places(fed[cells].flatten(), (int(cells.shape[0]), int(cells.shape[1])), len(rows))
+
+
+def _lattice(centres: Tensor) -> Tensor | None:
+    """``[rows, columns]`` which of the points ``[M, 2]`` is each cell; None unless lines lie farther apart than the
+    points of a line scatter."""
+    for count in (n for n in range(1, len(centres) + 1) if len(centres) % n == 0):
+        bands = centres[:, 0].argsort().reshape(count, -1)
+        cells = torch.stack([band[centres[band, 1].argsort()] for band in bands])
+        scatter, gaps = 0.0, []
+        for lines in (centres[cells, 0], centres[cells, 1].T):
+            low, high = lines.amin(1), lines.amax(1)
+            scatter = max(scatter, float((high - low).max()))
+            gaps.extend((low[1:] - high[:-1]).tolist())
+        if scatter < min(gaps, default=float("inf")):
+            return cells
+    return None
