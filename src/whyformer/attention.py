@@ -150,12 +150,13 @@ def attention_maps(
 
                 recording, row = with_readout(task, Maps(watch))
             maps = task.global_maps(kept, row.shape[-1])
-        logits, grid = recording.logits.detach(), recording.mode.convolution_grid
+        logits = recording.logits.detach()
+        places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
     finally:
         task.release()
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
-        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, grid=grid)
-        return ready.finish(scores, resolver, name, settings)
+        scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
+        return ready.finish(task.lay_out(scores), resolver, name, settings)
 
     return AttentionMaps(maps, row.detach().cpu(), ready.inputs.tokens, made)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explanation import views
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
@@ -178,17 +177,13 @@ def finish(
     scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
     labels: dict[int, str] | None, multi_label: bool,
 ) -> Explanation:  # fmt: skip
-    """Lay the scores out over what the user gave: patches without prefix tokens, tokens without special ones."""
+    """The explanation of laid-out scores; special tokens and padding get none."""
     values, logits = scores.values.detach(), scores.logits.detach()
     level, grid = "token", None
     if scores.kind == "pixel":
         level = "pixel"
     elif inputs.modality == "image":
-        level = "patch"
-        found = views.patch_grid(values.shape[-1], scores.grid, None) if scores.kind == "sequence" else (0, scores.grid)
-        if found is not None and found[1] is not None:
-            prefix, grid = found
-            values = values[:, prefix:]
+        level, grid = "patch", scores.grid
     else:
         hidden = torch.zeros_like(values, dtype=torch.bool)
         if inputs.mask is not None and inputs.mask.shape == values.shape:
@@ -202,7 +197,7 @@ def finish(
         diagnostics["input"] = inputs.notes
     return Explanation(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, grid=None if grid is None else (int(grid[0]), int(grid[1])), tokens=inputs.tokens,
+        target_names=names, grid=grid, tokens=inputs.tokens,
         offsets=inputs.offsets, texts=inputs.texts, labels=labels, multi_label=multi_label,
         image_size=inputs.image_size, pictures=inputs.pictures, originals=inputs.originals,
         geometry=inputs.geometry, diagnostics=diagnostics,

@@ -72,24 +72,6 @@ def test_layout_of_the_tokens(name: str, expected: bool) -> None:
     assert sequence_first(build(name)[0]) == expected
 
 
-@pytest.mark.parametrize(
-    ("tokens", "seen", "wanted"),
-    [
-        (197, (14, 14), (1, (14, 14))),
-        (198, (14, 14), (2, (14, 14))),
-        (201, (14, 14), (5, (14, 14))),  # registers
-        (196, (14, 14), (0, (14, 14))),
-        (16, (3, 5), (1, (3, 5))),
-        (197, None, (1, (14, 14))),
-        (10, (14, 14), (1, (3, 3))),
-        (15, None, (6, (3, 3))),
-        (2, None, None),
-    ],
-)
-def test_patch_grid(tokens: int, seen: tuple[int, int] | None, wanted: Any) -> None:
-    assert views.patch_grid(tokens, seen, None) == wanted
-
-
 def test_the_first_parameter_that_is_not_finite() -> None:
     model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert first_bad_parameter(model) is None

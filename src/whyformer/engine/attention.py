@@ -30,7 +30,6 @@ class AttentionCapture:
     attentions: int
     block: int | None
     grouped: bool
-    convolution_grid: tuple[int, ...] | None
     attention_blocks: list[int | None]
     norm_before: int | None
     block_input: Tensor | None
@@ -149,7 +148,7 @@ class AttentionCapture:
         return self.features is not None and self.block in self.features.blocks
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Mark attention maps, and remember the grid of the first convolution."""
+        """Mark attention maps and the features of blocks."""
         if name == "softmax" and isinstance(result, Tensor) and result.dim() in (3, 4):
             axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if axis in (-1, result.dim() - 1):
@@ -159,8 +158,6 @@ class AttentionCapture:
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif self.aside:
             return result
-        elif name == "conv2d" and self.convolution_grid is None:
-            self.convolution_grid = tuple(result.shape[-2:])
         elif (
             name in ops.NORMS
             and self.block is not None

@@ -43,7 +43,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
     attentions: int = 0
     block: int | None = None
     grouped: bool = False
-    convolution_grid: tuple[int, ...] | None = None
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
     block_input: Tensor | None = None

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.tables import GRADIENT
+from whyformer.engine.hooks import batch_first
 from whyformer.engine.mode import Interception
-from whyformer.engine.probes import AttentionCall, Plan
-from whyformer.engine.run import Feed, batch_first, record
-from whyformer.rules.core import Pass
+from whyformer.engine.probes import AttentionCall, Edit, Features, Maps
+from whyformer.engine.run import Feed, record, running
+from whyformer.rules.core import Composite, Pass
 
 MOST_ROWS = 1024
+_GRADIENT = Composite("gradient", "multiplier", audit=False)
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,10 @@ def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], 
             values.append(call.value)
             raise _Seen
 
-    mode = Interception(model, Plan(GRADIENT, watch=watch), Pass(batch=1))
+    mode = Interception(model, _GRADIENT, Pass(batch=1), (Maps(watch),))
     mode.add_root(leaf)
     try:
-        with mode:
+        with running(mode):
             model(*args, **kwargs)
     except _Seen:
         pass
@@ -119,8 +120,10 @@ def _features(
     model: nn.Module, feed: Feed, scored: str | int, block: int, noise: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """(the picture, ``[1, ..., D]`` features of the block), what attentions mix being held constant."""
-    plan = Plan(GRADIENT, features=(block,), edit_mixture=lambda weights, value, mixed: mixed.detach())
-    recording = record(model, feed, plan, root="input", root_input=scored, root_value=noise)
+    constant = Edit(lambda weights, value, mixed: mixed.detach())
+    recording = record(
+        model, feed, _GRADIENT, Features((block,)), constant, root="input", root_input=scored, root_value=noise
+    )
     leaf, *features = recording.roots
     recording.release()
     return leaf, batch_first(features[0], recording.run) if features else None

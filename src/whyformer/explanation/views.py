@@ -68,21 +68,6 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None, bor
     return flat.reshape(pictures.shape)
 
 
-def patch_grid(
-    tokens: int, seen: tuple[int, ...] | None, configured: tuple[int, int] | None
-) -> tuple[int, tuple[int, int]] | None:
-    """(number of prefix tokens, (rows, columns)) of a sequence of tokens, or None for one without a grid.
-
-    The grid is the output of the patch-embedding convolution seen in the run, else the configured one, else the
-    largest square that leaves at most 8 prefix tokens (CLS, distillation, registers).
-    """
-    for grid in (seen, configured):
-        if grid is not None and len(grid) == 2 and 0 <= tokens - grid[0] * grid[1] <= 16:
-            return tokens - grid[0] * grid[1], (grid[0], grid[1])
-    side = math.isqrt(tokens)
-    return (tokens - side * side, (side, side)) if side > 1 and tokens - side * side <= 8 else None
-
-
 def carry(row: Tensor, maps: list[Tensor], *, identity: bool = True, normalize_rows: bool = False) -> Tensor:
     """One row of the product Ā_L ⋯ Ā_1 without forming it: O(L·N²) instead of O(L·N³).
 

@@ -97,9 +97,7 @@ def partial_lrp(
     recording.backward(seed, relevance=True)
     (fused,) = task.global_maps(maps, row.shape[-1])
     values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
-    return Scores(
-        values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid
-    )
+    return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
 
 
 _ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from whyformer.errors import InputError, unknown
-from whyformer.methods.task import Scores
+from whyformer.methods.task import Scores, Task
 
 Check = Callable[[Any], bool]
 
@@ -75,12 +76,21 @@ def method(
     name: str | None = None,
     checks: dict[str, tuple[str, Check]] | None = None,
 ) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
-    """Register a function ``(task, *, setting=default, ...) -> Scores`` under its own name."""
+    """Register a function ``(task, *, setting=default, ...) -> Scores`` under its own name.
+
+    What the registry runs is that function and :meth:`~whyformer.methods.task.Task.lay_out`: methods know token rows
+    only, not where these lie in a picture.
+    """
 
     def register(function: Callable[..., Scores]) -> Callable[..., Scores]:
         parameters = inspect.signature(function).parameters.values()
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         title = name or function.__name__
+
+        @functools.wraps(function)
+        def laid_out(task: Task, **chosen: Any) -> Scores:
+            return task.lay_out(function(task, **chosen))
+
         METHODS[title] = Method(
             title,
             summary,
@@ -91,7 +101,7 @@ def method(
             settings,
             class_specific,
             anywhere,
-            function,
+            laid_out,
             checks or {},
         )
         return function

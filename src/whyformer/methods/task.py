@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
@@ -25,18 +26,22 @@ class Scores:
     """A method's result.
 
     Attributes:
-        values: ``[B, N]`` one score for each token of the model (kind "sequence"), ``[B, N]`` one for each input token
-            ("token"), ``[B, H, W]`` ("pixel").
+        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
+            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
+            ("patch"), ``[B, H, W]`` ("pixel").
         logits: ``[B, C]`` of the plain forward pass.
+        grid: (rows, columns) of kind "patch", None where the cells have none.
         inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
+        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
     """
 
     values: Tensor
     logits: Tensor
     kind: str = "sequence"
     diagnostics: dict[str, Any] = field(default_factory=dict)
-    grid: tuple[int, ...] | None = None
+    grid: tuple[int, int] | None = None
     inputs: Inputs | None = None
+    places: Places | None = None
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,40 @@ class Task:
     def _found(self) -> list[nn.Module]:
         return find_blocks(self.model)
 
+    # -- where token rows lie in a picture -------------------------------------------------------------------
+    def places(self, tokens: int, block: int | None = None) -> Places:
+        """Where ``tokens`` rows lie in the picture: those of the first attention, else those of a block's features.
+
+        Raises:
+            MethodNotApplicable: that cannot be measured.
+        """
+        one = self.inputs.select(slice(0, 1))
+        found = picture_places(self.model, one.feed, one.scored)
+        if block is not None and (found is None or found.tokens != tokens):
+            found = picture_places(self.model, one.feed, one.scored, block)
+        if found is None or found.tokens != tokens:
+            raise self.refuse(f"which part of the picture each of its {tokens} tokens stands for cannot be measured")
+        return found
+
+    def lay_out(self, scores: Scores) -> Scores:
+        """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
+        inputs = scores.inputs or self.inputs
+        if scores.kind != "sequence" or inputs.modality != "image":
+            return scores
+        places = scores.places or self.places(scores.values.shape[-1])
+        return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid)
+
     # -- checks on what was seen -----------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """The error for a model on which this method cannot work; names methods that do apply."""
         from whyformer.methods.registry import METHODS
 
         others = ", ".join(
-            sorted(n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", self.inputs.modality))
+            sorted(
+                name
+                for name, m in METHODS.items()
+                if m.anywhere and m.modality in ("both", self.inputs.modality) and name != self.method
+            )
         )
         return MethodNotApplicable(f"{self.method} {verdict} on this model: {reason}. Methods that apply: {others}")
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features
 from whyformer.methods.registry import method
 from whyformer.methods.task import Scores, Task
@@ -27,7 +28,8 @@ def _block_list(value: object) -> bool:
     checks={"blocks": ("a block number or a list of them", _block_list)},
 )
 def gradcam(task: Task, *, blocks: int | list[int] = -1) -> Scores:
-    """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens; prefix tokens are left out of the mean on pictures.
+    """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens: of a picture, over those that stand for a part of it
+    (CLS and registers left out); of text, over all but padding.
 
     F is the output of a block's first normalisation where that comes before the attention (pre-norm), else the
     block's input: behind the last attention only the readout rows have a gradient, and the map would be all zeros.
@@ -42,31 +44,22 @@ def gradcam(task: Task, *, blocks: int | list[int] = -1) -> Scores:
     if not recording.roots:
         raise task.refuse("no block of it was found or entered, so there are no features")
     flows = recording.backward(task.seed(recording.logits))
-    maps = [_cam(task, root.detach(), flow) for root, flow in zip(recording.roots, flows, strict=True)]
-    shapes = {m[0].shape for m in maps}
-    if len(shapes) > 1:
+    rows = [batch_first(root.detach(), recording.run).flatten(1, -2) for root in recording.roots]
+    if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
-    grid = maps[0][1]
-    if len(maps) == 1:
-        return Scores(maps[0][0], recording.logits, "sequence", grid=grid or recording.mode.convolution_grid)
-    scaled = [m / m.amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m, _ in maps]
-    return Scores(
-        torch.stack(scaled).mean(0), recording.logits, "sequence", grid=grid or recording.mode.convolution_grid
-    )
+    places, real = None, torch.ones_like(rows[0][..., 0])
+    if task.inputs.modality == "image":
+        places = task.places(rows[0].shape[1], chosen[-1])
+        real = torch.zeros_like(real).index_fill(1, places.rows.to(real.device), 1)
+    elif task.inputs.mask is not None and task.inputs.mask.shape == real.shape:
+        real = task.inputs.mask.to(real)
+    maps = [_cam(r, batch_first(f, recording.run).flatten(1, -2), real) for r, f in zip(rows, flows, strict=True)]
+    if len(maps) > 1:
+        maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]
+    return Scores(torch.stack(maps).mean(0), recording.logits, places=places)
 
 
-def _cam(task: Task, features: Tensor, gradient: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
-    """(``[B, N]`` map, grid where the features are laid out as ``[B, H, W, D]``)."""
-    grid = None
-    if features.dim() == 4:
-        grid = (int(features.shape[1]), int(features.shape[2]))
-        features, gradient = features.flatten(1, 2), gradient.flatten(1, 2)
-    if features.shape[0] != task.inputs.batch:  # tokens first
-        features, gradient = features.transpose(0, 1), gradient.transpose(0, 1)
-    real = task.inputs.mask
-    if real is not None and real.shape == features.shape[:2]:
-        share = real.to(features.dtype)[..., None]
-        weights = (gradient * share).sum(1) / share.sum(1)
-    else:
-        weights = gradient.mean(1)
-    return torch.einsum("bnd,bd->bn", features, weights).clamp(min=0), grid
+def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:
+    """``[B, N]``; ``real`` ``[B, N]`` is 1 at the tokens whose gradients are averaged."""
+    weights = (gradient * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+    return torch.einsum("bnd,bd->bn", rows, weights).clamp(min=0)

@@ -56,7 +56,7 @@ def gae(
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
     how.check(task.blocks())
     recording, maps, row = observe_gradients(task, task.block(start_layer), positive_product, how)
-    return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits, grid=recording.mode.convolution_grid)
+    return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits)
 
 
 def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def _tower_scores(
                 "add up; explain them one at a time"
             )
         inputs = replace(inputs, tokens=None if inputs.tokens is None else [inputs.tokens[i] for i in chosen])
-    return Scores(values, recording.logits, grid=recording.mode.convolution_grid, inputs=inputs)
+    return Scores(values, recording.logits, inputs=inputs)
 
 
 def _text_inputs(inputs: Inputs) -> Inputs:

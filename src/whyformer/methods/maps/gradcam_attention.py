@@ -7,7 +7,6 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
-from whyformer.explanation import views
 from whyformer.methods.registry import BLOCK, FLAG, method
 from whyformer.methods.task import Scores, Task, readout_row
 
@@ -45,13 +44,12 @@ def gradcam_attention(task: Task, *, block: int = -1, count_padding: bool = Fals
     task.global_maps({first: weights[:, 0]}, row.shape[-1])
     mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
     if task.inputs.modality == "image":
-        found = views.patch_grid(mixed.shape[-1], recording.mode.convolution_grid, None)
         along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
-        head = along_row[..., found[0] if found else 0 :].mean(-1)
+        head = along_row[..., task.places(mixed.shape[-1]).rows].mean(-1)
     elif task.inputs.mask is not None and not count_padding:
         real = task.inputs.mask.to(gradient.dtype)
         head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
     else:
         head = gradient.mean((-1, -2))
     values = (mixed * head[..., None]).mean(1).clamp(min=0)
-    return Scores(values, recording.logits, grid=recording.mode.convolution_grid)
+    return Scores(values, recording.logits)

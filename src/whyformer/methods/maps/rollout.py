@@ -87,9 +87,7 @@ def rollout(
     if gradient_weighted:
         recording, maps, row = observe_gradients(task, start, torch.mul, how, lambda f: prune(f.clamp(min=0)))
         values = how.reduce(maps, row, task.inputs.mask)
-        return Scores(
-            values, recording.logits, diagnostics={"class_specific": True}, grid=recording.mode.convolution_grid
-        )
+        return Scores(values, recording.logits, diagnostics={"class_specific": True})
     return over_attention(task, how, start, prune)
 
 
@@ -120,7 +118,7 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         values = how.fuse(call.map(row)[:, :, None])[:, 0]
     else:
         values = how.reduce(task.global_maps(kept, row.shape[-1]), row, task.inputs.mask)
-    return Scores(values, recording.logits, grid=recording.mode.convolution_grid)
+    return Scores(values, recording.logits)
 
 
 def _map_shape(call: AttentionCall) -> tuple[int, int]:
@@ -229,7 +227,7 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
         flows[b] = flow_to_inputs(
             [c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow
         )
-    return Scores(flows.to(row.dtype), recording.logits, grid=recording.mode.convolution_grid)
+    return Scores(flows.to(row.dtype), recording.logits)
 
 
 def flow_to_inputs(capacities: list[Tensor], row: Tensor, coo_array: Any, maximum_flow: Any) -> Tensor:

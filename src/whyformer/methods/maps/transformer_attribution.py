@@ -83,9 +83,7 @@ def transformer_attribution(
         values = torch.einsum("bn,bnm->bm", row.to(listed[0].dtype), listed[0])
     else:
         values = carry(row, listed, normalize_rows=normalize_rows)
-    return Scores(
-        values, recording.logits, diagnostics=conservation(recording, seed), grid=recording.mode.convolution_grid
-    )
+    return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
 
 
 def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:

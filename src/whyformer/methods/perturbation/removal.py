@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features
 from whyformer.errors import InputError, MissingExtra
 from whyformer.explanation import views
@@ -92,7 +93,8 @@ def occlusion(
     diagnostics: dict[str, Any] = {"forwards": len(jobs) + len(logits), "baseline": removed.baseline}
     if removed.cell is not None:
         diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
-    return Scores(total / count.clamp(min=1), logits, "token", diagnostics, removed.grid)
+    kind = "token" if removed.grid is None else "patch"
+    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid)
 
 
 def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:
@@ -174,7 +176,7 @@ def vit_cx(
         target = Probability(target.index, several or logits.shape[-1] == 1)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
-    features = _feature_grid(task, recording.roots[-1].detach(), recording.mode.convolution_grid)
+    features = _feature_grid(task, batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2))
     size = task.inputs.image_size
     assert size is not None
     clean = target(logits)
@@ -204,18 +206,13 @@ def vit_cx(
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
 
 
-def _feature_grid(task: Task, features: Tensor, seen: tuple[int, ...] | None) -> Tensor:
-    """``[B, d, rows, columns]`` from ``[B, N, d]`` with prefix tokens, ``[N, B, d]`` or ``[B, rows, columns, d]``."""
+def _feature_grid(task: Task, features: Tensor) -> Tensor:
+    """``[B, d, rows, columns]`` from the last block's ``[B, N, d]``; tokens of no cell are left out."""
+    places = task.places(features.shape[1], task.block(-1))
+    if places.grid is None:
+        raise task.refuse("its input is no picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()
-    if features.dim() == 4:
-        return features.permute(0, 3, 1, 2)
-    if features.shape[0] != task.inputs.batch:
-        features = features.transpose(0, 1)
-    found = views.patch_grid(features.shape[1], seen, None)
-    if found is None:
-        raise task.refuse(f"its last block's {features.shape[1]} tokens have no grid")
-    prefix, grid = found
-    return features[:, prefix:].transpose(1, 2).unflatten(2, grid)
+    return features[:, places.rows].transpose(1, 2).unflatten(2, places.grid)
 
 
 def _scaled(maps: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def norm_attention(
             fused = (kept.normed() if scope == "norm" else _bare(kept)).norms()
         maps[index] = fused / fused.sum(-1, keepdim=True) if own_residual and block is None else fused
     values = how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.mask)
-    return Scores(values, recording.logits, grid=recording.mode.convolution_grid)
+    return Scores(values, recording.logits)
 
 
 def _bare(mixture: Mixture) -> Mixture:

@@ -100,7 +100,7 @@ def value_zeroing(
         listed, how = [listed[n] for n in how.layers], Aggregation(layers="mean", rows=how.rows)
     values = how.reduce(listed, row, real)
     diagnostics = {"block_passes": len(tokens) * len(chosen)}
-    return Scores(values, recording.logits, diagnostics=diagnostics, grid=recording.mode.convolution_grid)
+    return Scores(values, recording.logits, diagnostics=diagnostics)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,243 @@
+"""Where a picture's cells lie among the token rows: found on models that lay them out in any order, or refused."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import whyformer
+from whyformer.engine import places as room
+from whyformer.engine.places import Places, picture_places
+from whyformer.errors import MethodNotApplicable
+from whyformer.models.structure import find_blocks
+from zoo import CLASSES, HEADS, IMAGES, WIDTH, WINDOWED, build, randomise
+
+SIDE = 8
+
+
+class Unfolded(nn.Module):
+    """A ViT without a convolution: patches by unfold, in any order, with rows of no patch before or after them."""
+
+    def __init__(self, grid: tuple[int, int], before: int = 1, after: int = 0, order: Sequence[int] | None = None) -> None:
+        super().__init__()
+        cells = grid[0] * grid[1]
+        self.patches = nn.Linear(3 * SIDE * SIDE, WIDTH)
+        self.before, self.after = (nn.Parameter(torch.randn(1, n, WIDTH)) for n in (before, after))
+        self.positions = nn.Parameter(torch.randn(1, before + cells + after, WIDTH) * 0.1)
+        self.order = torch.arange(cells) if order is None else torch.tensor(order)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cells = self.patches(F.unfold(x, SIDE, stride=SIDE).transpose(1, 2))[:, self.order]
+        around = [part.expand(len(x), -1, -1) for part in (self.before, self.after)]
+        hidden = self.encoder(torch.cat([around[0], cells, around[1]], 1) + self.positions)
+        return self.head(hidden[:, 0] if self.before.shape[1] else hidden.mean(1))
+
+
+class Stem(nn.Module):
+    """Overlapping convolutions before the blocks, as hybrids have."""
+
+    def __init__(self, layers: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__()
+        widths = [3, *[WIDTH] * len(layers)]
+        self.stem = nn.Sequential(*(nn.Sequential(nn.Conv2d(widths[i], WIDTH, k, s, p), nn.ReLU()) for i, (k, s, p) in enumerate(layers)))
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+class Mixed(Unfolded):
+    """Every row is made of the whole picture."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.fft.fft2(x).real)
+
+
+def unfolded(*given: Any, **options: Any) -> nn.Module:
+    return randomise(Unfolded(*given, **options)).double()
+
+
+def picture(rows: int, columns: int, batch: int = 1) -> Tensor:
+    return torch.randn(batch, 3, rows * SIDE, columns * SIDE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def measured(model: nn.Module, x: Tensor, block: int | None = None) -> Places | None:
+    return picture_places(model, ((x[:1],), {}), 0, block)
+
+
+PERMUTED = [7, 2, 11, 0, 5, 9, 1, 10, 3, 8, 6, 4]
+
+
+@pytest.mark.parametrize(
+    ("grid", "before", "after", "order"),
+    [
+        ((3, 4), 1, 0, None),
+        ((3, 5), 1, 0, None),
+        ((3, 5), 0, 0, None),
+        ((4, 4), 0, 0, None),
+        ((3, 4), 1, 0, PERMUTED),
+        ((4, 3), 1, 5, None),  # detection tokens behind the patches
+        ((3, 4), 5, 3, PERMUTED),
+        ((1, 6), 2, 0, None),
+    ],
+)
+def test_unfold_and_linear(grid: tuple[int, int], before: int, after: int, order: list[int] | None) -> None:
+    model = unfolded(grid, before, after, order)
+    rows = torch.empty(grid[0] * grid[1], dtype=torch.long)
+    rows[torch.tensor(order or list(range(len(rows))))] = before + torch.arange(len(rows))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for block in (None, 0, 1):
+            found = measured(model.to(dtype), picture(*grid).to(dtype), block)
+            assert found is not None
+            assert (found.grid, found.tokens) == (grid, before + len(rows) + after)
+            assert torch.equal(found.rows, rows)
+
+
+def yolos() -> tuple[nn.Module, Tensor]:
+    import transformers
+
+    options = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 2 * WIDTH, "patch_size": 8}
+    config = transformers.YolosConfig(**options, image_size=[32, 48], num_detection_tokens=5)
+    return randomise(transformers.YolosForObjectDetection(config)), torch.randn(1, 3, 32, 48)
+
+
+def registers() -> tuple[nn.Module, Tensor]:
+    import transformers
+
+    options = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "image_size": 32, "patch_size": 8}
+    config = transformers.Dinov2WithRegistersConfig(**options, mlp_ratio=2, num_register_tokens=4)
+    return randomise(transformers.Dinov2WithRegistersForImageClassification(config)), torch.randn(1, 3, 32, 32)
+
+
+FIRST = {"hf_deit": 2, "hf_deit_teacher": 2, "timm_deit": 2, "timm_vit_mean": 0, "registers": 5}
+SIZES = {"hf_vit_wide": (3, 5), "yolos": (4, 6)}
+BUILDERS = {**IMAGES, "yolos": yolos, "registers": registers}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("block", [None, -1])
+def test_families(name: str, block: int | None) -> None:
+    model, x = BUILDERS[name]()
+    found = measured(model, x, None if block is None else len(find_blocks(model)) - 1)
+    grid = SIZES.get(name, (4, 4))
+    assert found is not None
+    assert found.grid == grid
+    assert found.rows.tolist() == [FIRST.get(name, 1) + i for i in range(grid[0] * grid[1])]
+    assert found.tokens == found.rows.max() + 1 + (5 if name == "yolos" else 0)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_have_no_rows_over_the_picture_but_their_blocks_features_do(name: str) -> None:
+    model, x = build(name)
+    assert measured(model, x) is None
+    found = measured(model, x, len(find_blocks(model)) - 1)
+    assert found is not None
+    assert found.grid == (8, 8)
+    assert found.rows.tolist() == list(range(64))
+
+
+def test_a_video_has_cells_by_time_first() -> None:
+    import transformers
+
+    options = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = transformers.VideoMAEConfig(**options, image_size=16, patch_size=8, num_frames=4, tubelet_size=2)
+    found = measured(transformers.VideoMAEForVideoClassification(config).eval(), torch.randn(1, 4, 3, 16, 16))
+    assert found is not None
+    assert (found.grid, found.rows.tolist()) == (None, list(range(8)))
+
+
+@pytest.mark.parametrize("layers", [[(7, 4, 3), (3, 2, 1)], [(3, 2, 1), (3, 2, 1), (3, 2, 1)]])
+def test_overlapping_convolutions_are_placed_by_the_centres_of_their_gradients(layers: list[tuple[int, int, int]]) -> None:
+    model = randomise(Stem(layers)).double()
+    found = measured(model, torch.randn(1, 3, 48, 32, dtype=torch.float64))
+    assert found is not None
+    assert (found.grid, found.rows.tolist()) == ((6, 4), list(range(24)))
+
+
+def test_rows_made_of_the_whole_picture_are_refused() -> None:
+    model = randomise(Mixed((3, 4))).double()
+    x = picture(3, 4)
+    assert measured(model, x) is None
+    for method in ("rollout", "gradcam", "vit_cx", "gradcam_attention"):
+        with pytest.raises(MethodNotApplicable, match="cannot be measured"):
+            whyformer.explain(model, x, method)
+    with pytest.raises(MethodNotApplicable, match="cannot be measured"):
+        whyformer.attention_maps(model, x)
+    assert whyformer.explain(model, x, "saliency").level == "pixel"
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_score_stands_at_its_patch(before: int) -> None:
+    """Input × gradient of each patch computed by hand, and rollout by hand, both with permuted rows."""
+    model = unfolded((3, 4), before, 2, PERMUTED)
+    x = picture(3, 4, 2)
+    pixels = whyformer.explain(model, x, "input_x_gradient", target=1)
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf)[:, 1].sum(), leaf)
+    by_hand = F.unfold(x * gradient, SIDE, stride=SIDE).sum(1)
+    assert torch.allclose(F.unfold(pixels.scores[:, None], SIDE, stride=SIDE).sum(1), by_hand)
+    # the same rollout as that of a model whose rows are in reading order
+    plain = unfolded((3, 4), before, 2)
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        moved = before + torch.tensor(PERMUTED)
+        plain.positions[:, moved] = model.positions[:, before : before + 12]
+    assert torch.allclose(model(x), plain(x))
+    for method in ("rollout", "gae", "transformer_attribution", "gradcam", "gradcam_attention", "value_zeroing", "norm_attention"):
+        found, wanted = (whyformer.explain(m, x, method, target=1) for m in (model, plain))
+        assert (found.grid, found.scores.shape) == ((3, 4), (2, 12))
+        assert torch.allclose(found.scores, wanted.scores, atol=1e-10), method
+    assert float(whyformer.explain(model, x, "gradcam", target=1).scores.std()) > 0
+
+
+def test_a_planted_signal_is_seen_where_it_is() -> None:
+    """One patch is changed: what is most different is that patch's cell."""
+    model = unfolded((3, 5), 1, 0)
+    x = picture(3, 5)
+    for cell in (0, 6, 14):
+        changed = x.clone()
+        row, column = divmod(cell, 5)
+        changed[..., row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE] += 3
+        seen = [whyformer.explain(model, y, "raw_attention", block=0, aggregation={"rows": "column_mean"}) for y in (x, changed)]
+        difference = (seen[1].scores - seen[0].scores)[0].abs()
+        assert int(difference.argmax()) == cell
+
+
+def test_the_forward_pass_ends_at_the_first_attention_and_the_model_is_left_as_it_was() -> None:
+    model = unfolded((3, 4))
+    entered: list[int] = []
+    hooks = [b.register_forward_hook(lambda *_, i=i: entered.append(i)) for i, b in enumerate(model.encoder.layers)]  # type: ignore[union-attr,arg-type,misc]
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    x = picture(3, 4)
+    assert measured(model, x) is not None
+    assert entered == []
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules() if m not in list(model.encoder.layers)] == [0] * (len(list(model.modules())) - 2)  # type: ignore[arg-type,union-attr]
+    for hook in hooks:
+        hook.remove()
+
+
+def test_measured_once_for_a_model_and_a_size_without_keeping_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[int] = []
+    measure = room._measure
+    monkeypatch.setattr(room, "_measure", lambda *given: times.append(1) or measure(*given))  # type: ignore[func-returns-value]
+    model: nn.Module | None = unfolded((3, 4))
+    assert model is not None
+    for _ in range(3):
+        whyformer.explain(model, picture(3, 4, 2), "rollout")
+    assert len(times) == 1
+    alive = weakref.ref(model)
+    model = None
+    gc.collect()
+    assert alive() is None
