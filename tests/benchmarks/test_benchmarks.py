@@ -16,10 +16,10 @@ from PIL import Image
 
 from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.configurations import parse_methods
+from whyformer.benchmarks.perturbation import topk_mask
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import probabilities
-from whyformer.evaluate.metrics.faithfulness import topk_mask
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
 FEW = "raw_attention,transformer_attribution:start_layer=1"

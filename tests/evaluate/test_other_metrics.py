@@ -12,20 +12,28 @@ from skimage.metrics import structural_similarity
 
 from whyformer.benchmarks.name_bias import fill, group_difference, term_rank
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.activation import (
+from whyformer.evaluate.metrics.faithfulness import (
     STEPS,
     au_mse,
     auac,
     prune_masks,
+    ranked_faithfulness,
     reveal_masks,
     revealed_count,
     squared_change,
+    worst_ranks,
 )
-from whyformer.evaluate.metrics.conservation import conservation_fit
-from whyformer.evaluate.metrics.infidelity import infidelity, random_subsets
-from whyformer.evaluate.metrics.sanity import randomized_models, ranks, spearman, ssim, stages
-from whyformer.evaluate.metrics.sensitivity import class_sensitivity, max_sensitivity, relative_change
-from whyformer.evaluate.rft import arbitrate, ranked_faithfulness, worst_ranks
+from whyformer.evaluate.metrics.relevance import conservation_fit, infidelity, random_subsets
+from whyformer.evaluate.metrics.sanity import (
+    class_sensitivity,
+    max_sensitivity,
+    randomized_models,
+    ranks,
+    relative_change,
+    spearman,
+    ssim,
+    stages,
+)
 from whyformer.evaluate.statistics import bootstrap
 from zoo_evaluate import tiny_vit
 
@@ -151,15 +159,6 @@ def test_rft_by_hand() -> None:
     assert worst_ranks([3.0, -3.0, 1.0]).tolist() == [2, 2, 3]  # equal sizes both get the worse rank
     # +: Δ = .4 / 1; −: −(−.1) / 2; 0: −|.2| / 3
     assert ranked_faithfulness([3.0, -2.0, 0.0], [0.4, -0.1, 0.2]) == pytest.approx(0.4 + 0.05 - 0.2 / 3)
-
-
-def test_prime_chooses_over_configurations_and_not_over_labels() -> None:
-    criterion = np.array([[1.0, 3.0, 2.0], [5.0, 1.0, 1.0]])
-    held_out = np.array([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]])
-    choice = arbitrate(criterion, held_out)
-    assert choice.prime.tolist() == [0.2, 0.4]
-    assert choice.best_fixed == 0
-    assert choice.batch.tolist() == [0.1, 0.4]
 
 
 # -- bias and bootstrap ------------------------------------------------------------------------------------------

@@ -17,13 +17,15 @@ import whyformer
 import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, ModelError
-from whyformer.evaluate import criteria
+from whyformer.evaluate.holdout import split
+from whyformer.evaluate.metrics.faithfulness import ranked_faithfulness
 from whyformer.evaluate.select import Arbitration, arbitrate
 from whyformer.explanation.result import Explanation
 
 # the package's attribute of that name is the function
 module = sys.modules["whyformer.evaluate.select"]
 FILL = 3
+CRITERIA = ("aopc", "auac", "comprehensiveness", "deletion", "insertion", "log_odds", "rft", "sufficiency")
 NAMES = ["raw_attention", ("rollout", {}), {"method": "raw_attention", "block": 0}, "saliency", "input_x_gradient"]
 
 
@@ -83,7 +85,7 @@ def test_rft_equals_a_slow_one() -> None:
         scores = torch.randint(-3, 4, (n,)).double()
         outputs = torch.randn(n, dtype=torch.float64)
         wanted = slow_rft(scores.tolist(), (0.7 - outputs).tolist())
-        assert math.isclose(criteria.rft(scores, 0.7, outputs), wanted, rel_tol=1e-12, abs_tol=1e-12)
+        assert math.isclose(ranked_faithfulness(scores, 0.7 - outputs), wanted, rel_tol=1e-12, abs_tol=1e-12)
 
 
 def test_deletion_and_comprehensiveness_by_hand() -> None:
@@ -151,7 +153,7 @@ def test_equal_to_a_slow_loop(name: str, criterion: str, holdout: float) -> None
         def output(*gone: int, b: int = b, target: int = target) -> float:
             return float(zoo.call(model, without(inputs, b, list(gone))).softmax(-1)[b, target])
 
-        parts = criteria.split(list(range(lengths[b])), holdout, 0)
+        parts = split(list(range(lengths[b])), holdout, 0)
         for part, table in zip(parts, (found.selection, found.heldout), strict=True):
             for m, scores in enumerate(maps):
                 a = {t: float(scores[b, t]) for t in part}
@@ -160,10 +162,10 @@ def test_equal_to_a_slow_loop(name: str, criterion: str, holdout: float) -> None
                 if criterion == "rft":
                     wanted = slow_rft([a[t] for t in part], [clean - output(t) for t in part])
                 elif criterion == "deletion":
-                    curve = [output(*order[: math.ceil(n * k / 10)]) for k in range(11)]
+                    curve = [output(*order[: n * k // 10]) for k in range(11)]
                     wanted = sum((u + v) / 20 for u, v in pairwise(curve))
                 else:
-                    counts = [max(1, math.ceil(Fraction(p, 100) * n)) for p in (1, 5, 10, 20, 50)]
+                    counts = [max(1, round(Fraction(p, 100) * n)) for p in (1, 5, 10, 20, 50)]
                     wanted = sum(clean - output(*order[:k]) for k in counts) / 5
                 assert math.isclose(float(table[m, b, 0]), wanted, rel_tol=1e-6, abs_tol=1e-9)
 
@@ -178,16 +180,16 @@ def test_split() -> None:
         (1, 0.5, (1, 1)),
     ):
         features = list(range(100, 100 + n))
-        chosen, held = criteria.split(features, holdout, 0)
+        chosen, held = split(features, holdout, 0)
         assert (len(chosen), len(held)) == sizes
         assert chosen == sorted(chosen)
         assert sorted({*chosen, *held}) == features
         assert n == 1 or not set(chosen) & set(held)
-    assert criteria.split([4, 7], 0, 0) == ([4, 7], [4, 7])
-    assert criteria.split(list(range(20)), 0.5, 0) == criteria.split(list(range(20)), 0.5, 0)
-    assert criteria.split(list(range(20)), 0.5, 0) != criteria.split(list(range(20)), 0.5, 1)
+    assert split([4, 7], 0, 0) == ([4, 7], [4, 7])
+    assert split(list(range(20)), 0.5, 0) == split(list(range(20)), 0.5, 0)
+    assert split(list(range(20)), 0.5, 0) != split(list(range(20)), 0.5, 1)
     with pytest.raises(InputError, match="no features"):
-        criteria.split([], 0.5, 0)
+        split([], 0.5, 0)
 
 
 def test_the_choice_is_not_scored_on_what_made_it() -> None:
@@ -215,7 +217,7 @@ def test_a_better_explanation_is_found() -> None:
     ids = torch.randint(1, 51, (10, 20), generator=draws)
     noise = [given(torch.randn(10, 20, generator=draws).tolist()) for _ in range(5)]
     truth = given(model.weights.detach()[ids].tolist(), "the weights")
-    for criterion in criteria.CRITERIA:
+    for criterion in CRITERIA:
         found = arbitrate(
             model, {"input_ids": ids}, [*noise, truth], criterion, mode="dataset", target=value, fill_id=0
         )
@@ -436,7 +438,7 @@ def test_prints_a_table() -> None:
         ({"candidates": [("rollout", {"head_fusion": "median"})]}, "head_fusion must be one of"),
         ({"candidates": [3]}, "a candidate is a method name"),
         ({"candidates": [{"block": 1}]}, "a candidate is a method name"),
-        ({"criterion": "luck"}, "criterion must be one of rft, deletion, comprehensiveness"),
+        ({"criterion": "luck"}, "criterion must be one of aopc, auac, comprehensiveness, deletion, insertion, log_odds, rft, sufficiency"),
         ({"mode": "best"}, "mode must be one of instance"),
         ({"holdout": 1.0}, "holdout must be a number from 0"),
         ({"holdout": True}, "holdout"),

@@ -28,12 +28,12 @@ def why(digits, scene):
     return whyformer.explain(digits.model, scene, processor=digits.processor, target="3")
 
 
-@pytest.mark.parametrize("ground", ["black", "mean", "blur"])
-def test_it_agrees_with_the_metric_and_shows_what_is_fed(digits, scene, why, ground):
-    made = perturbation_strip(digits.model, scene, why, digits.processor, ground=ground)
+@pytest.mark.parametrize("baseline", ["black", "zero", "mean", "blur"])
+def test_it_agrees_with_the_metric_and_shows_what_is_fed(digits, scene, why, baseline):
+    made = perturbation_strip(digits.model, scene, why, digits.processor, baseline=baseline)
     assert made.fractions == (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     assert made.pictures.shape == (2, 10, 112, 112, 3)
-    wanted = whyformer.evaluate(digits.model, scene, why, "aopc", digits.processor, substrate=ground).value
+    wanted = whyformer.evaluate(digits.model, scene, why, "aopc", digits.processor, baseline=baseline).value
     assert made.probabilities[0, 0] - made.probabilities[0, 1:].mean() == pytest.approx(wanted, abs=1e-6)
     assert np.allclose(made.probabilities[:, 0], float(why.probabilities()[0, 3]), atol=1e-5)
     # the pictures go through the processor once more (they are of its size), and give the same probabilities
@@ -59,8 +59,8 @@ def test_what_cannot_be_shown(digits, scene, why):
     text = whyformer.explain("bundled:sst2", "A charming film.")
     with pytest.raises(InputError, match="only pictures"):
         perturbation_strip("bundled:sst2", "A charming film.", text)
-    with pytest.raises(InputError, match="ground must be one of black, mean, blur"):
-        perturbation_strip(digits.model, scene, why, digits.processor, ground="white")
+    with pytest.raises(InputError, match="baseline must be one of zero, black, mean, blur"):
+        perturbation_strip(digits.model, scene, why, digits.processor, baseline="white")
     for fractions in ((), (0.5, 0.2), (0.0, 0.5), (0.5, 1.5)):
         with pytest.raises(InputError, match="fractions must rise"):
             perturbation_strip(digits.model, scene, why, digits.processor, fractions=fractions)

@@ -99,7 +99,7 @@ def test_it_is_the_metric_deletion() -> None:
     model = Bag().eval()
     e = given(torch.randn(2, 7) * (IDS > 0))
     found = whyformer.trust(e, model, BAG, processor())
-    wanted = evaluate(model, BAG, e, "deletion", processor(), steps=10, replace="pad")
+    wanted = evaluate(model, BAG, e, "deletion", processor(), steps=10, baseline="pad")
     assert found.areas == pytest.approx(wanted.values)
     assert wanted.curves is not None
     assert found.curves == pytest.approx(wanted.curves)
@@ -185,5 +185,5 @@ def test_bad_arguments() -> None:
         whyformer.trust(e, model, BAG, steps=0)
     with pytest.raises(InputError, match="at least one seed"):
         whyformer.trust(e, model, BAG, seeds=())
-    with pytest.raises(InputError, match="mask"):
+    with pytest.raises(InputError, match="there is no tokenizer; choose another baseline"):
         whyformer.trust(e, model, BAG, baseline="mask")

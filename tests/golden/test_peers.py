@@ -188,7 +188,7 @@ def test_eraser() -> None:
     close(f1.mean(), theirs["f1_macro"])
     close(value("auprc", model, inputs, theirs["scores"], **given), theirs["auprc"])
     for metric in ("comprehensiveness", "sufficiency"):
-        close(value(metric, model, inputs, theirs["scores"], replace="delete"), theirs[metric])
+        close(value(metric, model, inputs, theirs["scores"], baseline="delete"), theirs[metric])
 
 
 class Unknown:
@@ -239,7 +239,7 @@ def test_quantus() -> None:
     theirs, model = peer("quantus"), small.Pooled(channels=1)
     pictures, maps, objects = torch.from_numpy(theirs["pictures"])[:, None], theirs["maps"], theirs["objects"]
     steps = theirs["pixel_flipping"].shape[1]
-    flipped = whyformer.evaluate(model, pictures, maps, "deletion", target=theirs["classes"], steps=steps, substrate="mean")
+    flipped = whyformer.evaluate(model, pictures, maps, "deletion", target=theirs["classes"], steps=steps, baseline="zero")
     assert flipped.curves is not None
     close(flipped.curves[:, 1:], theirs["pixel_flipping"])  # the peer leaves out the clean picture
     close(value("pointing_game", model, pictures, maps, mask=objects), theirs["pointing_game"].astype(float))
@@ -294,7 +294,7 @@ def test_curves_of_ali(metric: str, curve: str) -> None:
 @pytest.mark.parametrize("scale", [False, True])
 def test_infidelity_of_captum_is_divided_by_the_size_of_the_changes(scale: bool) -> None:
     metrics = pytest.importorskip("captum.metrics")
-    from whyformer.evaluate.metrics.infidelity import random_subsets
+    from whyformer.evaluate.metrics.relevance import random_subsets
 
     model, target, subsets = small.Pooled(channels=1), 2, 40
     picture, map_ = (torch.from_numpy(peer("quantus")[name][0])[None, None] for name in ("pictures", "maps"))
@@ -305,6 +305,6 @@ def test_infidelity_of_captum_is_divided_by_the_size_of_the_changes(scale: bool)
                                 max_examples_per_batch=subsets, normalize=scale)  # fmt: skip
     with torch.no_grad():
         changes = (model(picture) - model(without))[:, target]
-    settings = {"subsets": subsets, "share": 0.2, "seed": 7, "scale": scale, "substrate": "mean"}
+    settings = {"subsets": subsets, "share": 0.2, "seed": 7, "scale": scale, "baseline": "zero"}
     ours = value("infidelity", model, picture, map_[0], target=target, **settings)
     close(ours * changes.square().mean().item(), theirs.numpy())

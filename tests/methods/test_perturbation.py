@@ -149,6 +149,36 @@ def test_deletion_takes_the_token_out(name: str) -> None:
             assert torch.isclose(found.scores[b, t], drop, atol=1e-9)
 
 
+@pytest.mark.parametrize("window", [1, 4])
+def test_deletion_without_a_mask(window: int) -> None:
+    """Texts of one length go through the model together: nothing is padded. The last window is shorter."""
+    model, inputs = zoo.build("bert")
+    ids = inputs["input_ids"][:, :7]
+    found = whyformer.explain(model, {"input_ids": ids}, "occlusion", target=3, baseline="delete", window=window, batch_size=2)
+    masked = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    wanted = whyformer.explain(model, masked, "occlusion", target=3, baseline="delete", window=window)
+    assert torch.allclose(found.scores, wanted.scores, atol=1e-9)
+
+
+def test_deleting_everything_is_refused() -> None:
+    model, inputs = zoo.build("gpt2")
+    with pytest.raises(InputError, match="would take every token of sample 1 out"):
+        whyformer.explain(model, inputs, "occlusion", window=7)
+    assert whyformer.explain(model, inputs, "occlusion", window=6).scores.isfinite().all()
+
+
+def test_black_is_known_by_the_processor() -> None:
+    from types import SimpleNamespace
+
+    model, x = zoo.build("hf_vit")
+    processor = SimpleNamespace(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.25, 0.3])
+    found = whyformer.explain(model, x, "occlusion", 1, processor, baseline="black")
+    changed = x.clone()
+    changed[:, :, :8, :8] = torch.tensor([-0.5 / 0.2, -0.4 / 0.25, -0.3 / 0.3], dtype=x.dtype)[:, None, None]
+    drop = (zoo.call(model, x) - zoo.call(model, changed))[:, 1]
+    assert torch.allclose(found.scores[:, 0], drop, atol=1e-9)
+
+
 def test_deletion_keeps_left_padding_on_the_left() -> None:
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 4, 3, 2]])
     given = Inputs((), {"input_ids": ids, "attention_mask": (ids > 0).long()}, "text", "input_ids", ids > 0)
@@ -210,17 +240,17 @@ def refused(match: str, name: str, inputs: Any = None, **settings: Any) -> None:
 
 def test_baselines_that_do_not_fit() -> None:
     ids = {"input_ids": torch.tensor([[4, 5, 6]])}
-    refused("is not for a picture; its baselines are zero, mean, blur", "hf_vit", baseline="mask")
+    refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
     refused("fill_id is not for a picture", "hf_vit", fill_id=3)
     refused("'blur' is not for text; those are mask, unk, pad, delete", "bert", baseline="blur")
     refused("there is no tokenizer; choose another baseline", "bert", baseline="unk")
     refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
     refused("outside the model's vocabulary of 50", "bert", fill_id=50)
     refused("neither a tokenizer .* nor an attention_mask .* fill_id", "bert", ids)
-    refused("deleting tokens needs an attention_mask", "bert", ids, baseline="delete")
     refused("stride=3 is more than window=2", "hf_vit", window=2, stride=3)
     refused("window must be a whole number", "hf_vit", window=0)
-    refused("baseline must be one of", "hf_vit", baseline="black")
+    refused("what is black to the model is unknown", "hf_vit", baseline="black")
+    refused("baseline must be one of", "hf_vit", baseline="white")
 
 
 def test_a_tokenizer_without_a_mask_token() -> None:

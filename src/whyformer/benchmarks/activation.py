@@ -18,10 +18,10 @@ from whyformer.benchmarks.pictures import check_labels, geometry, limit, maps, p
 from whyformer.benchmarks.report import Cell, Curves, Report, Table
 from whyformer.benchmarks.sentences import accuracy, match_labels, read_texts, token_scores
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Values, counts_of, values_of
-from whyformer.benchmarks.substrates import substrate
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.activation import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
+from whyformer.evaluate.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
 from whyformer.evaluate.statistics import bootstrap
+from whyformer.inputs.removal import picture_filler
 from whyformer.jobs.records import Record
 
 
@@ -72,7 +72,7 @@ def _patches(study: Study, samples: Sequence[Any], configurations: Sequence[Conf
     batch = read_batch(study, samples)
     truth = [s.label for s in samples]
     height, width = patch_size(study)
-    empty = substrate("black", batch.pixels, batch.spec.mean, batch.spec.std)
+    empty = picture_filler("black", batch.pixels, -batch.spec.mean / batch.spec.std)
     scores: dict[tuple[int, int], Any] = {}
     for c, one in enumerate(configurations):
         for i, found in enumerate(maps(study, batch, one, truth)):

@@ -17,8 +17,7 @@ from whyformer.benchmarks.sanity import removed_logits
 from whyformer.benchmarks.sentences import read_texts, token_scores
 from whyformer.benchmarks.study import Benchmark, Measured, Study, counts_of
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, aopc, removal_mask, removal_order, removed_count
-from whyformer.evaluate.rft import arbitrate, ranked_faithfulness
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS, aopc, ranked_faithfulness, removal_masks
 from whyformer.evaluate.statistics import Interval, bootstrap
 from whyformer.jobs.records import Record
 
@@ -58,8 +57,7 @@ def _features(study: Study, batch: Any, configuration: Configuration) -> list[An
 def _aopc(study: Study, batch: Any, index: int, scores: NDArray[np.float64], clean: float, top: int) -> float:
     """The held-out figure: what is lost as many features go together, highest first; each forward serves one order
     alone."""
-    order = removal_order(scores)
-    masks = np.stack([removal_mask(order, removed_count(order.size, f)) for f in FRACTIONS])
+    masks = removal_masks(scores, FRACTIONS)
     return float(aopc(clean, study.probabilities(removed_logits(study, batch, index, masks))[:, top]))
 
 
@@ -84,27 +82,27 @@ def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
             for la in choosable
         }
         criterion, held = (np.stack([read[la][k] for la in choosable], 1) for k in ("criterion", "held_out"))
-        choice = arbitrate(criterion, held)
-        picks = criterion.argmax(1)
+        picks, best = criterion.argmax(1), int(criterion.mean(0).argmax())
+        prime = held[np.arange(len(held)), picks]
         for n, label in enumerate(choosable):
             cells[label, columns[0]] = Cell(bootstrap(held[:, n]))
-            cells[label, columns[1]] = Cell(bootstrap(choice.prime - held[:, n]))
+            cells[label, columns[1]] = Cell(bootstrap(prime - held[:, n]))
             cells[label, columns[2]] = Cell(bootstrap(criterion[:, n]))
             share = 100 * float((picks == n).mean())
             cells[label, columns[3]] = Cell(Interval(share, share, share, len(complete)))
         arbitrated = {
-            "Prime (best of each sample)": choice.prime,
-            f"Batch (best on average: {choosable[choice.best_fixed]})": choice.batch,
+            "Prime (best of each sample)": prime,
+            f"Batch (best on average: {choosable[best]})": held[:, best],
         }
         for row, figures in arbitrated.items():
             rows.append(row)
             cells[row, columns[0]] = Cell(bootstrap(figures))
-            cells[row, columns[1]] = Cell(bootstrap(choice.prime - figures))
+            cells[row, columns[1]] = Cell(bootstrap(prime - figures))
         floor = {s: r["values"] for s, r in records.get("random", {}).items() if "values" in r}
         if floor:
             cells["random", columns[0]] = Cell(bootstrap(np.array([v["held_out"] for v in floor.values()])))
             cells["random", columns[2]] = Cell(bootstrap(np.array([v["criterion"] for v in floor.values()])))
-        beaten = [la for n, la in enumerate(choosable) if bootstrap(choice.prime - held[:, n]).low > 0]
+        beaten = [la for n, la in enumerate(choosable) if bootstrap(prime - held[:, n]).low > 0]
         remarks.append(
             f"Prime beats {len(beaten)} of {len(choosable)} fixed configurations on the held-out figure beyond "
             f"the interval: {', '.join(beaten) or 'none'}."

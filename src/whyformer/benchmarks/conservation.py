@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from whyformer.benchmarks.configurations import Configuration, generator_for
-from whyformer.benchmarks.explaining import Found, Unusable, explain_ids, explain_pixels
+from whyformer.benchmarks.explaining import Unusable, explain_ids, explain_pixels
 from whyformer.benchmarks.pictures import limit, read_batch
 from whyformer.benchmarks.report import Cell, Curves, Report, Table
 from whyformer.benchmarks.sentences import read_texts
 from whyformer.benchmarks.study import Benchmark, Measured, Study, counts_of, values_of
-from whyformer.evaluate.metrics.conservation import ConservationFit, conservation_fit
+from whyformer.evaluate.metrics.relevance import ConservationFit, conservation_fit, relevance_sum
 from whyformer.evaluate.statistics import Interval
 from whyformer.jobs.records import Record
 
@@ -38,35 +38,17 @@ def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Confi
             found = explain_ids(study.model, study.processor, configuration, rows, batch.predicted, study.forwards.pad)
         for i, (sample, one) in enumerate(zip(samples, found, strict=True)):
             try:
-                total, source = relevance_sum(one)
+                one.scores()
             except Unusable as error:
                 yield sample.id, configuration, error
                 continue
+            assert one.explanation is not None
+            total, source = relevance_sum(one.explanation)
             yield (
                 sample.id,
                 configuration,
                 {"sum": total, "logit": float(batch.logits[i, batch.predicted[i]]), "source": source},
             )
-
-
-def relevance_sum(found: Found) -> tuple[float, str]:
-    """(Σ R of one sample, where it was read): all features, special and prefix tokens included, where the method tells.
-
-    Relevance that starts from one (instead of the logit) is scaled by the logit.
-    """
-    scores = found.scores()
-    explanation = found.explanation
-    assert explanation is not None
-    figure = explanation.diagnostics.get("conservation", {})
-    logit = float(explanation.logits[0, int(explanation.target[0])])
-    if "sum" in figure:
-        return float(figure["sum"][0]), "all features"
-    if figure.get("blocks"):
-        lowest = min(figure["blocks"], key=int)
-        return float(figure["blocks"][lowest][0]) / float(figure["start"][0]) * logit, f"input of block {lowest}"
-    if "completeness" in explanation.diagnostics:
-        return float(explanation.diagnostics["completeness"]["sum"][0]), "all features"
-    return float(scores.sum()), "scored features"
 
 
 def prepare(study: Study) -> None:

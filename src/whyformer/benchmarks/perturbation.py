@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whyformer.benchmarks import published
@@ -17,17 +17,17 @@ from whyformer.benchmarks.curves import EXPLAINED, summarize
 from whyformer.benchmarks.explaining import Unusable
 from whyformer.benchmarks.pictures import Batch, Map, check_labels, limit, maps, read_batch
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Values, check_constant
-from whyformer.benchmarks.substrates import SUBSTRATES, substrate
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics.faithfulness import (
     FRACTIONS,
-    TIES,
     removal_mask,
     removal_order,
     removed_count,
-    topk_mask,
 )
+from whyformer.inputs.removal import picture_filler
 
+SUBSTRATES = {"black": "black", "mean": "zero", "blur": "blur"}
+"""Option values -> baselines of :mod:`whyformer.inputs.removal`."""
 MEASURES = ("positive", "negative", "deletion", "insertion")
 
 
@@ -49,6 +49,21 @@ class Job:
         count = removed_count(self.order.size, fraction)
         removed = removal_mask if self.order.dtype.kind == "i" else topk_mask
         return removed(self.order, count, shape)
+
+
+TIES = ("index", "topk")
+"""Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
+
+
+def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """True at the ``count`` highest scores, equal ones as ``torch.topk`` picks them on a CPU (Chefer's code does).
+
+    Deterministic, but the sets of two counts need not be nested, and no order is documented. For comparisons alone.
+    """
+    flat = torch.from_numpy(np.asarray(scores, dtype=np.float32).reshape(-1))
+    mask = np.zeros(flat.numel(), dtype=bool)
+    mask[torch.topk(flat, count).indices.numpy()] = True
+    return mask.reshape(shape)
 
 
 def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
@@ -148,7 +163,7 @@ def _run_jobs(study: Study, batch: Batch, jobs: list[Job]) -> list[NDArray[np.fl
     """Logits ``[F, C]`` of each job."""
     mean, std = batch.spec.mean, batch.spec.std
     empty = {
-        name: substrate(name, batch.pixels, mean, std)
+        name: picture_filler(SUBSTRATES[name], batch.pixels, -mean / std)
         for name in {study.options["substrate"], *_curve_substrates(study)}
     }
 

@@ -17,7 +17,8 @@ from whyformer.benchmarks.report import Cell, Curves, Report, Table
 from whyformer.benchmarks.sentences import TextBatch, accuracy, match_labels, read_texts, token_scores
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Values, counts_of, values_of
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.plausibility import SHARES, TOP_K, auprc, f1, token_counts, top_words, word_scores
+from whyformer.evaluate.metrics.faithfulness import SHARES
+from whyformer.evaluate.metrics.plausibility import TOP_K, auprc, f1, token_counts, top_words, word_scores
 from whyformer.evaluate.statistics import bootstrap
 from whyformer.jobs.records import Record
 

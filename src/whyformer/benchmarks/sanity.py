@@ -17,12 +17,19 @@ from whyformer.benchmarks.pictures import geometry, limit, maps, patch_size, poo
 from whyformer.benchmarks.report import Cell, Curves, Report, Table
 from whyformer.benchmarks.sentences import read_texts, token_scores
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Values, counts_of, values_of
-from whyformer.benchmarks.substrates import substrate
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.infidelity import infidelity, random_subsets
-from whyformer.evaluate.metrics.sanity import ORDERS, randomized_models, spearman, ssim, stages
-from whyformer.evaluate.metrics.sensitivity import class_sensitivity, max_sensitivity
+from whyformer.evaluate.metrics.relevance import infidelity, random_subsets
+from whyformer.evaluate.metrics.sanity import (
+    ORDERS,
+    class_sensitivity,
+    max_sensitivity,
+    randomized_models,
+    spearman,
+    ssim,
+    stages,
+)
 from whyformer.evaluate.statistics import bootstrap
+from whyformer.inputs.removal import picture_filler
 from whyformer.jobs.records import Record
 
 CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
@@ -168,7 +175,7 @@ def removed_logits(study: Study, batch: Any, index: int, removed: NDArray[np.boo
         return study.forwards.ids(rows)
     height, width = patch_size(study)
     grid = (batch.spec.size[0] // height, batch.spec.size[1] // width)
-    empty = substrate("black", batch.pixels[index : index + 1], batch.spec.mean, batch.spec.std)[0]
+    empty = picture_filler("black", batch.pixels[index], -batch.spec.mean / batch.spec.std)
     gone = (np.kron(s.reshape(grid), np.ones((height, width), dtype=bool)) for s in removed)
     return study.forwards.pixels(
         torch.where(torch.from_numpy(g).to(empty.device), empty, batch.pixels[index]) for g in gone

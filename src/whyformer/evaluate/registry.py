@@ -6,7 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from whyformer.errors import InputError, unknown
+
+Array = NDArray[np.float64]
+Curves = tuple[Array, Array | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a metric takes out of one sample, and its figure from what the model then puts out.
+
+    Attributes:
+        masks: scores ``[n]`` -> ``[F, n]`` True at the features that are taken out, each row at once.
+        score: (scores ``[n]``, clean output, outputs ``[F]``) -> (figure, curve, None where there is none).
+    """
+
+    masks: Callable[[Array], NDArray[np.bool_]]
+    score: Callable[[Array, float, Array], tuple[float, Array | None]]
 
 
 @dataclass(frozen=True)
@@ -19,6 +38,8 @@ class Metric:
         modality: "image", "text" or "both".
         needs: settings that must be given, e.g. ("mask",).
         settings: setting -> default.
+        baselines: what stands in for a feature of pictures and of text by default, None if nothing is taken out.
+        plan: settings -> :class:`Plan`, of metrics that follow one output of the model.
     """
 
     name: str
@@ -27,12 +48,19 @@ class Metric:
     modality: str
     needs: tuple[str, ...]
     settings: dict[str, Any]
+    baselines: tuple[str, str] | None
     function: Callable[..., Any] = field(repr=False)
+    plan: Callable[..., Plan] | None = field(default=None, repr=False)
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults; refuses unknown ones and asks for what is missing."""
         known = {**self.settings, **dict.fromkeys(self.needs)}
         for name in given:
+            if name in ("substrate", "replace") and self.baselines:
+                raise InputError(
+                    f"the setting {name} is called baseline now: 'zero' (what was 'mean'), 'black', 'mean' (of each "
+                    "picture) or 'blur' for pictures; 'mask', 'unk', 'pad' or 'delete' for text"
+                )
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
@@ -46,20 +74,47 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
+    name: str,
     summary: str,
     *,
     better: str,
     modality: str = "both",
     needs: tuple[str, ...] = (),
-    name: str | None = None,
+    baselines: tuple[str, str] | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function ``(case, **settings) -> values [B] or (values [B], curves [B, F])``."""
+    """Register a function ``(case, **settings) -> values [B] or (values [B], curves [B, F])``.
+
+    One with ``baselines`` (see :class:`Metric`) has the setting ``baseline`` too.
+    """
+    settings = settings | ({"baseline": None} if baselines else {})
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        title = name or function.__name__
-        METRICS[title] = Metric(title, summary, better, modality, needs, settings, function)
+        METRICS[name] = Metric(name, summary, better, modality, needs, settings, baselines, function)
         return function
+
+    return register
+
+
+def perturbation(
+    name: str, summary: str, *, better: str, baselines: tuple[str, str], modality: str = "both", **settings: Any
+) -> Callable[[Callable[..., Plan]], Callable[..., Plan]]:
+    """Register a function ``settings -> Plan``, whose output is the probability of the target."""
+    full = {**settings, "baseline": None}
+
+    def register(plan: Callable[..., Plan]) -> Callable[..., Plan]:
+        def function(case: Any, *, baseline: str, **given: Any) -> Curves:
+            made, figures, curves = plan(**given), [], []
+            for i in range(len(case)):
+                scores = case.features(i)
+                outputs = case.follow(i, made.masks(scores), baseline)
+                figure, curve = made.score(scores, float(case.clean[i]), outputs)
+                figures.append(figure)
+                curves += [] if curve is None else [curve]
+            return np.array(figures), np.stack(curves) if curves else None
+
+        METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan)
+        return plan
 
     return register
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
-from whyformer.evaluate.criteria import CRITERIA, Goal, measure, split
+from whyformer.evaluate import metrics as _metrics  # noqa: F401 - fills METRICS
+from whyformer.evaluate.holdout import Goal, measure, split
+from whyformer.evaluate.registry import METRICS, Plan
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
@@ -19,6 +21,8 @@ from whyformer.targets import Probability, Resolver, Target
 
 Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
+STEPS = 10
+"""Of curves: the parts hold few features."""
 MEAN_BASELINE = ("raw_attention", {"aggregation": {"heads": "mean", "layers": "mean", "rows": "readout"}})
 
 
@@ -104,10 +108,8 @@ def arbitrate(
             its probability (softmax, or sigmoid where classes do not exclude one another), for a callable its value.
         candidates: method names, (name, settings), mappings {"method": name, setting: value}, or finished explanations
             of the same inputs.
-        criterion: "rft" (see :func:`whyformer.evaluate.criteria.rft`; higher is better), "deletion" (area under the
-            output while the most relevant 10, 20 ... 100 % are taken out, trapezoids from the clean output; lower is
-            better) or "comprehensiveness" (mean drop of the output without the most relevant 1, 5, 10, 20, 50 %;
-            higher is better).
+        criterion: a metric of :func:`whyformer.evaluate.metrics` that follows one output: "rft", "deletion" and
+            "insertion" (in 10 steps), "comprehensiveness", "sufficiency", "aopc", "log_odds" or "auac".
         mode: "instance" (the best for each sample), "class" (the best on average for each explained class), "dataset"
             (the best on average), "mean_baseline" (no choice: attention averaged over heads and blocks, readout row,
             added to the candidates). As in the paper: "batch" (the best on some of the samples, used for all; scored
@@ -139,8 +141,9 @@ def arbitrate(
     scores = [[_on_features(e, removed) for e in listed] for listed in explained]
     part = 0.0 if mode == "batch" else holdout
     parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
-    (selection, heldout), cost = measure(task, removed, CRITERIA[criterion], scores, goals, parts, logits, batch_size)
-    sign = 1 if CRITERIA[criterion].higher_is_better else -1
+    _refuse_cancelling(mode, entries, explained, logits, ready.multi_label)
+    (selection, heldout), cost = measure(task, removed, _plan(criterion), scores, goals, parts, logits, batch_size)
+    sign = 1 if METRICS[criterion].better == "higher" else -1
     winners, choosing, reported = _choose(sign * selection, wanted, mode, holdout, seed)
     by_label = [
         {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(row)} for b, row in enumerate(wanted)
@@ -165,7 +168,8 @@ def arbitrate(
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
-    for what, value, known in (("criterion", criterion, CRITERIA), ("mode", mode, MODES)):
+    criteria = sorted(name for name, metric in METRICS.items() if metric.plan)
+    for what, value, known in (("criterion", criterion, criteria), ("mode", mode, MODES)):
         if value not in known:
             raise InputError(f"arbitrate: {what} must be one of {', '.join(known)}, not {value!r}")
     if isinstance(holdout, bool) or not 0 <= holdout < 1:
@@ -173,6 +177,28 @@ def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: i
     for what, count in (("labels", labels), ("batch_size", batch_size)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"arbitrate: {what} must be a whole number of at least 1, not {count!r}")
+
+
+def _plan(criterion: str) -> Plan:
+    metric = METRICS[criterion]
+    assert metric.plan is not None
+    return metric.plan(**{"steps": STEPS} if "steps" in metric.settings else {})
+
+
+def _refuse_cancelling(
+    mode: str, entries: Sequence[Any], explained: Sequence[list[Explanation]], logits: Tensor, several: bool
+) -> None:
+    """Over all classes of a softmax the changes sum to 0: what is the same for each of them has no mean to compare."""
+    classes = logits.shape[-1]
+    if mode != "prime" or several or classes < 2 or len(explained[0]) < classes:
+        return
+    same = [title for title, made in zip(_titles(entries), explained, strict=True) if all(e is made[0] for e in made)]
+    if same:
+        raise InputError(
+            f"arbitrate: mode 'prime' takes the mean over all {classes} classes, whose probabilities sum to 1, so that "
+            f"for a map that is the same for every class it is 0 whatever the map ({', '.join(same)}): give labels= "
+            f"of less than {classes}, choose another mode, or leave these candidates out"
+        )
 
 
 # -- candidates ----------------------------------------------------------------------------------------------------

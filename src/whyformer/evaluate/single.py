@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.evaluate import metrics as _metrics  # noqa: F401 - fills METRICS
 from whyformer.evaluate.case import read_case
-from whyformer.evaluate.metrics import agreement as _agreement  # noqa: F401 - fills METRICS
-from whyformer.evaluate.metrics import scoring as _scoring  # noqa: F401
 from whyformer.evaluate.registry import find_metric
+from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
+from whyformer.targets import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ def evaluate(
     metric: str = "deletion",
     processor: Any = None,
     *,
-    target: Any = None,
+    target: Target = None,
     batch_size: int = 32,
     device: str | torch.device | None = None,
     truncate: bool = False,
@@ -68,29 +69,31 @@ def evaluate(
         explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
             size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
         metric: a name from :func:`whyformer.evaluate.registry.metrics`.
-        target: class whose probability is followed; the explained one, or else the predicted one, by default.
+        target: class (index or name) whose probability is followed; the explained one, or else the predicted one, by
+            default.
         batch_size: perturbed samples in one forward pass.
-        **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size), ``substrate="blur"``.
+        **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size). Metrics that take features
+            out have ``baseline=``: "zero" (the processor's mean colour), "black", "mean" (of this picture) or "blur"
+            for pictures, "unk", "mask", "pad", a token's id or "delete" for text; the default is the metric's own.
 
     Raises:
         InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.
     """
-    from whyformer.inputs import prepare
-    from whyformer.models.loading import opened
-
     chosen = find_metric(metric)
     full = chosen.complete(settings)
     if batch_size < 1:
         raise InputError("batch_size must be at least 1")
-    model, processor = opened(model, processor, device=device)
-    prepared = prepare(model, inputs, processor, truncate=truncate)
-    modality = "image" if prepared.modality == "image" else "text"
+    ready = begin(model, inputs, processor, device=device, truncate=truncate)
+    modality = "image" if ready.inputs.modality == "image" else "text"
     if chosen.modality not in ("both", modality):
         raise InputError(
             f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
             f"is {modality}"
         )
-    case = read_case(model, prepared, explanation, processor, target, batch_size)
+    if chosen.baselines and full["baseline"] is None:
+        default = chosen.baselines[0 if modality == "image" else 1]
+        full["baseline"] = "zero" if ready.inputs.modality == "tensor" else default
+    case = read_case(ready, explanation, target, batch_size)
     for i in range(len(case)):
         if case.constant(i):
             raise InputError(f"the map of sample {i} is constant, so it gives no order and no region to judge")

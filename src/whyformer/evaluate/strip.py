@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from whyformer.benchmarks.substrates import SUBSTRATES, substrate
 from whyformer.errors import InputError
 from whyformer.evaluate.case import read_case
-from whyformer.evaluate.metrics import faithfulness as perturbation
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
+from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import prepare
-from whyformer.models.loading import opened
+from whyformer.inputs.removal import PICTURE_BASELINES, picture_filler
 
 ORDERS = ("highest scores first", "lowest scores first")
 
@@ -30,7 +29,7 @@ class Strip:
         fractions: ``[F]`` share of the pixels removed.
         probabilities: ``[O, F]`` of the class whose name is ``target``.
         predicted: ``[O][F]`` name of the class that the model says.
-        method: that made the scores; ground: what removed pixels are replaced by.
+        method: that made the scores; baseline: what stands in for removed pixels.
     """
 
     pictures: NDArray[np.uint8]
@@ -39,7 +38,7 @@ class Strip:
     predicted: list[list[str]]
     target: str
     method: str
-    ground: str
+    baseline: str
 
 
 def perturbation_strip(
@@ -49,8 +48,8 @@ def perturbation_strip(
     processor: Any = None,
     *,
     sample: int = 0,
-    ground: str = "black",
-    fractions: tuple[float, ...] = perturbation.FRACTIONS,
+    baseline: str = "black",
+    fractions: tuple[float, ...] = FRACTIONS,
     batch_size: int = 16,
 ) -> Strip:
     """Remove 10–90 % of the pixels of a picture, the highest scores first and the lowest first.
@@ -60,41 +59,38 @@ def perturbation_strip(
     Args:
         model, inputs, processor: as for :func:`whyformer.explain`, which made ``explanation``.
         sample: which picture of the batch.
-        ground: what is put in place of removed pixels: "black", "mean" or "blur".
+        baseline: what stands in for removed pixels: "black", "zero" (the processor's mean colour), "mean" (of this
+            picture) or "blur".
         fractions: shares removed, each between 0 and 1, rising.
 
     Raises:
         InputError: a text; a constant map; fractions that do not rise.
     """
-    if ground not in SUBSTRATES:
-        raise InputError(f"ground must be one of {', '.join(SUBSTRATES)}, not {ground!r}")
+    if baseline not in PICTURE_BASELINES:
+        raise InputError(f"baseline must be one of {', '.join(PICTURE_BASELINES)}, not {baseline!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
         raise InputError(f"fractions must rise between 0 and 1, not {fractions}")
-    model, processor = opened(model, processor)
-    prepared = prepare(model, inputs, processor)
-    if prepared.modality != "image" or prepared.pictures is None:
+    ready = begin(model, inputs, processor)
+    if ready.inputs.modality != "image" or ready.inputs.pictures is None:
         raise InputError("only pictures can be shown with parts removed")
-    case = read_case(model, prepared, explanation, processor, None, batch_size)
+    case = read_case(ready, explanation, None, batch_size)
     if case.constant(sample):
         raise InputError("the map is constant, so it gives no order in which to remove pixels")
     index = int(case.target[sample])
-    steps = perturbation.curve_fractions(fractions)
-    features = case.features(sample)
-    pictures, shares, named = [], [], []
-    seen = prepared.pictures[sample].permute(2, 0, 1)[None].double() / 255
-    mean = torch.full((3,), 0.5) if case.mean is None else case.mean.expand(3)
+    steps = curve_fractions(fractions)
     # the same as is fed, before the normalisation, where the mean colour is what becomes 0
-    plain = mean[None, :, None, None].to(seen).expand_as(seen)
-    base = plain if ground == "mean" else substrate(ground, seen, torch.zeros(3), torch.ones(3))
+    seen = ready.inputs.pictures[sample].permute(2, 0, 1)[None].double() / 255
+    mean = getattr(getattr(ready.processor, "image_processor", ready.processor), "image_mean", None) or [0.5]
+    colour = torch.tensor(mean).to(seen)[:, None, None].expand_as(seen)
+    base = colour if baseline == "zero" else picture_filler(baseline, seen, [0.0])
+    pictures, shares, named = [], [], []
     for first in (True, False):
-        order = perturbation.removal_order(features, highest_first=first)
-        masks = [perturbation.removal_mask(order, perturbation.removed_count(order.size, f)) for f in steps]
-        logits = case.run(sample, masks, ground)
+        masks = removal_masks(case.features(sample), steps, highest_first=first)
+        logits = case.run(sample, masks, baseline)
         shares.append(case.probabilities(logits)[:, index])
         named.append([explanation.label(i) for i in logits.argmax(-1).tolist()])
-        gone = torch.from_numpy(np.stack(masks)).reshape(len(masks), 1, *seen.shape[-2:])
+        gone = torch.from_numpy(masks).reshape(len(masks), 1, *seen.shape[-2:])
         drawn = (torch.where(gone, base, seen) * 255).round().clamp(0, 255).to(torch.uint8)
         pictures.append(drawn.permute(0, 2, 3, 1).numpy())
-    return Strip(
-        np.stack(pictures), steps, np.stack(shares), named, explanation.label(index), explanation.method, ground
-    )
+    shown = explanation.label(index)
+    return Strip(np.stack(pictures), steps, np.stack(shares), named, shown, explanation.method, baseline)

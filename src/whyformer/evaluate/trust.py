@@ -13,10 +13,10 @@ from torch import nn
 
 from whyformer.errors import InputError
 from whyformer.evaluate.case import Case, read_case
-from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_mask, removal_order, removed_count
+from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_masks
+from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import Inputs, prepare
-from whyformer.models.loading import opened
+from whyformer.inputs import Inputs
 
 STEPS = 10
 """Steps of a deletion curve: 0, 10 ... 100 % taken out."""
@@ -120,33 +120,32 @@ def trust(
         raise InputError(f"steps must be a whole number from 1, not {steps!r}")
     if not len(seeds):
         raise InputError("trust compares with random maps: give at least one seed")
-    model, processor = opened(model, processor, device=device)
-    prepared = prepare(model, _inputs_of(explanation, inputs), processor, truncate=truncate or inputs is None)
-    if prepared.batch != len(explanation):
-        raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {prepared.batch}")
-    chosen = baseline or _default(prepared)
+    given = _inputs_of(explanation, inputs)
+    ready = begin(model, given, processor, device=device, truncate=truncate or inputs is None)
+    if ready.inputs.batch != len(explanation):
+        raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
+    chosen = baseline or _default(ready.inputs)
+    case = read_case(ready, explanation, None, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
             chosen, steps, tuple(seeds))  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     fractions = tuple(i / steps for i in range(steps + 1))
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
-    followed, warned, forwards = [], [], 0
     for i, one in enumerate(explanation):
-        case = read_case(model, prepared.select(slice(i, i + 1)), one, processor, None, batch_size)
         taken = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())
-        maps = {} if case.constant(0) else {0: case.features(0)}
-        maps |= {} if taken else {1 + d: _drawn(one, case, seed) for d, seed in enumerate(seeds)}
-        for place, curve in zip(maps, _follow(case, list(maps.values()), fractions, chosen), strict=True):
-            curves[place, i] = curve
+        maps = {} if case.constant(i) else {0: case.features(i)}
+        maps |= {} if taken else {1 + d: _drawn(one, case, i, seed) for d, seed in enumerate(seeds)}
+        if maps:
+            masks = np.concatenate([removal_masks(scores, fractions) for scores in maps.values()])
+            curves[list(maps), i] = case.follow(i, masks, chosen).reshape(len(maps), -1)
         if earlier is not None and taken:
             curves[1:, i] = earlier.random[:, i]
-        followed.append(int(case.target[0]))
-        warned.append(tuple(warnings(one, case)))
-        forwards += 1 + case.forwards
     areas = mean_curve_area(curves)
+    sizes = [None if case.image else case.features(i).size for i in range(len(case))]
+    warned = tuple(tuple(warnings(one, size)) for one, size in zip(explanation, sizes, strict=True))
     return Trust(
-        explanation.method, tuple(followed), fractions, curves[0], areas[0], curves[1:], areas[1:], tuple(warned),
-        chosen, tuple(seeds), kind, forwards,
+        explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
+        warned, chosen, tuple(seeds), kind, len(case) + case.forwards,
     )  # fmt: skip
 
 
@@ -163,31 +162,17 @@ def _default(inputs: Inputs) -> str:
     return next((name for name in ("mask", "unk", "pad") if name in dict(inputs.fill_ids)), "delete")
 
 
-def _drawn(explanation: Explanation, case: Case, seed: int) -> NDArray[np.float64]:
+def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDArray[np.float64]:
     """``[n]`` random scores of the features, on the explanation's own cells."""
     draws = torch.Generator().manual_seed(seed)
     if not case.image:
-        return torch.rand(case.features(0).size, generator=draws).double().numpy()
+        return torch.rand(case.features(sample).size, generator=draws).double().numpy()
     cells = replace(explanation, scores=torch.rand(explanation.scores.shape, generator=draws))
-    return cells.heatmap(case.inputs.image_size)[0].double().numpy().reshape(-1)
+    return cells.heatmap(case.ready.inputs.image_size)[0].double().numpy().reshape(-1)
 
 
-def _follow(
-    case: Case, maps: Sequence[NDArray[np.float64]], fractions: Sequence[float], baseline: str
-) -> list[NDArray[np.float64]]:
-    """``[F]`` probability of the class for each map, the highest scores taken out first."""
-    masks = []
-    for scores in maps:
-        order = removal_order(scores)
-        masks += [removal_mask(order, removed_count(order.size, f)) for f in fractions]
-    if not masks:
-        return []
-    found = case.probabilities(case.run(0, masks, "mean" if baseline == "zero" else baseline))[:, case.target[0]]
-    return np.split(found, len(maps))
-
-
-def warnings(e: Explanation, case: Case) -> list[str]:
-    """Sentences about the map of one sample, from its diagnostics and its scores."""
+def warnings(e: Explanation, words: int | None = None) -> list[str]:
+    """Sentences about the map of one sample, from its diagnostics and its scores; ``words``: how many a text has."""
     found = [str(line) for line in e.diagnostics.get("warnings", ())]
     conservation = e.diagnostics.get("conservation")
     if isinstance(conservation, dict) and (error := float(conservation["error"][0])) > 0.01:
@@ -209,7 +194,7 @@ def warnings(e: Explanation, case: Case) -> list[str]:
         )
     if not bool((e.scores != 0).any()):
         found.append(f"{e.method}: all scores are 0, so this map says nothing.")
-    elif e.level == "token" and case.features(0).size < 3:
+    elif words is not None and words < 3:
         found.append("With one or two tokens there is little to compare.")
     return found
 

@@ -188,3 +188,14 @@ def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
         shown = (shown - low) / (shown.amax((1, 2, 3), keepdim=True) - low).clamp(min=1e-12)
     rgb = shown.expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
     return (rgb * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def black_of(processor: Any) -> tuple[float, ...] | None:
+    """``[C]`` black in the model's space, −mean/std of the processor's normalisation; None where that is unknown."""
+    processor = getattr(processor, "image_processor", processor)
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    if mean is None or std is None:
+        return None
+    if not getattr(processor, "do_normalize", True):
+        return (0.0,)
+    return tuple(-m / s for m, s in zip(mean, std, strict=True))

@@ -15,7 +15,7 @@ from whyformer.errors import InputError
 from whyformer.explanation.geometry import Geometry
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.geometry import geometry_of
-from whyformer.inputs.pictures import as_rgb, is_picture_name, notes, open_picture, without_normalisation
+from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -33,6 +33,8 @@ class Inputs:
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
         pictures: ``[B, H, W, 3]`` uint8 as the model saw them; originals: as they were given; geometry: where the
             former lie on the latter, None if unknown; notes: what reading each did to it, in words.
+        fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
+            unknown.
     """
 
     args: tuple[Any, ...]
@@ -49,6 +51,7 @@ class Inputs:
     geometry: list[Geometry] | None = None
     notes: list[list[str]] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
+    black: tuple[float, ...] | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -93,7 +96,7 @@ class Inputs:
 
         return Inputs(
             tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()}, self.modality, self.scored,
-            cut(self.mask), cut(self.special), fill_ids=self.fill_ids,
+            cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
         )  # fmt: skip
 
 
@@ -178,7 +181,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("the batch is empty")
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() in (4, 5):
-            return Inputs(args, kwargs, "image", name, pictures=without_normalisation(tensor, processor))
+            shown, black = without_normalisation(tensor, processor), black_of(processor)
+            return Inputs(args, kwargs, "image", name, pictures=shown, black=black)
     integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
     for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
@@ -313,4 +317,5 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     return Inputs(
         args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry,
         notes=[notes(p) for p in rgb],
+        black=black_of(processor),
     )  # fmt: skip

@@ -1,10 +1,20 @@
-"""Taking features out of an input: what stands in for them, and the forward passes that follow."""
+"""Taking features out of an input: what stands in for them, and the forward passes that follow.
+
+Every baseline has one name, here and wherever one is asked for:
+
+- pictures: "zero" is 0 in the model's space, the processor's mean colour (RISE's deletion); "black" is 0 in the picture
+  before normalisation, −mean/std (Chefer et al. 2021); "mean" is each channel's mean over this picture; "blur" is the
+  picture blurred;
+- text: "mask", "unk" and "pad" are that token of the tokenizer; "delete" takes the token out, and the others move up;
+- vectors: "zero", and "mean" over this sequence.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +27,11 @@ from whyformer.inputs import Inputs
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
 
-PICTURE_BASELINES = ("zero", "mean", "blur")
+PICTURE_BASELINES = ("zero", "black", "mean", "blur")
 TEXT_BASELINES = ("mask", "unk", "pad", "delete")
+VECTOR_BASELINES = ("zero", "mean")
+BLUR = (5.0, 5)
+"""(σ, radius) in pixels of the blur that metrics use: kernel 11, RISE's insertion."""
 MAX_CELLS = 2048
 Job = tuple[int, Sequence[int]]
 
@@ -47,7 +60,7 @@ class Removal:
         samples = torch.tensor([sample for sample, _ in jobs], device=device)
         gone = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
         for i, (_, features) in enumerate(jobs):
-            gone[i, list(features)] = True
+            gone[i, torch.as_tensor(features, dtype=torch.long)] = True
         gone = gone.to(device)
         chosen = self.inputs.select(samples)  # type: ignore[arg-type]
         x = chosen.tensor
@@ -69,17 +82,34 @@ class Removal:
         order = torch.argsort(~gone if left else gone, dim=1, stable=True)
         gone = gone.gather(1, order)
         mask = mask.gather(1, order) & ~gone
-        columns = mask.any(0).nonzero()[:, 0] if bool(mask.any()) else order.new_zeros(1)
+        columns = mask.any(0).nonzero()[:, 0]
 
-        def move(name: str, value: Any) -> Any:
+        def move(name: str | int, value: Any) -> Any:
+            if name == self.inputs.scored:
+                return value.gather(1, order).masked_fill(gone, self.filler)[:, columns]
+            if name == "attention_mask":
+                return mask[:, columns].to(torch.long)
             if not isinstance(value, Tensor) or value.shape != gone.shape:
                 return value
             return (value if name == "position_ids" else value.gather(1, order))[:, columns]
 
-        moved = {k: move(k, v) for k, v in chosen.kwargs.items()}
-        ids = chosen.tensor.gather(1, order).masked_fill(gone, self.filler)[:, columns]
-        moved["attention_mask"] = mask[:, columns].to(torch.long)
-        return replace(chosen, kwargs=moved, mask=mask[:, columns]).with_tensor(ids)
+        args = tuple(move(i, v) for i, v in enumerate(chosen.args))
+        kwargs = {k: move(k, v) for k, v in chosen.kwargs.items()}
+        return replace(chosen, args=args, kwargs=kwargs, mask=mask[:, columns], special=None)
+
+    def refuse_nothing(self, jobs: Sequence[Job], who: str) -> None:
+        """An empty text is no input: a job that deletes all that the model would read is refused."""
+        if self.baseline != "delete":
+            return
+        width = self.features.shape[1]
+        real = [width] * self.inputs.batch if self.inputs.mask is None else self.inputs.mask.sum(1).tolist()
+        for sample, features in jobs:
+            if len(features) >= real[sample]:
+                raise InputError(
+                    f"{who}: baseline 'delete' would take every token of sample {sample} out, for none is a special "
+                    "one that stays, and a model cannot read nothing: choose a token to put there instead (mask, unk, "
+                    "pad, or its id)"
+                )
 
 
 def removal(
@@ -90,8 +120,13 @@ def removal(
     patch: int | None = None,
     window: int = 1,
     prefer: Sequence[str] = TEXT_BASELINES[:3],
+    blur: tuple[float, int] | None = None,
 ) -> Removal:
     """The way to take features out of the task's input; settings as in :func:`occlusion`.
+
+    Args:
+        prefer: baselines of text by default, the first that the tokenizer has.
+        blur: (σ, radius) in pixels; by default σ is the window's longer side.
 
     Raises:
         InputError: a baseline that this input or its tokenizer does not have.
@@ -99,13 +134,9 @@ def removal(
     inputs, x = task.inputs, task.inputs.tensor
     if inputs.modality == "text":
         name, token = _text_filler(task, baseline, fill_id, prefer)
-        features = torch.ones_like(x, dtype=torch.bool)
-        for known, wanted in ((inputs.mask, True), (inputs.special, False)):
-            if known is not None and known.shape == x.shape:
-                features &= known if wanted else ~known
-        return Removal(inputs, features.cpu(), name, token)
+        return Removal(inputs, content_of(inputs), name, token)
     name = baseline or "zero"
-    allowed = PICTURE_BASELINES if inputs.modality == "image" else PICTURE_BASELINES[:2]
+    allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES
     if name not in allowed or fill_id is not None:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
         given = f"baseline {name!r}" if name not in allowed else "fill_id"
@@ -118,11 +149,43 @@ def removal(
     while patch is None and math.ceil(height / cell[0]) * math.ceil(width / cell[1]) > MAX_CELLS:
         cell = (2 * cell[0], 2 * cell[1])
     grid = (math.ceil(height / cell[0]), math.ceil(width / cell[1]))
-    if name == "blur":
-        filler = gaussian_blur(x, float(max(cell) * window))
-    else:
-        filler = torch.zeros_like(x) if name == "zero" else x.mean((-2, -1), keepdim=True).expand_as(x)
+    filler = picture_filler(name, x, inputs.black, blur or (float(max(cell) * window), None))
     return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
+
+
+def content_of(inputs: Inputs) -> Tensor:
+    """``[B, N]`` True at tokens that are neither special nor padding."""
+    content = torch.ones(inputs.tensor.shape[:2], dtype=torch.bool)
+    for known, wanted in ((inputs.mask, True), (inputs.special, False)):
+        if known is not None and known.shape == content.shape:
+            content &= (known if wanted else ~known).cpu()
+    return content
+
+
+def picture_filler(
+    name: str, pixels: Tensor, black: Sequence[float] | Tensor | None, blur: tuple[float, int | None] = BLUR
+) -> Tensor:
+    """``[B, C, H, W]`` what shows where features of ``pixels`` are taken out, in the model's space.
+
+    Args:
+        name: one of :data:`PICTURE_BASELINES`.
+        black: ``[C]`` of that space (see :func:`~whyformer.inputs.pictures.black_of`), None where it is unknown.
+        blur: (σ, radius) in pixels, radius None for 3σ.
+    """
+    if name not in PICTURE_BASELINES:
+        raise InputError(f"a picture's baseline is one of {', '.join(PICTURE_BASELINES)}, not {name!r}")
+    if name == "zero":
+        return torch.zeros_like(pixels)
+    if name == "mean":
+        return pixels.mean((-2, -1), keepdim=True).expand_as(pixels)
+    if name == "black":
+        if black is None:
+            raise InputError("what is black to the model is unknown: pass processor=, or choose another baseline")
+        return torch.as_tensor(black).to(pixels)[:, None, None].expand_as(pixels)
+    sigma, radius = blur
+    if radius is not None and min(pixels.shape[-2:]) <= radius:
+        raise InputError(f"a picture of {list(pixels.shape[-2:])} pixels is too small for the blur (radius {radius})")
+    return gaussian_blur(pixels, sigma, radius)
 
 
 def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
@@ -138,8 +201,6 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         masked = ["delete"] if "attention_mask" in task.inputs.kwargs else []
         baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
     if baseline == "delete":
-        if "attention_mask" not in task.inputs.kwargs:
-            raise InputError(f"{method}: deleting tokens needs an attention_mask among the inputs, as tokenizers add")
         pad = getattr(getattr(task.model, "config", None), "pad_token_id", None)
         return baseline, known.get("pad", pad if isinstance(pad, int) else 0)
     have = ", ".join(known) or "none"
@@ -152,7 +213,7 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(TEXT_BASELINES)}")
     if baseline not in known:
         reason = f"the tokenizer has no {baseline} token (it has: {have})" if known else "there is no tokenizer"
-        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id, fill_id=...")
+        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id")
     return baseline, known[baseline]
 
 
@@ -170,9 +231,19 @@ def patch_size(model: nn.Module) -> tuple[int, int]:
 
 def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size: int, description: str) -> Tensor:
     """``[len(jobs), C]`` logits of the input with each job's features taken out, ``batch_size`` rows at a time."""
-    chunks = [jobs[i : i + batch_size] for i in range(0, len(jobs), batch_size)]
-    found = [task.forward(removed.without(chunk)) for chunk in task.progress(chunks, description, len(chunks))]
-    return torch.cat(found) if found else torch.zeros(0)
+    removed.refuse_nothing(jobs, task.method)
+    places = [list(range(len(jobs)))]
+    if removed.baseline == "delete" and "attention_mask" not in task.inputs.kwargs:
+        # nothing could tell padding from words, so texts of one length go together
+        by_length = sorted(places[0], key=lambda j: len(jobs[j][1]))
+        places = [list(group) for _, group in groupby(by_length, key=lambda j: len(jobs[j][1]))]
+    chunks = [some[i : i + batch_size] for some in places for i in range(0, len(some), batch_size)]
+    rows = torch.zeros(0)
+    for chunk in task.progress(chunks, description, len(chunks)):
+        found = task.forward(removed.without([jobs[j] for j in chunk]))
+        rows = found.new_zeros(len(jobs), found.shape[1]) if not len(rows) else rows
+        rows[chunk] = found
+    return rows
 
 
 def values_of(target: Callable[[Tensor], Tensor], rows: Tensor, samples: Sequence[int], logits: Tensor) -> Tensor:

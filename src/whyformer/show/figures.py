@@ -215,7 +215,7 @@ def strip(made: Strip) -> Figure:
     orders, steps, high, wide, _ = made.pictures.shape
     tall = cell * min(3.0, max(1 / 3, high / wide))
     paper = Paper(left + steps * (cell + gap), top + orders * (tall + foot))
-    title = f"{made.target}: probability as pixels are removed by {made.method} (replaced by {made.ground})"
+    title = f"{made.target}: probability as pixels are removed by {made.method} (replaced by {made.baseline})"
     paper.write(short(visible(title), int(paper.width * 11)), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)

@@ -57,7 +57,7 @@ def test_attention_of_a_class(tmp_path):
 
 
 def test_perturb(tmp_path):
-    found = described("perturb", run("perturb", PICTURE, "--target", "3", "--ground", "mean", "--out", str(tmp_path), "--json"))
+    found = described("perturb", run("perturb", PICTURE, "--target", "3", "--baseline", "zero", "--out", str(tmp_path), "--json"))
     assert found["target"] == "3"
     assert len(found["fractions"]) == len(found["probabilities"]["lowest_first"]) == 10
     assert found["probabilities"]["highest_first"][3] < 0.5 < found["probabilities"]["lowest_first"][3]
@@ -75,7 +75,7 @@ def test_perturb(tmp_path):
     (["attention", TEXT, "--format", "html"], "it is written as png, svg, pdf, not html"),
     (["perturb", TEXT], "this is a text"),
     (["perturb", PICTURE, "--method", "gae,rollout"], "one method"),
-    (["perturb", PICTURE, "--ground", "white"], "ground must be one of black, mean, blur"),
+    (["perturb", PICTURE, "--baseline", "white"], "baseline must be one of zero, black, mean, blur"),
     (["explain", PICTURE, "--keep", "a lot"], "a share is written like 0.2 or 20%"),
     (["explain", PICTURE, "--keep", "130%"], "keep must be a share"),
     (["explain", PICTURE, "--keep", "0.2", "--above", "0.3"], "give one of them"),

@@ -113,8 +113,8 @@ def _drawn(
 
 def perturb(
     source: Source, model: ModelName = None, method: Name = "transformer_attribution", target: Target = None,
-    ground: Annotated[
-        str, typer.Option(metavar="black|mean|blur", help="What removed pixels are replaced by.")
+    baseline: Annotated[
+        str, typer.Option(metavar="black|zero|mean|blur", help="What stands in for removed pixels.")
     ] = "black",
     setting: Settings = None, out: Out = Path("whyformer-out"), format: Figures = "png", device: Device = None,
     dtype: Dtype = None, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
@@ -138,13 +138,13 @@ def perturb(
                 from whyformer import show
                 from whyformer.evaluate.strip import perturbation_strip
 
-                made = perturbation_strip(work.loaded.model, asked.content, e, work.loaded.processor, ground=ground)
+                made = perturbation_strip(work.loaded.model, asked.content, e, work.loaded.processor, baseline=baseline)
                 drawing = show.strip(made)
         orders = ("highest_first", "lowest_first")
         shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
         said = dict(zip(orders, made.predicted, strict=True))
-        facts = {"method": one.name, "settings": e.settings, "target": made.target, "ground": ground}
-        lines = [f"probability of {made.target}, pixels replaced by {ground}", "removed   highest first   lowest first"]
+        facts = {"method": one.name, "settings": e.settings, "target": made.target, "baseline": baseline}
+        lines = [f"probability of {made.target}, baseline {baseline}", "removed   highest first   lowest first"]
         lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]
         _deliver("perturb", drawing, (asked.name, one.name, made.target, "removed"), formats, out, quiet, as_json,
                  {"model": work.loaded.name, "input": asked.title, **facts, "fractions": list(made.fractions),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from whyformer.errors import InputError
+from whyformer.evaluate.case import Case
+from whyformer.evaluate.registry import Array, metric
 
 
 @dataclass(frozen=True)
@@ -120,3 +125,58 @@ def energy_in_mask(scores: ArrayLike, mask: ArrayLike) -> float:
     positive = np.maximum(np.asarray(scores, dtype=np.float64), 0)
     total = positive.sum()
     return float(positive[np.asarray(mask, dtype=bool)].sum() / total) if total > 0 else 0.0
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+def _masks(case: Case, mask: Any) -> NDArray[np.bool_]:
+    masks = np.asarray(mask).astype(bool)
+    masks = masks[None] if masks.ndim == 2 else masks
+    if masks.shape != case.scores.shape:
+        raise InputError(
+            f"the mask has the shape {list(masks.shape)} and the maps {list(case.scores.shape)}: give it at the "
+            f"model's input size"
+        )
+    if not masks.any((1, 2)).all():
+        raise InputError("a mask is empty: there is no object in this picture")
+    return masks
+
+
+def _against_mask(case: Case, mask: Any) -> list[SegmentationCounts]:
+    return [counts(s, m) for s, m in zip(case.scores, _masks(case, mask), strict=True)]
+
+
+@metric(
+    "pixel_accuracy", "pixel accuracy in %, foreground = above the mean",
+    better="higher", modality="image", needs=("mask",),
+)  # fmt: skip
+def _pixel_accuracy(case: Case, *, mask: Any) -> Array:
+    return np.array([pixel_accuracy(c.correct, c.labelled) for c in _against_mask(case, mask)])
+
+
+@metric("miou", "mean IoU of background and foreground in %", better="higher", modality="image", needs=("mask",))
+def _miou(case: Case, *, mask: Any) -> Array:
+    """Of each picture; over a data set the benchmark sums numerators and denominators first, as the paper does."""
+    return np.array([mean_iou(c.intersection, c.union) for c in _against_mask(case, mask)])
+
+
+@metric(
+    "map", "average precision of (1 − s, s) in % (the paper's mAP is its mean)",
+    better="higher", modality="image", needs=("mask",),
+)  # fmt: skip
+def _map(case: Case, *, mask: Any) -> Array:
+    return np.array([100 * c.average_precision for c in _against_mask(case, mask)])
+
+
+@metric(
+    "pointing_game", "1 if the highest score lies on the object", better="higher", modality="image", needs=("mask",)
+)
+def _pointing_game(case: Case, *, mask: Any) -> Array:
+    return np.array([float(c.hit) for c in _against_mask(case, mask)])
+
+
+@metric(
+    "energy", "share of the positive scores that lies on the object",
+    better="higher", modality="image", needs=("mask",),
+)  # fmt: skip
+def _energy(case: Case, *, mask: Any) -> Array:
+    return np.array([c.energy for c in _against_mask(case, mask)])

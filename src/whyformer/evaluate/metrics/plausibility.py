@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.errors import InputError
+from whyformer.evaluate.case import Case
 from whyformer.evaluate.metrics.faithfulness import area, removal_order
+from whyformer.evaluate.registry import Array, metric
 
 TOP_K: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80)
 """The k of Chefer et al. 2021, Figure 4."""
-SHARES: tuple[float, ...] = (0.01, 0.05, 0.10, 0.20, 0.50)
-"""The shares of tokens over which ERASER averages comprehensiveness and sufficiency."""
 
 
 def word_scores(pieces: ArrayLike, words: Sequence[int | None], count: int) -> NDArray[np.float64]:
@@ -55,14 +57,33 @@ def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.flo
     return np.divide(2 * b, total, out=np.zeros_like(b), where=total > 0)
 
 
-def macro_f1(counts: Sequence[tuple[int, int, int]]) -> float:
-    """Mean of the documents' F1 (ERASER's ``instance_macro``, the one Chefer's code prints)."""
-    return float(np.mean([f1(*c) for c in counts]))
+def _flags(case: Case, rationale: Any) -> NDArray[np.bool_]:
+    flags = np.asarray(rationale).astype(bool)
+    flags = flags[None] if flags.ndim == 1 else flags
+    if flags.shape != case.scores.shape:
+        raise InputError(
+            f"the rationale has the shape {list(flags.shape)} and the scores {list(case.scores.shape)}: give one "
+            f"flag a token"
+        )
+    return flags
 
 
-def micro_f1(counts: Sequence[tuple[int, int, int]]) -> float:
-    """F1 of the summed counts (ERASER's ``instance_micro``): long documents weigh more."""
-    return float(f1(*np.asarray(counts, dtype=np.float64).sum(0)))
+def _content(case: Case, rationale: Any) -> list[NDArray[np.bool_]]:
+    """The flags of the content tokens of each sample."""
+    flags = _flags(case, rationale)
+    return [row if case.content is None else row[case.content[i]] for i, row in enumerate(flags)]
+
+
+@metric(
+    "token_f1", "token-F1 of the k highest tokens against a rationale",
+    better="higher", modality="text", needs=("rationale",), k=10,
+)  # fmt: skip
+def _token_f1(case: Case, *, rationale: Any, k: int) -> Array:
+    """One flag a token; the benchmark ``rationales`` works on words."""
+    found = [top_words(case.features(i), k) for i in range(len(case))]
+    return np.array(
+        [f1(*token_counts(top, flags)) for top, flags in zip(found, _content(case, rationale), strict=True)]
+    )
 
 
 def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
@@ -85,11 +106,9 @@ def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
     return float(area(recall, precision))
 
 
-def comprehensiveness(full: float, without: Mapping[float, float]) -> float:
-    """AOPC over the shares of p_c(x) − p_c(x without the rationale); c = predicted class; higher is better."""
-    return float(np.mean([full - p for p in without.values()]))
-
-
-def sufficiency(full: float, alone: Mapping[float, float]) -> float:
-    """AOPC over the shares of p_c(x) − p_c(the rationale alone); lower is better."""
-    return float(np.mean([full - p for p in alone.values()]))
+@metric(
+    "auprc", "area under the precision-recall curve against a rationale",
+    better="higher", modality="text", needs=("rationale",),
+)  # fmt: skip
+def _auprc(case: Case, *, rationale: Any) -> Array:
+    return np.array([auprc(case.features(i), flags) for i, flags in enumerate(_content(case, rationale))])

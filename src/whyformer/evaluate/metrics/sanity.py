@@ -1,9 +1,9 @@
-"""Sanity checks (Adebayo et al. 2018): a map should change when the model's parameters become random."""
+"""Sanity checks: how much a map changes with the model's parameters (Adebayo et al. 2018), the class and the input."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -61,6 +61,26 @@ def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
     c1, c2 = 0.01**2, 0.03**2
     top = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
     return float((top / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean())
+
+
+def relative_change(original: ArrayLike, changed: ArrayLike) -> float:
+    """‖E(x + δ) − E(x)‖ / ‖E(x)‖, Frobenius norms (Yeh et al. 2019); NaN for a map of zeros."""
+    a, b = np.asarray(original, dtype=np.float64), np.asarray(changed, dtype=np.float64)
+    norm = np.linalg.norm(a.reshape(-1))
+    return float(np.linalg.norm((b - a).reshape(-1)) / norm) if norm > 0 else float("nan")
+
+
+def max_sensitivity(original: ArrayLike, changed: Sequence[ArrayLike]) -> float:
+    """Max-sensitivity: the largest relative change over the disturbed inputs δ ∈ U[−r, r]; lower is better."""
+    if not len(changed):
+        raise ValueError("no disturbed maps")
+    return max(relative_change(original, one) for one in changed)
+
+
+def class_sensitivity(top: ArrayLike, least: ArrayLike) -> float:
+    """Spearman correlation of the maps of the most and the least likely class; 1 = the map does not depend on the
+    class."""
+    return spearman(top, least)
 
 
 def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
