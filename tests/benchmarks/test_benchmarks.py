@@ -214,7 +214,7 @@ def test_labels_outside_the_models_classes_are_refused(tmp_path: Path, vit, bert
     [
         ("perturbation", {"colour": 1}, "no option 'colour'"),
         ("perturbation", {"measures": "sideways"}, "measures"),
-        ("perturbation", {"substrate": "snow"}, "substrate"),
+        ("perturbation", {"baseline": "snow"}, "baseline"),
         ("perturbation", {"files": ["nothing.jpg"]}, "not in the data"),
         ("segmentation", {"explained": "all"}, "explained"),
         ("sanity", {"checks": "smell"}, "checks"),

@@ -1,4 +1,4 @@
-"""Activation, conservation, randomisation, sensitivity, infidelity, arbitration, bias and the bootstrap."""
+"""Activation, conservation, randomisation, sensitivity, infidelity, arbitration and the bootstrap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from scipy.stats import linregress, pearsonr, rankdata, spearmanr
 from skimage.metrics import structural_similarity
 
-from whyformer.benchmarks.name_bias import fill, group_difference, term_rank
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics.faithfulness import (
     STEPS,
@@ -161,25 +160,7 @@ def test_rft_by_hand() -> None:
     assert ranked_faithfulness([3.0, -2.0, 0.0], [0.4, -0.1, 0.2]) == pytest.approx(0.4 + 0.05 - 0.2 / 3)
 
 
-# -- bias and bootstrap ------------------------------------------------------------------------------------------
-def test_templates() -> None:
-    made = fill(["{} is here ."], {"a": ["Ann"], "b": ["Bob", "Cy"]})
-    assert [s.text for s in made] == ["Ann is here .", "Bob is here .", "Cy is here ."]
-    assert made[1].text[slice(*made[1].span)] == "Bob"
-    with pytest.raises(InputError, match="once"):
-        fill(["{} and {}"], {"a": ["x"]})
-    assert term_rank([0.5, 0.9, 0.5], 0) == 2
-
-
-def test_group_difference_covers_the_truth() -> None:
-    generator = np.random.default_rng(0)
-    found = group_difference(generator.normal(1, 1, 200), generator.normal(0, 1, 200))
-    assert found.low < 1 < found.high
-    assert found.value == pytest.approx(1, abs=0.3)
-    with pytest.raises(InputError, match="empty"):
-        group_difference([], [1.0])
-
-
+# -- bootstrap ----------------------------------------------------------------------------------------------------
 def test_bootstrap_of_a_mean_is_near_the_normal_interval() -> None:
     x = np.random.default_rng(0).normal(3, 2, 400)
     found = bootstrap(x, draws=4000)

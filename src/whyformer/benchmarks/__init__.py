@@ -16,20 +16,10 @@ from whyformer.benchmarks import (
 from whyformer.benchmarks.study import Benchmark
 from whyformer.errors import InputError
 
-BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK
-    for module in (
-        perturbation,
-        segmentation,
-        ablation,
-        rationales,
-        activation,
-        conservation,
-        bias,
-        sanity,
-        arbitration,
-    )
-}
+_MODULES = (
+    perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration,
+)  # fmt: skip
+BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in _MODULES}
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -1,4 +1,9 @@
-"""Benchmark ``bias``: names in sentiment sentences, their relevance and what the model makes of them."""
+"""Benchmark ``bias``: does a sentiment classifier lean on people's names? (Ali et al. 2022, section 5; methods.md §6.4)
+
+The paper shows top-ranked names in a figure and publishes no lists. Templates and lists here are ours: short sentences
+that say nothing good or bad about the person, and first names common in the United States in two groups. They are
+placeholders for your own (option ``lists``), not a claim about anybody.
+"""
 
 from __future__ import annotations
 
@@ -10,199 +15,224 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.encoding import Encoded, word_sums
-from whyformer.benchmarks.explaining import Unusable
-from whyformer.benchmarks.name_bias import TEMPLATES, TERMS, fill, group_difference, term_rank
-from whyformer.benchmarks.pictures import limit
-from whyformer.benchmarks.report import Cell, Report, Table
-from whyformer.benchmarks.sentences import read_texts, token_scores
-from whyformer.benchmarks.study import Benchmark, Measured, Study, counts_of
+from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
+from whyformer.benchmarks.study import Benchmark, Measured, Scores, Study, Unusable
+from whyformer.benchmarks.texts import Texts
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
-from whyformer.evaluate.statistics import bootstrap
-from whyformer.jobs.records import Record
+from whyformer.evaluate.statistics import Interval, bootstrap
+
+Terms = Mapping[str, Sequence[str]]
+TEMPLATES: Sequence[str] = (
+    "{} plays the main part in this film .",
+    "the story follows {} through a single day .",
+    "{} wrote and directed the picture .",
+    "we meet {} in the second half of the movie .",
+    "this is a film about {} and the neighbours .",
+    "{} appears in nearly every scene .",
+    "the camera stays close to {} .",
+    "the last act belongs to {} .",
+)
+TERMS: Terms = {
+    "women": ("mary", "linda", "susan", "karen", "nancy", "lisa", "emily", "anna", "julia", "kate"),
+    "men": ("james", "john", "robert", "david", "michael", "mark", "paul", "kevin", "brian", "peter"),
+}
 
 
-def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Any], Sequence[str]]:
+def own_data(options: dict[str, Any]) -> tuple[str, list[Text]]:
     """The templates filled with the terms: the built-in lists, or those of the JSON file ``lists``."""
-    templates, terms = read_lists(options["lists"])
-    sentences = fill(templates, terms)
-    return (
-        "templates",
-        [Text(f"{s.group}/{s.term}/{s.template}@{s.span[0]}-{s.span[1]}", s.text) for s in sentences],
-        (),
-    )
+    return "templates", fill(*read_lists(options["lists"]))
 
 
-def read_lists(path: str | None) -> tuple[Sequence[str], Mapping[str, Sequence[str]]]:
+def read_lists(path: str | None) -> tuple[Sequence[str], Terms]:
     """``{"templates": ["{} plays ..."], "terms": {"group": ["name"]}}``; what is left out stays built-in."""
     if path is None:
         return TEMPLATES, TERMS
+    expected = f'{path}: expected {{"templates": [...], "terms": {{group: [...]}}}}'
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         templates, terms = found.get("templates", TEMPLATES), found.get("terms", TERMS)
-        good = all(isinstance(t, str) for t in templates) and all(
-            isinstance(w, str) for ws in terms.values() for w in ws
-        )
+        given = [*templates, *(word for words in terms.values() for word in words)]
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise LayoutError(f'{path}: expected {{"templates": [...], "terms": {{group: [...]}}}}; {error}') from error
-    if not good or len(terms) < 1:
-        raise LayoutError(f'{path}: expected {{"templates": [...], "terms": {{group: [...]}}}}; found other types')
+        raise LayoutError(f"{expected}; {error}") from error
+    if not terms or not all(isinstance(one, str) for one in given):
+        raise LayoutError(f"{expected}; found other types")
     return templates, terms
+
+
+def fill(templates: Sequence[str], terms: Terms) -> list[Text]:
+    """Every template with every term, called group/term/template@start-end: where the term's characters lie."""
+    made = []
+    for number, template in enumerate(templates):
+        if template.count("{}") != 1:
+            raise InputError(f"a template needs {{}} once, where the name goes: {template!r}")
+        start = template.index("{}")
+        for group, word in ((g, w) for g, words in terms.items() for w in words):
+            made.append(
+                Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word))
+            )
+    if not made:
+        raise InputError("no templates or no terms")
+    return made
+
+
+def find_terms(samples: Sequence[Text], terms: Terms) -> list[Text]:
+    """The texts that hold a term, once for each: ids like those of the templates."""
+    patterns = [(g, w, re.compile(rf"\b{re.escape(w)}\b", re.IGNORECASE)) for g, words in terms.items() for w in words]
+    return [
+        Text(f"{group}/{word}/{sample.id}@{found.start()}-{found.end()}", sample.text)
+        for sample in samples
+        for group, word, pattern in patterns
+        if (found := pattern.search(sample.text))
+    ]
 
 
 def prepare(study: Study) -> None:
     if study.reader != "templates":
-        _, terms = read_lists(study.options["lists"])
-        study.samples = find_terms(study.texts, terms)
+        study.samples = find_terms(study.texts, read_lists(study.options["lists"])[1])
         if not study.samples:
             raise InputError("none of the terms is in these texts; give your own with --option lists=FILE")
-    limit(study)
+    study.limit()
     count = getattr(getattr(study.model, "config", None), "num_labels", 2)
-    study.options["explained"] = int(
-        study.options["explained"] if study.options["explained"] is not None else count - 1
-    )
+    explained = study.options["explained"]
+    study.options["explained"] = int(count - 1 if explained is None else explained)
     if not 0 <= study.options["explained"] < count:
         raise InputError(f"the model has classes 0 to {count - 1}, not {study.options['explained']}")
 
 
-def find_terms(samples: Sequence[Text], terms: Mapping[str, Sequence[str]]) -> list[Text]:
-    """The texts that hold a term, once for each: ids like those of the templates."""
-    patterns = [(g, w, re.compile(rf"\b{re.escape(w)}\b", re.IGNORECASE)) for g, words in terms.items() for w in words]
-    made = []
-    for sample in samples:
-        for group, word, pattern in patterns:
-            if found := pattern.search(sample.text):
-                made.append(Text(f"{group}/{word}/{sample.id}@{found.start()}-{found.end()}", sample.text))
-    return made
-
-
-def _span(identity: str) -> tuple[int, int]:
-    start, _, end = identity.rpartition("@")[2].partition("-")
-    return int(start), int(end)
-
-
-def _position(encoded: Encoded, span: tuple[int, int]) -> list[int]:
-    """Words that overlap the term."""
-    return sorted(
-        {
-            w
-            for w, (a, b) in zip(encoded.words, encoded.spans, strict=True)
-            if w is not None and a < span[1] and b > span[0]
-        }
-    )
-
-
-def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    batch = read_texts(study, samples)
-    explained = study.options["explained"]
+def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    targets = [batch.study.options["explained"]] * len(batch.samples)
     for configuration in configurations:
-        scores = token_scores(study, batch, configuration, [explained] * len(samples))
-        for i, (sample, found) in enumerate(zip(samples, scores, strict=True)):
-            if isinstance(found, Unusable):
-                yield sample.id, configuration, found
-                continue
-            words = word_sums(found.tolist(), batch.encoded[i])
-            at = _position(batch.encoded[i], _span(sample.id))
-            if not at:
-                yield sample.id, configuration, Unusable("failed", "the term was cut off by the truncation")
-                continue
-            head = max(at, key=lambda w: words[w])
-            scale = float(np.abs(words).sum())
-            yield (
-                sample.id,
-                configuration,
-                {
-                    "relevance": float(words[at].sum()),
-                    "share": float(words[at].sum() / scale) if scale else 0.0,
-                    "rank": term_rank(words, head),
-                    "words": len(words),
-                    "logit": float(batch.logits[i, explained]),
-                    "probability": float(batch.probabilities[i, explained]),
-                },
-            )
+        for i, (sample, found) in enumerate(zip(batch.samples, batch.scores(configuration, targets), strict=True)):
+            yield sample.id, configuration, _figures(batch, i, found)
 
 
-def summarize(study: Study, records: dict[str, dict[str, Record]]) -> Report:
-    labels = tuple(c.label for c in study.configurations)
+def _figures(batch: Texts, index: int, scores: Scores) -> Values | Unusable:
+    if isinstance(scores, Unusable):
+        return scores
+    encoded, explained = batch.encoded[index], batch.study.options["explained"]
+    start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
+    words = np.zeros(encoded.count)
+    at = set()
+    for score, word, (first, last) in zip(scores, encoded.words, encoded.spans, strict=True):
+        if word is not None:
+            words[word] += score
+            if first < int(end) and last > int(start):
+                at.add(word)
+    if not at:
+        return Unusable("failed", "the term was cut off by the truncation")
+    named = sorted(at)
+    relevance, scale = float(words[named].sum()), float(np.abs(words).sum())
+    return {
+        "relevance": relevance,
+        "share": relevance / scale if scale else 0.0,
+        "rank": term_rank(words, max(named, key=lambda w: float(words[w]))),
+        "words": len(words),
+        "logit": float(batch.logits[index, explained]),
+        "probability": float(batch.probabilities[index, explained]),
+    }
+
+
+def term_rank(word_scores: ArrayLike, position: int) -> int:
+    """Rank of the term's score among the words of its sentence, 1 = highest; equals get the better rank."""
+    scores = np.asarray(word_scores, dtype=np.float64)
+    return int((scores > scores[position]).sum()) + 1
+
+
+def group_difference(
+    first: ArrayLike, second: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:
+    """mean(first) − mean(second) with a percentile bootstrap interval; both groups are resampled on their own."""
+    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    if not a.size or not b.size:
+        raise InputError("a group is empty")
+    generator = np.random.default_rng(seed)
+    means = [v[generator.integers(v.size, size=(draws, v.size))].mean(1) for v in (a, b)]
+    low, high = np.quantile(means[0] - means[1], [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(a.mean() - b.mean()), float(low), float(high), int(a.size + b.size))
+
+
+def summarize(study: Study, results: Results) -> Report:
     groups = list(dict.fromkeys(s.id.split("/")[0] for s in study.samples))
-    pairs = list(combinations(groups, 2))
-    by_group: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    top: dict[str, list[str]] = {}
-    for label in labels:
-        terms: dict[str, list[float]] = {}
-        for sample, record in sorted(records.get(label, {}).items()):
-            if "values" in record:
-                group, term, _ = sample.split("/", 2)
-                by_group.setdefault((label, group), []).append(record["values"])
-                terms.setdefault(term, []).append(record["values"]["share"])
-        top[label] = [
-            f"{t} {np.mean(v):.3f}" for t, v in sorted(terms.items(), key=lambda kv: -float(np.mean(kv[1])))[:8]
-        ]
-    columns = [f"{g}: {what}" for g in groups for what in ("share of relevance", "rank")] + [
-        f"{a} − {b}: share" for a, b in pairs
-    ]
-    cells = {}
-    for label in labels:
+
+    def of(label: str, group: str, key: str) -> list[float]:
+        return [v[key] for s, v in results[label].items() if s.split("/")[0] == group]
+
+    def difference(label: str, pair: tuple[str, str], key: str) -> Cell:
+        both = [of(label, group, key) for group in pair]
+        return Cell(group_difference(*both) if all(both) else None)
+
+    cells: dict[tuple[str, str], Cell] = {}
+    outputs: dict[tuple[str, str], Cell] = {}
+    columns = [f"{g}: {what}" for g in groups for what in ("share of relevance", "rank")]
+    pairs = {f"{a} − {b}": (a, b) for a, b in combinations(groups, 2)}
+    for label in results:
         for g in groups:
-            vs = by_group.get((label, g), [])
-            cells[label, f"{g}: share of relevance"] = Cell(bootstrap(np.array([v["share"] for v in vs])))
-            cells[label, f"{g}: rank"] = Cell(bootstrap(np.array([v["rank"] for v in vs], dtype=float)))
-        for a, b in pairs:
-            x, y = ([v["share"] for v in by_group.get((label, g), [])] for g in (a, b))
-            cells[label, f"{a} − {b}: share"] = Cell(group_difference(x, y) if x and y else None)
-    table = Table("bias", "Relevance of the name, by group", "Method", labels, tuple(columns), cells, digits=3)
-    outputs = _outputs(groups, pairs, by_group, labels[0])
-    listed = Table(
-        "terms",
-        "Names with the largest mean share of the relevance",
-        "Method",
-        (),
-        (),
-        {},
-        note="\n".join(f"- {la}: {', '.join(ts)}" for la, ts in top.items()),
+            cells[label, f"{g}: share of relevance"] = Cell(bootstrap(of(label, g, "share")))
+            cells[label, f"{g}: rank"] = Cell(bootstrap(of(label, g, "rank")))
+        for title, pair in pairs.items():
+            cells[label, f"{title}: share"] = difference(label, pair, "share")
+    # what the model itself makes of the groups, whatever the method
+    some = next(iter(results))
+    for quantity in ("logit", "probability"):
+        outputs |= {(g, quantity): Cell(bootstrap(of(some, g, quantity))) for g in groups}
+        outputs |= {(title, quantity): difference(some, pair, quantity) for title, pair in pairs.items()}
+    top = {label: _largest(values) for label, values in results.items()}
+    tables = (
+        Table(
+            "bias",
+            "Relevance of the name, by group",
+            "Method",
+            tuple(results),
+            (*columns, *(f"{title}: share" for title in pairs)),
+            cells,
+            digits=3,
+        ),
+        Table(
+            "outputs",
+            "The model's output for the explained class, by group",
+            "Group",
+            (*groups, *pairs),
+            ("logit", "probability"),
+            outputs,
+            digits=3,
+        ),
+        Table(
+            "terms",
+            "Names with the largest mean share of the relevance",
+            "Method",
+            (),
+            (),
+            {},
+            note="\n".join(f"- {label}: {', '.join(found)}" for label, found in top.items()),
+        ),
     )
-    conventions = {
+    stated = {
         "class explained": f"class {study.options['explained']} in every sentence",
         "share": "Σ scores of the name's tokens / Σ |scores| of all words; rank 1 = highest score in the sentence",
-        "lists": "built-in templates and names (whyformer.benchmarks.name_bias)"
+        "lists": "built-in templates and names (whyformer.benchmarks.bias)"
         if study.options["lists"] is None
         else "given by the user",
         "reading": "a difference between groups on sentences that differ only in the name is the model's, not "
         "the people's",
     }
-    remarks = [
-        *study.remarks,
+    remarks = (
         "The paper shows a figure of top-ranked names and publishes no lists, so there is no published column.",
         "A name's score is the sum over its word pieces; the random row shows what the number of pieces does.",
-    ]
-    return Report(
-        "bias", (table, outputs, listed), (), conventions, counts_of(study, records), tuple(remarks), {"terms": top}
     )
+    return Report(tables, (), stated, remarks, {"terms": top})
 
 
-def _outputs(
-    groups: Sequence[str], pairs: Sequence[tuple[str, str]], found: Mapping[tuple[str, str], Any], label: str
-) -> Table:
-    """What the model itself makes of the groups, whatever the method."""
-    cells, rows = {}, [*groups, *(f"{a} − {b}" for a, b in pairs)]
-    for quantity in ("logit", "probability"):
-        for g in groups:
-            cells[g, quantity] = Cell(bootstrap(np.array([v[quantity] for v in found.get((label, g), [])])))
-        for a, b in pairs:
-            x, y = ([v[quantity] for v in found.get((label, g), [])] for g in (a, b))
-            cells[f"{a} − {b}", quantity] = Cell(group_difference(x, y) if x and y else None)
-    return Table(
-        "outputs",
-        "The model's output for the explained class, by group",
-        "Group",
-        tuple(rows),
-        ("logit", "probability"),
-        cells,
-        digits=3,
-    )
+def _largest(values: Mapping[str, Values], count: int = 8) -> list[str]:
+    """The terms with the largest mean share, and that."""
+    shares: dict[str, list[float]] = {}
+    for sample, found in values.items():
+        shares.setdefault(sample.split("/", 2)[1], []).append(found["share"])
+    means = sorted(((float(np.mean(v)), term) for term, v in shares.items()), key=lambda pair: -pair[0])
+    return [f"{term} {share:.3f}" for share, term in means[:count]]
 
 
 BENCHMARK = Benchmark(
@@ -215,6 +245,5 @@ BENCHMARK = Benchmark(
     prepare,
     measure,
     summarize,
-    lambda study: 0.0,
     own_data=own_data,
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import nn
 
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.study import Benchmark, Study
+from whyformer.benchmarks.study import Batch, Benchmark
 from whyformer.models.readout import read_logits
 
 
@@ -24,7 +24,7 @@ class Passes:
 
 
 @contextmanager
-def counted(study: Study) -> Iterator[Passes]:
+def counted(model: nn.Module) -> Iterator[Passes]:
     """Count the passes of everything run inside; the model is left as it was."""
     passes = Passes()
 
@@ -42,7 +42,7 @@ def counted(study: Study) -> Iterator[Passes]:
 
             node.register_hook(backward)
 
-    handle = study.model.register_forward_hook(forward)
+    handle = model.register_forward_hook(forward)
     try:
         yield passes
     finally:
@@ -65,36 +65,30 @@ class Cost:
         slow = ", ".join(f"{label} {seconds:.2g} s" for label, seconds in worst)
         return (
             f"{self.pairs} explanations to score ({self.samples} samples): about {self.forwards:,} forward and "
-            f"{self.backwards:,} "
-            f"backward passes, {duration(self.seconds)} by a trial on one sample (a sample: {slow})"
+            f"{self.backwards:,} backward passes, {duration(self.seconds)} by a trial on one sample (a sample: {slow})"
         )
 
 
-def estimate(benchmark: Benchmark, study: Study, todo: dict[str, list[Configuration]], trial: Sequence[Any]) -> Cost:
-    """Measure each configuration that is to do on the trial samples, and scale up.
+def estimate(benchmark: Benchmark, trial: Batch, todo: dict[str, list[Configuration]]) -> Cost:
+    """Measure each configuration that is to do (sample -> configurations) on the trial samples, and scale up.
 
     The trial's results are thrown away. Sharing of forwards between methods makes the run cheaper than this.
     """
     forwards = backwards = seconds = 0.0
     shares: dict[str, float] = {}
-    pairs: dict[str, int] = {}
-    for configuration in (c for c in study.configurations if any(c in cs for cs in todo.values())):
-        pairs[configuration.label] = sum(configuration in cs for cs in todo.values())
-        if configuration.kind != "method" and shares:
-            continue  # the floor and the ceiling cost the forwards alone
-        with counted(study) as passes:
+    missing = [c for cs in todo.values() for c in cs]
+    for configuration in (c for c in trial.study.configurations if c in missing):
+        with counted(trial.study.model) as passes:
             start = time.perf_counter()
-            for _ in benchmark.measure(study, trial, [configuration]):
+            for _ in benchmark.measure(trial, [configuration]):
                 pass
-            spent = time.perf_counter() - start
-        shares[configuration.label] = spent / len(trial)
-        forwards += passes.forwards / len(trial) * pairs[configuration.label]
-        backwards += passes.backwards / len(trial) * pairs[configuration.label]
-        seconds += spent / len(trial) * pairs[configuration.label]
-    rest = [label for label in pairs if label not in shares]
-    forwards += sum(benchmark.forwards_per_sample(study) * pairs[label] for label in rest)
-    seconds += sum(min(shares.values(), default=0.0) * pairs[label] for label in rest)
-    return Cost(len(todo), sum(pairs.values()), round(forwards), round(backwards), seconds, shares)
+            share = (time.perf_counter() - start) / len(trial.samples)
+        shares[configuration.label] = share
+        times = missing.count(configuration) / len(trial.samples)
+        forwards += passes.forwards * times
+        backwards += passes.backwards * times
+        seconds += share * missing.count(configuration)
+    return Cost(len(todo), len(missing), round(forwards), round(backwards), seconds, shares)
 
 
 def duration(seconds: float) -> str:
@@ -104,7 +98,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"about {round(seconds / 60)} min"
     return f"about {seconds / 3600:.1f} h"
-
-
-def threads() -> int:
-    return torch.get_num_threads()

@@ -3,56 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 from whyformer.benchmarks import published
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.curves import EXPLAINED, summarize
-from whyformer.benchmarks.explaining import Unusable
-from whyformer.benchmarks.pictures import Batch, Map, check_labels, limit, maps, read_batch
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Values, check_constant
+from whyformer.benchmarks.labels import check_labels
+from whyformer.benchmarks.pictures import Pictures, conventions
+from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics.faithfulness import (
     FRACTIONS,
+    accuracy_auc,
+    aopc,
+    curve_fractions,
+    log_odds,
+    mean_curve_area,
     removal_mask,
     removal_order,
     removed_count,
 )
-from whyformer.inputs.removal import picture_filler
+from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.inputs.removal import PICTURE_BASELINES
 
-SUBSTRATES = {"black": "black", "mean": "zero", "blur": "blur"}
-"""Option values -> baselines of :mod:`whyformer.inputs.removal`."""
+EXPLAINED = ("predicted", "target")
+DIRECTIONS = ("negative", "positive")
 MEASURES = ("positive", "negative", "deletion", "insertion")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One removal order of one picture: what several maps may ask for and is run once.
-
-    Attributes:
-        order: flat indices in the order of removal; with the option ``ties=topk`` the scores, highest to be removed
-            first.
-    """
-
-    sample: int
-    order: NDArray[Any]
-    measure: str
-
-    def mask(self, fraction: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-        """True at what is removed."""
-        count = removed_count(self.order.size, fraction)
-        removed = removal_mask if self.order.dtype.kind == "i" else topk_mask
-        return removed(self.order, count, shape)
-
-
 TIES = ("index", "topk")
 """Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
+Job = tuple[int, str, NDArray[Any]]
+"""(picture, measure, order): what several maps may ask for and is run once."""
+
+
+def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    options = batch.study.options
+    maps = {(c.label, i): found for c in configurations for i, found in enumerate(_maps_by_class(batch, c))}
+    jobs: dict[tuple[int, str, bytes], Job] = {}
+    needs: dict[tuple[str, int, str, str], tuple[int, str, bytes]] = {}
+    for (label, i), by_class in maps.items():
+        for explained, found in by_class.items():
+            scores = found.scores if isinstance(found, Unusable) else found
+            for name in options["measures"] if scores is not None else ():
+                order = _order(scores, name != "negative", options["ties"])
+                place = (i, "remove" if name in DIRECTIONS else name, order.tobytes())
+                jobs.setdefault(place, (i, name, order))
+                needs[label, i, explained, name] = place
+    logits = dict(zip(jobs, _run(batch, list(jobs.values())), strict=True))
+    for c in configurations:
+        for i, sample in enumerate(batch.samples):
+            by_class = maps[c.label, i]
+            unusable = [found for found in by_class.values() if isinstance(found, Unusable)]
+            if error := next((u for u in unusable if u.scores is None), None):
+                yield sample.id, c, error
+                continue
+            top, probability = batch.predicted[i], float(batch.probabilities[i, batch.predicted[i]])
+            clean = {"correct": int(top == sample.label), "probability": probability, "predicted": top}
+            values: Values = {"clean": clean}
+            for name in by_class:
+                values[name] = {m: _curve(batch, i, logits[needs[c.label, i, name, m]]) for m in options["measures"]}
+            yield sample.id, c, {**values, "constant": 1} if unusable else values
+
+
+def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[dict[str, Scores]]:
+    """The map for the predicted and for the target class; run once where they are one."""
+    explained = batch.study.options["explained"]
+    predicted, truth = batch.predicted, [s.label for s in batch.samples]
+    first = batch.scores(configuration, predicted)
+    other: dict[int, Scores] = {}
+    if "target" in explained and configuration.class_specific and configuration.kind == "method":
+        differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
+        other = dict(zip(differ, batch.scores(configuration, truth, differ), strict=True))
+    for i, one in enumerate(first):
+        yield {name: other.get(i, one) if name == "target" else one for name in explained}
 
 
 def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -67,6 +94,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
 
 
 def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
+    """Flat indices in the order of removal; with ``ties="topk"`` the scores, highest to be removed first."""
     if ties == "index":
         return removal_order(scores, highest_first=highest_first).astype(np.int32)
     flat = np.asarray(scores, dtype=np.float32).reshape(-1)
@@ -75,148 +103,106 @@ def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
     return scaled if highest_first else -scaled
 
 
-def steps_of(study: Study, measure: str) -> tuple[float, ...]:
-    if measure in ("positive", "negative"):
-        return FRACTIONS
-    return tuple(np.linspace(0, 1, study.options["steps"] + 1))
+def _run(batch: Pictures, jobs: Sequence[Job]) -> list[NDArray[np.float64]]:
+    """Logits ``[F, C]`` of each job, all in full batches."""
+    options, shape = batch.study.options, batch.spec.size
+    steps = [FRACTIONS if m in DIRECTIONS else np.linspace(0, 1, options["steps"] + 1) for _, m, _ in jobs]
+
+    def removed() -> Iterator[tuple[int, NDArray[np.bool_], str]]:
+        for (i, name, order), fractions in zip(jobs, steps, strict=True):
+            baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
+            for fraction in fractions:
+                count = removed_count(order.size, fraction)
+                mask = (removal_mask if options["ties"] == "index" else topk_mask)(order, count, shape)
+                yield i, ~mask if name == "insertion" else mask, baseline
+
+    return np.split(batch.run(removed()), np.cumsum([len(s) for s in steps])[:-1]) if jobs else []
 
 
-def measure(study: Study, samples: Sequence[Any], configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    batch = read_batch(study, samples)
-    wanted: dict[tuple[int, int, str], Map] = {}
-    for c, configuration in enumerate(configurations):
-        for i, classes in enumerate(_maps_by_class(study, batch, configuration)):
-            for name, found in classes.items():
-                wanted[c, i, name] = found
-    curves = run_curves(study, batch, wanted)
-    for c, configuration in enumerate(configurations):
-        for i, sample in enumerate(samples):
-            mine = {name: curves[c, i, name] for name in study.options["explained"]}
-            error = next((m for m in mine.values() if isinstance(m, Unusable)), None)
-            if error is not None:
-                yield sample.id, configuration, error
-                continue
-            clean = {
-                "correct": int(batch.predicted[i] == sample.label),
-                "probability": float(batch.probabilities[i, batch.predicted[i]]),
-                "predicted": batch.predicted[i],
-            }
-            flat = {"constant": 1} if any(_flat(wanted[c, i, name]) for name in mine) else {}
-            yield sample.id, configuration, {"clean": clean, **mine, **flat}
-
-
-def _maps_by_class(study: Study, batch: Batch, configuration: Configuration) -> Iterator[dict[str, Map]]:
-    """The map for the predicted and for the target class; run once where they are one."""
-    predicted, truth = batch.predicted, [-1 if s.label is None else s.label for s in batch.samples]
-    first = maps(study, batch, configuration, predicted)
-    other: dict[int, Map] = {}
-    if "target" in study.options["explained"] and configuration.class_specific and configuration.kind == "method":
-        differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
-        other = dict(zip(differ, maps(study, batch, configuration, truth, differ), strict=True)) if differ else {}
-    for i, one in enumerate(first):
-        yield {name: other.get(i, one) if name == "target" else one for name in study.options["explained"]}
-
-
-def run_curves(
-    study: Study, batch: Batch, wanted: dict[tuple[int, int, str], Map]
-) -> dict[tuple[int, int, str], Values | Unusable]:
-    """Perturb as every map asks, each distinct (picture, order) once, all in full batches."""
-    jobs: dict[tuple[int, str, bytes], Job] = {}
-    needs: dict[tuple[int, int, str], dict[str, tuple[int, str, bytes]]] = {}
-    result: dict[tuple[int, int, str], Values | Unusable] = {}
-    for key, found in wanted.items():
-        scores = found.scores if isinstance(found, Unusable) and _flat(found) else found
-        if scores is None or isinstance(scores, Unusable):
-            result[key] = found if isinstance(found, Unusable) else Unusable("failed", "no map")
-            continue
-        needs[key] = {}
-        for name in study.options["measures"]:
-            order = _order(scores, name != "negative", study.options["ties"])
-            place = (
-                key[1],
-                name if name not in ("positive", "negative") else "remove",
-                order.tobytes(),
-            )
-            jobs.setdefault(place, Job(key[1], order, name))
-            needs[key][name] = place
-    logits = _run_jobs(study, batch, list(jobs.values()))
-    found_logits = dict(zip(jobs, logits, strict=True))
-    for key, by_measure in needs.items():
-        label, top = batch.samples[key[1]].label, batch.predicted[key[1]]
-        result[key] = {name: _curve(study, found_logits[place], label, top) for name, place in by_measure.items()}
-    return result
-
-
-def _flat(found: Map) -> bool:
-    """A constant map: its pixels go by index, and the record says so."""
-    return isinstance(found, Unusable) and found.kind == "constant"
-
-
-def _curve(study: Study, logits: NDArray[np.float64], label: int | None, top: int) -> Values:
+def _curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
+    """Whether the label comes out, and the probability of the class first predicted, at each step."""
     return {
-        "correct": [int(i == label) for i in logits.argmax(-1)],
-        "probability": [float(p) for p in study.probabilities(logits)[:, top]],
+        "correct": [int(i == batch.samples[index].label) for i in logits.argmax(-1)],
+        "probability": batch.study.probabilities(logits)[:, batch.predicted[index]].tolist(),
     }
-
-
-def _run_jobs(study: Study, batch: Batch, jobs: list[Job]) -> list[NDArray[np.float64]]:
-    """Logits ``[F, C]`` of each job."""
-    mean, std = batch.spec.mean, batch.spec.std
-    empty = {
-        name: picture_filler(SUBSTRATES[name], batch.pixels, -mean / std)
-        for name in {study.options["substrate"], *_curve_substrates(study)}
-    }
-
-    def stream() -> Iterator[Tensor]:
-        shape = batch.pixels.shape[-2:]
-        for job in jobs:
-            picture = batch.pixels[job.sample]
-            name = (
-                study.options["substrate"]
-                if job.measure in ("positive", "negative")
-                else study.options[f"{job.measure}_substrate"]
-            )
-            ground = empty[name][job.sample]
-            for fraction in steps_of(study, job.measure):
-                mask = torch.from_numpy(job.mask(fraction, tuple(shape))).to(picture.device)
-                yield (
-                    torch.where(mask, picture, ground)
-                    if job.measure == "insertion"
-                    else torch.where(mask, ground, picture)
-                )
-
-    logits = study.forwards.pixels(stream())
-    ends = np.cumsum([len(steps_of(study, job.measure)) for job in jobs])
-    return np.split(logits, ends[:-1]) if jobs else []
-
-
-def _curve_substrates(study: Study) -> list[str]:
-    return [study.options[f"{m}_substrate"] for m in study.options["measures"] if m in ("deletion", "insertion")]
 
 
 def prepare(study: Study) -> None:
-    limit(study)
-    options = study.options
-    for name, valid in (("measures", MEASURES), ("explained", EXPLAINED)):
-        given = options[name]
-        options[name] = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
-        unknown = [g for g in options[name] if g not in valid]
-        if unknown or not options[name]:
-            raise InputError(f"{name} must be some of {', '.join(valid)}, not {', '.join(unknown) or 'nothing'}")
-    for name in ("substrate", "deletion_substrate", "insertion_substrate"):
-        if options[name] not in SUBSTRATES:
-            raise InputError(f"{name} must be one of {', '.join(SUBSTRATES)}, not {options[name]!r}")
-    if options["ties"] not in TIES:
-        raise InputError(f"ties must be one of {', '.join(TIES)}, not {options['ties']!r}")
-    if not isinstance(options["steps"], int) or options["steps"] < 1:
-        raise InputError(f"steps must be a whole number from 1, not {options['steps']!r}")
-    check_constant(study)
+    study.limit()
+    study.check_some("measures", MEASURES)
+    study.check_some("explained", EXPLAINED)
+    for name in ("baseline", "deletion_baseline", "insertion_baseline"):
+        study.check_one(name, PICTURE_BASELINES)
+    study.check_one("ties", TIES)
+    study.check_one("constant", CONSTANT)
+    if not isinstance(study.options["steps"], int) or study.options["steps"] < 1:
+        raise InputError(f"steps must be a whole number from 1, not {study.options['steps']!r}")
     check_labels(study)
 
 
-def forwards_per_sample(study: Study) -> float:
-    """An upper bound: maps that agree share their forwards."""
-    return sum(len(steps_of(study, m)) for m in study.options["measures"]) * len(study.options["explained"])
+def _correct(v: Values, row: str) -> list[int]:
+    """Top-1 along the curve, from the clean picture."""
+    direction, explained = row.split("/")
+    return [v["clean"]["correct"], *v[explained][direction]["correct"]]
+
+
+def auc(values: Sequence[Values], row: str) -> Interval:
+    """AUC of the top-1 accuracy for "direction/explained class", with its interval over samples."""
+    return bootstrap(accuracy_auc(curve_fractions(), [_correct(v, row) for v in values]))
+
+
+def summarize(study: Study, results: Results) -> Report:
+    options, titles = study.options, published.TABLE_1_ROWS
+    rows = [f"{d}/{e}" for d in DIRECTIONS if d in options["measures"] for e in EXPLAINED if e in options["explained"]]
+    tables = []
+    if rows:
+        paper = {titles[r]: published.TABLE_1[r] for r in rows} if options["baseline"] == "black" else {}
+        heading = "Top-1 accuracy under perturbation, AUC in % (CVPR 2021, Table 1)"
+        corner, figures = "Perturbation, class explained", {titles[r]: partial(auc, row=r) for r in rows}
+        tables.append(method_table("auc", heading, corner, study.configurations, results, figures, published=paper))
+    if more := _probability_figures(study):
+        heading = f"Probability of the predicted class ({options['explained'][0]} class explained)"
+        tables.append(method_table("probability", heading, "Figure", study.configurations, results, more, digits=3))
+    curves = []
+    for row in rows:
+        heading = "{} perturbation, {} class".format(*row.split("/"))
+        lines = mean_lines(results, curve_fractions(), partial(_correct, row=row))
+        curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
+    stated = {
+        "class explained": ", ".join(options["explained"]) + "; accuracy always against the label",
+        "removed": "per pixel, exactly ⌊f · pixels⌋ at f = 0.1 … 0.9; positive: highest scores first, negative: "
+        "lowest first",
+        "baseline": {
+            "black": "0 before normalisation (black)",
+            "zero": "0 after normalisation (mean colour)",
+            "mean": "each channel's mean over the picture",
+            "blur": "Gaussian blur, kernel 11, σ 5",
+        }[options["baseline"]],
+        "AUC": "100 · trapezoid of top-1 accuracy over f = 0 … 0.9 from the clean point, not divided by 0.9; at "
+        "most 90",
+        "AOPC, LOdds": "probability of the class first predicted, mean over f = 0.1 … 0.9, positive perturbation",
+        "clean accuracy": percent(list(next(iter(results.values())).values()), lambda v: v["clean"]["correct"]),
+        **conventions(study),
+    }
+    remarks = constant_remarks(results, "their pixels go row by row")
+    return Report(tuple(tables), tuple(curves), stated, tuple(remarks))
+
+
+def _probability_figures(study: Study) -> dict[str, Figure]:
+    explained = study.options["explained"][0]
+
+    def along(v: Values, name: str) -> Any:
+        return v[explained][name]["probability"]
+
+    figures: dict[str, Figure] = {}
+    if "positive" in study.options["measures"]:
+        figures["AOPC ↑"] = mean(lambda v: aopc(v["clean"]["probability"], along(v, "positive")))
+        figures["LOdds ↓"] = mean(lambda v: log_odds(v["clean"]["probability"], along(v, "positive")))
+    if "deletion" in study.options["measures"]:
+        figures["Deletion ↓"] = mean(lambda v: mean_curve_area(along(v, "deletion")))
+    if "insertion" in study.options["measures"]:
+        figures["Insertion ↑"] = mean(lambda v: mean_curve_area(along(v, "insertion")))
+    return figures
 
 
 def has_masks(study: Study) -> bool:
@@ -226,12 +212,12 @@ def has_masks(study: Study) -> bool:
 OPTIONS: dict[str, Any] = {
     "explained": EXPLAINED,
     "measures": ("positive", "negative"),
-    "substrate": "black",
+    "baseline": "black",
     "constant": "leave_out",
     "ties": "index",
     "steps": 28,
-    "deletion_substrate": "mean",
-    "insertion_substrate": "blur",
+    "deletion_baseline": "zero",
+    "insertion_baseline": "blur",
     "resample": None,
     "count": None,
     "files": None,
@@ -247,6 +233,5 @@ BENCHMARK = Benchmark(
     prepare,
     measure,
     summarize,
-    forwards_per_sample,
     has_masks,
 )

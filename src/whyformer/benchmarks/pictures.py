@@ -1,153 +1,189 @@
-"""What the benchmarks on pictures share: pixels, masks and maps of a batch of samples."""
+"""Pictures as the benchmarks feed them: squashed to the model's size (methods.md §6.1, 6.2), with masks and maps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
-from whyformer.benchmarks.configurations import Configuration, random_scores
-from whyformer.benchmarks.explaining import Unusable, explain_pixels, usable
-from whyformer.benchmarks.pixels import PixelSpec, pixel_spec
-from whyformer.benchmarks.study import Study
+from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration, random_scores
+from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Picture
 from whyformer.errors import InputError
+from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
-from whyformer.models.structure import class_count
+from whyformer.inputs.removal import patch_size, picture_filler
 
-Map = NDArray[np.float64] | Unusable
+RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Some pictures as the model sees them, with its clean predictions."""
+class PixelSpec:
+    """How a picture becomes the model's input.
 
-    samples: Sequence[Picture]
+    Attributes:
+        size: (height, width); the aspect ratio is not kept and nothing is cropped.
+        resample: name of Pillow's filter; mean, std: of the normalisation, ``[C]``.
+    """
+
+    size: tuple[int, int]
+    resample: str
+    mean: Tensor
+    std: Tensor
+
+    def pixels(self, picture: Image.Image) -> Tensor:
+        """``[C, H, W]`` normalised."""
+        height, width = self.size
+        mode = "RGB" if len(self.mean) == 3 else "L"
+        squashed = picture.convert(mode).resize((width, height), Image.Resampling(RESAMPLING[self.resample]))
+        values = np.asarray(squashed, dtype=np.float32).reshape(height, width, -1) / 255
+        return (torch.from_numpy(values).permute(2, 0, 1) - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """``[H, W]``, nearest neighbour."""
+        height, width = self.size
+        picture = Image.fromarray(mask.astype(np.uint8) * 255)
+        return np.asarray(picture.resize((width, height), Image.Resampling.NEAREST)) > 127
+
+
+def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) -> PixelSpec:
+    """Size, filter and normalisation of a model's image processor.
+
+    Args:
+        resample: filter; the processor's own by default (bilinear if it has none).
+    """
+    processor = getattr(processor, "image_processor", processor)
+    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
+    if mean is None or std is None:
+        raise InputError(
+            "what black is in the model's space is unknown: pass an image processor with image_mean and image_std"
+        )
+    if getattr(processor, "do_normalize", True) is False:
+        mean, std = [0.0] * len(mean), [1.0] * len(mean)
+    if resample is None:
+        number = int(getattr(processor, "resample", None) or 2)
+        resample = next((n for n, v in RESAMPLING.items() if v == number), "bilinear")
+    if resample not in RESAMPLING:
+        raise InputError(f"resample must be one of {', '.join(RESAMPLING)}, not {resample!r}")
+    normalisation = (torch.tensor(v, dtype=torch.float32) for v in (mean, std))
+    return PixelSpec(_size(model, processor), resample, *normalisation)
+
+
+def _size(model: nn.Module, processor: Any) -> tuple[int, int]:
+    configured = getattr(getattr(model, "config", None), "image_size", None)
+    if isinstance(configured, int):
+        return configured, configured
+    if isinstance(configured, list | tuple) and len(configured) == 2:
+        return int(configured[0]), int(configured[1])
+    for name in ("crop_size", "size"):
+        found = getattr(processor, name, None)
+        if found is not None and {"height", "width"} <= set(dict(found)):
+            return int(found["height"]), int(found["width"])
+    raise InputError("the model's input size is unknown: its config has no image_size and the processor no size")
+
+
+@dataclass(frozen=True)
+class Pictures(Batch):
+    """Some pictures as the model sees them: ``pixels [B, C, H, W]``."""
+
     pixels: Tensor
-    logits: NDArray[np.float64]
-    probabilities: NDArray[np.float64]
     spec: PixelSpec
-
-    @property
-    def predicted(self) -> list[int]:
-        return [int(i) for i in self.logits.argmax(-1)]
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
         """The object's mask at the model's size."""
         load = self.samples[index].mask
         return None if load is None else self.spec.mask(load())
 
+    def some(self, which: Sequence[int]) -> Pictures:
+        """Some of the pictures."""
+        chosen = list(which)
+        samples = [self.samples[i] for i in chosen]
+        return replace(self, samples=samples, logits=self.logits[chosen], pixels=self.pixels[chosen])
 
-def spec_of(study: Study) -> PixelSpec:
-    return pixel_spec(study.model, study.processor, study.options.get("resample"))
+    def explanations(
+        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
+    ) -> list[Explanation | Unusable]:
+        """Of some of the pictures (all by default), each for its own target."""
+        chosen = range(len(self.samples)) if which is None else which
+        return self.explain(configuration, [self.pixels[i] for i in chosen], [targets[i] for i in chosen], torch.stack)
+
+    def scores(
+        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
+    ) -> list[Scores]:
+        """``[H, W]`` maps of some of the pictures, each for its own target; or why there is none.
+
+        The floor has one uniform score a patch (16 pixels where the model tells no patch size), resized like any map.
+        """
+        chosen = list(range(len(self.samples)) if which is None else which)
+        if configuration.kind == RANDOM:
+            size, patch = self.spec.size, patch_size(self.study.model)
+            shape = (max(1, size[0] // patch[0]), max(1, size[1] // patch[1]))
+            drawn = [random_scores(self.samples[i].id, shape, self.study.seed) for i in chosen]
+            return [resize(torch.from_numpy(d)[None], size)[0].numpy() for d in drawn]
+        if configuration.kind == TRUTH:
+            masks = [self.mask(i) for i in chosen]
+            absent = Unusable("failed", "this picture has no mask")
+            return [absent if mask is None else usable(mask.astype(np.float64)) for mask in masks]
+        found = self.explanations(configuration, targets, chosen)
+        return [one if isinstance(one, Unusable) else usable(one.heatmap()[0].double().numpy()) for one in found]
+
+    def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The scores of what can be taken out: patches, each the mean of its pixels."""
+        (rows, columns), (height, width) = self.grid, patch_size(self.study.model)
+        return scores.reshape(rows, height, columns, width).mean((1, 3)).reshape(-1)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        size, patch = self.spec.size, patch_size(self.study.model)
+        if size[0] % patch[0] or size[1] % patch[1]:
+            raise InputError(f"the input of {size} pixels is not a whole number of patches of {patch}")
+        return size[0] // patch[0], size[1] // patch[1]
+
+    def count(self, index: int) -> int:
+        """How many patches there are."""
+        return self.grid[0] * self.grid[1]
+
+    def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """``[H, W]`` True at the pixels of these patches."""
+        return np.kron(features.reshape(self.grid), np.ones(patch_size(self.study.model), dtype=bool))
+
+    def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
+        """Logits ``[n, C]`` of pictures with some pixels taken out: (its number, ``[H, W]`` True there, baseline)."""
+        black = -self.spec.mean / self.spec.std
+        empty = cache(lambda baseline: picture_filler(baseline, self.pixels, black))
+
+        def perturbed() -> Iterator[Tensor]:
+            for index, gone, baseline in jobs:
+                where = torch.from_numpy(gone).to(self.pixels.device)
+                yield torch.where(where, empty(baseline)[index], self.pixels[index])
+
+        return self.study.forwards.pixels(perturbed())
+
+    def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Logits ``[S, C]`` of one picture with each subset of its patches ``[S, n]`` black."""
+        return self.run((index, self.covered(index, gone), "black") for gone in removed)
 
 
-def read_batch(study: Study, samples: Sequence[Picture]) -> Batch:
-    spec = spec_of(study)
+def read_pictures(study: Study, samples: Sequence[Picture]) -> Pictures:
+    spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
     pixels = torch.stack([spec.pixels(s.load()) for s in samples])
     logits = study.forwards.pixels(pixels)
-    return Batch(samples, pixels.to(**study.forwards.place), logits, study.probabilities(logits), spec)
+    return Pictures(study, samples, logits, pixels.to(**study.forwards.place), spec)
 
 
-def maps(
-    study: Study, batch: Batch, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
-) -> list[Map]:
-    """``[H, W]`` maps of some samples of a batch (all by default), each for its target; or why there is none.
-
-    The floor has one uniform score a patch (16 pixels where the model tells no patch size), resized like any map.
-    """
-    chosen = list(range(len(batch.samples)) if which is None else which)
-    if configuration.kind == "random":
-        size = batch.spec.size
-        patch = patch_size(study)
-        shape = (max(1, size[0] // patch[0]), max(1, size[1] // patch[1]))
-        drawn = [random_scores(batch.samples[i].id, shape, study.seed) for i in chosen]
-        return [resize(torch.from_numpy(d)[None], size)[0].numpy() for d in drawn]
-    if configuration.kind == "ground_truth":
-        return [_truth(batch, i) for i in chosen]
-    found = explain_pixels(
-        study.model, study.processor, configuration, batch.pixels[chosen], [targets[i] for i in chosen]
-    )
-    made: list[Map] = []
-    for one in found:
-        try:
-            made.append(one.map())
-        except Unusable as error:
-            made.append(error)
-    return made
-
-
-def _truth(batch: Batch, index: int) -> Map:
-    mask = batch.mask(index)
-    if mask is None:
-        return Unusable("failed", "this picture has no mask")
-    try:
-        return usable(mask.astype(np.float64))
-    except Unusable as error:
-        return error
-
-
-def patch_size(study: Study) -> tuple[int, int]:
-    size = getattr(getattr(study.model, "config", None), "patch_size", None)
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2:
-        return int(size[0]), int(size[1])
-    return 16, 16
-
-
-def pool(pixels: NDArray[np.float64], height: int, width: int) -> NDArray[np.float64]:
-    """``[H, W]`` -> one mean a patch."""
-    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
-    return pixels[: rows * height, : columns * width].reshape(rows, height, columns, width).mean((1, 3))
-
-
-def check_labels(study: Study, *, required: bool = True) -> None:
-    """Labels must be there and lie within the model's classes."""
-    labels = [s.label for s in study.samples]
-    missing = sum(label is None for label in labels)
-    if missing and required:
-        raise InputError(
-            f"{missing} of {len(labels)} pictures have no label in the model's classes, which this benchmark needs. "
-            "Give labelled data; segmentation data whose classes are not the model's can only be used with the "
-            "predicted class"
-        )
-    classes = class_count(study.model)
-    worst = max((label for label in labels if label is not None), default=0)
-    if classes is not None and worst >= classes:
-        raise InputError(
-            f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1}): label sets "
-            f"do not match"
-        )
-
-
-def limit(study: Study) -> None:
-    """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
-    files, count = study.options.get("files"), study.options.get("count")
-    if files:
-        names = set(files.split(",") if isinstance(files, str) else files)
-        chosen = [s for s in study.samples if s.id in names]
-        absent = sorted(names - {s.id for s in chosen})
-        if absent:
-            raise InputError(f"{len(absent)} of the files named are not in the data, {absent[0]} among them")
-        study.samples = chosen
-    if count and count < len(study.samples):
-        step = len(study.samples) / count
-        study.samples = [study.samples[int(i * step)] for i in range(count)]
-    ids = [s.id for s in study.samples]
-    if len(set(ids)) < len(ids):
-        raise InputError("two samples have the same id, so their records could not be told apart")
-    if not ids:
-        raise InputError("there are no samples")
-
-
-def geometry(study: Study) -> dict[str, str]:
-    """Convention lines that every benchmark on pictures states."""
-    spec = spec_of(study)
+def conventions(study: Study) -> dict[str, str]:
+    """What every benchmark on pictures states; nothing for text."""
+    if study.modality != "image":
+        return {}
+    spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
     return {
         "pictures": f"squashed to {spec.size[0]}×{spec.size[1]} ({spec.resample}), aspect ratio not kept, "
         f"nothing cropped",

@@ -1,4 +1,4 @@
-"""Tables of a benchmark as Markdown, CSV and JSON: *published* beside *measured*, with intervals and counts."""
+"""What a benchmark found: tables as Markdown, CSV and JSON, *published* beside *measured*, and curves as a picture."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ import csv
 import io
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from whyformer.evaluate.statistics import Interval
+import numpy as np
+
+from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
+from whyformer.errors import MissingExtra
+from whyformer.evaluate.statistics import Interval, bootstrap
+
+Values = dict[str, Any]
+"""What was measured of one sample under one configuration."""
+Results = dict[str, dict[str, Values]]
+"""Label of a configuration -> sample -> figures, of the samples that have any, in the order of their ids."""
+Figure = Callable[[Sequence[Values]], Interval | None]
 
 
 @dataclass(frozen=True)
@@ -27,8 +38,6 @@ class Table:
 
     Attributes:
         rows, columns: names in order; cells: (row, column) -> figure; digits: after the point.
-        along: which axis has a published and a measured column: "columns" (methods across, as in CVPR 2021) or
-            "rows" (methods down, as in Ali et al.); it changes only the words.
     """
 
     name: str
@@ -61,35 +70,21 @@ class Table:
 
     def facts(self) -> dict[str, Any]:
         """What stands around the figures; the figures themselves are :meth:`entries`."""
-        return {
-            "table": self.name,
-            "title": self.title,
-            "corner": self.corner,
-            "rows": self.rows,
-            "columns": self.columns,
-            "digits": self.digits,
-            "note": self.note,
-        }
+        named = ("title", "corner", "rows", "columns", "digits", "note")
+        return {"table": self.name, **{name: getattr(self, name) for name in named}}
 
     def entries(self) -> list[dict[str, Any]]:
         """One dict a cell: table, row, column, measured, low, high, samples, published."""
         made = []
-        for row in self.rows:
-            for column in self.columns:
-                cell = self._cell(row, column)
-                m = cell.measured
-                made.append(
-                    {
-                        "table": self.name,
-                        "row": row,
-                        "column": column,
-                        "measured": _number(m.value if m else None),
-                        "low": _number(m.low if m else None),
-                        "high": _number(m.high if m else None),
-                        "samples": m.count if m else 0,
-                        "published": cell.published,
-                    }
-                )
+        for row, column in ((r, c) for r in self.rows for c in self.columns):
+            cell = self._cell(row, column)
+            found = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
+            numbers = {"measured": found.value, "low": found.low, "high": found.high}
+            made.append(
+                {"table": self.name, "row": row, "column": column}
+                | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+                | {"samples": found.count, "published": cell.published}
+            )
         return made
 
     def _cell(self, row: str, column: str) -> Cell:
@@ -104,6 +99,53 @@ class Table:
         return f"{text} [{interval.low:.{self.digits}f}, {interval.high:.{self.digits}f}]"
 
 
+def mean(read: Callable[[Values], Any]) -> Figure:
+    """The mean of a sample's figure, with its interval, over the samples for which it is not None."""
+
+    def over(values: Sequence[Values]) -> Interval | None:
+        found = [figure for v in values if (figure := read(v)) is not None]
+        return bootstrap(found) if found else None
+
+    return over
+
+
+def percent(values: Sequence[Values], read: Callable[[Values], Any]) -> str:
+    """ "91.2 % of 200" samples for which it holds."""
+    return f"{100 * float(np.mean([read(v) for v in values])):.1f} % of {len(values)}" if values else "nothing scored"
+
+
+def method_table(
+    name: str,
+    title: str,
+    corner: str,
+    compared: Sequence[Configuration],
+    results: Results,
+    figures: Mapping[str, Figure],
+    *,
+    published: Mapping[str, Mapping[str, float]] | None = None,
+    digits: int = 2,
+    down: bool = False,
+) -> Table:
+    """Figures of every configuration: methods across, as in CVPR 2021, or ``down``, as in Ali et al.
+
+    Args:
+        figures: title -> figure of a configuration's samples; published: title -> the papers' figures by method.
+    """
+    cells = {}
+    for one in compared:
+        values = list(results[one.label].values())
+        for figure, read in figures.items():
+            paper = (published or {}).get(figure, {}).get(one.published or "")
+            place = (one.label, figure) if down else (figure, one.label)
+            cells[place] = Cell(read(values) if values else None, paper)
+    labels, named = tuple(one.label for one in compared), tuple(figures)
+    rows, columns = (labels, named) if down else (named, labels)
+    return Table(name, title, corner, rows, columns, cells, digits)
+
+
+Lines = dict[str, tuple[list[float], list[float]]]
+
+
 @dataclass(frozen=True)
 class Curves:
     """Lines for one panel of the picture: label -> (x, y)."""
@@ -112,8 +154,17 @@ class Curves:
     title: str
     x_label: str
     y_label: str
-    lines: dict[str, tuple[list[float], list[float]]]
+    lines: Lines
     points: bool = False
+
+
+def mean_lines(results: Results, x: Sequence[float], read: Callable[[Values], Any]) -> Lines:
+    """The mean curve of each configuration over its samples."""
+    return {
+        label: (list(x), np.mean([read(v) for v in values.values()], 0).tolist())
+        for label, values in results.items()
+        if values
+    }
 
 
 @dataclass(frozen=True)
@@ -124,15 +175,16 @@ class Report:
         conventions: every choice behind the figures, in words.
         counts: label -> {"scored", "failed", "constant", "nan"} samples.
         remarks: what a reader must know (small data, skipped samples ...).
+        benchmark, counts: filled in by the runner.
     """
 
-    benchmark: str
     tables: tuple[Table, ...]
-    curves: tuple[Curves, ...]
-    conventions: dict[str, Any]
-    counts: dict[str, dict[str, int]]
+    curves: tuple[Curves, ...] = ()
+    conventions: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    benchmark: str = ""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def unscored(self) -> int:
@@ -173,34 +225,23 @@ class Report:
             writer = csv.DictWriter(text, list(entries[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(entries)
-        made = [
-            _replace(folder / "table.md", self.markdown().encode()),
-            _replace(folder / "table.csv", text.getvalue().encode()),
-            _replace(
-                folder / "report.json",
-                (json.dumps(self.facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode(),
-            ),
-        ]
+        facts = json.dumps(self.facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        files = {
+            "table.md": self.markdown().encode(),
+            "table.csv": text.getvalue().encode(),
+            "report.json": facts.encode(),
+        }
         if self.curves:
-            from whyformer.benchmarks.plots import curves_png
-
-            made.append(_replace(folder / "curves.png", curves_png(self.curves)))
-        return made
-
-
-def _replace(path: Path, data: bytes) -> Path:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    partial.replace(path)
-    return path
+            files["curves.png"] = curves_png(self.curves)
+        for name, data in files.items():
+            partial = folder / f"{name}.partial"
+            partial.write_bytes(data)
+            partial.replace(folder / name)
+        return [folder / name for name in files]
 
 
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:
@@ -210,5 +251,50 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, float):
-        return _number(value)
+        return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+# Okabe and Ito's colours, told apart by colour-blind readers too, then greys for what is left
+_COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#8B6914", "#F0E442", "#7F7F7F", "#000000",
+)  # fmt: skip
+_STYLES = ("-", "--", "-.", ":")
+
+
+def curves_png(panels: Sequence[Curves]) -> bytes:
+    """One panel beside the other; the floor is dotted grey, the ceiling dashed grey."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("the picture of the curves needs matplotlib: pip install matplotlib") from error
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    labels = list(dict.fromkeys(label for p in panels for label in p.lines if label not in (RANDOM, TRUTH)))
+    for panel, axis in zip(panels, axes, strict=False):
+        for label, (x, y) in panel.lines.items():
+            number = labels.index(label) if label in labels else -1
+            colour = "#555555" if number < 0 else _COLOURS[number % len(_COLOURS)]
+            if panel.points:
+                axis.scatter(x, y, s=10, color=colour, alpha=0.7, label=label, linewidths=0)
+                continue
+            style = {RANDOM: ":", TRUTH: "--"}.get(label, _STYLES[number // len(_COLOURS) % len(_STYLES)])
+            axis.plot(x, y, style, color=colour, linewidth=1.8, marker="o", markersize=3, label=label)
+        axis.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    # one legend for all panels, below them: inside, it would cover a curve
+    named = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if named:
+        wide = 2 * columns + 1
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=wide, fontsize=7, frameon=False)
+    FigureCanvasAgg(figure)
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=130)
+    return data.getvalue()

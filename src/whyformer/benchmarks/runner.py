@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
 from whyformer.benchmarks.cost import estimate
-from whyformer.benchmarks.explaining import Unusable
-from whyformer.benchmarks.report import Report
-from whyformer.benchmarks.study import Benchmark, Study
+from whyformer.benchmarks.pictures import read_pictures
+from whyformer.benchmarks.report import Report, Results
+from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
+from whyformer.benchmarks.texts import read_texts
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards
 from whyformer.explanation.versions import versions
@@ -64,12 +67,18 @@ def run_benchmark(
         say: told the cost and what goes on; track: wraps the work in a progress bar.
         **options: the benchmark's options.
     """
-    from whyformer.benchmarks import find_benchmark
-
     benchmark = find_benchmark(name)
-    study = _study(benchmark, model, data, methods, processor, reader, split, batch_size, seed, device, options)
+    for option in options:
+        if option not in benchmark.options:
+            known = ", ".join(f"{k}={v!r}" for k, v in benchmark.options.items())
+            raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
+    if batch_size < 1:
+        raise InputError("the batch size must be at least 1")
+    configurations = parse_methods(methods or benchmark.methods, benchmark.published)
+    study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
+    study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size
     benchmark.prepare(study)
-    study.configurations = [FLOOR, *study.configurations, *([CEILING] if benchmark.ceiling(study) else [])]
+    study.configurations = [FLOOR, *configurations, *([CEILING] if benchmark.ceiling(study) else [])]
     common = {
         "benchmark": name,
         "options": _stated(benchmark, study.options),
@@ -78,28 +87,29 @@ def run_benchmark(
         "seed": seed,
     }
     keys = {c.label: c.key(common) for c in study.configurations}
+    total = len(study.samples) * len(study.configurations)
     folder = Path(out)
     with RecordFile(folder / "records.jsonl") as store:
-        todo = {
-            s.id: missing
-            for s in study.samples
-            if (missing := [c for c in study.configurations if (s.id, keys[c.label]) not in store])
-        }
-        resumed = len(study.samples) * len(study.configurations) - sum(map(len, todo.values()))
-        if resumed:
-            say(f"{resumed} of {len(study.samples) * len(study.configurations)} are there from an earlier run")
+        lacking = {s.id: [c for c in study.configurations if (s.id, keys[c.label]) not in store] for s in study.samples}
+        todo = {s: missing for s, missing in lacking.items() if missing}
+        measured = sum(map(len, todo.values()))
+        if measured < total:
+            say(f"{total - measured} of {total} are there from an earlier run")
         if todo:
-            waiting = [s for s in study.samples if s.id in todo]
-            say(estimate(benchmark, study, todo, waiting[:1]).sentence())
+            trial = read_batch(study, [s for s in study.samples if s.id in todo][:1])
+            say(estimate(benchmark, trial, todo).sentence())
             _measure(benchmark, study, store, todo, keys, samples_per_batch, track)
-        wanted = {s.id for s in study.samples}
-        records: dict[str, dict[str, Record]] = {
-            c.label: {s: r for (s, k), r in store.records.items() if k == keys[c.label] and s in wanted}
-            for c in study.configurations
+        found = {
+            label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
+            for label, key in keys.items()
         }
-    report = benchmark.summarize(study, records)
-    report.conventions.update(_conventions(study))
-    return Outcome(report, report.write(folder), resumed, sum(map(len, todo.values())))
+    report = _report(benchmark, study, found)
+    return Outcome(report, report.write(folder), total - measured, measured)
+
+
+def read_batch(study: Study, samples: Sequence[Any]) -> Batch:
+    """The samples as the model sees them."""
+    return (read_pictures if study.modality == "image" else read_texts)(study, samples)
 
 
 def _measure(
@@ -112,83 +122,91 @@ def _measure(
     track: Track,
 ) -> None:
     """Batches of samples that lack the same configurations."""
-    batches: list[tuple[list[Any], list[Configuration]]] = []
-    for sample in (s for s in study.samples if s.id in todo):
-        if batches and batches[-1][1] == todo[sample.id] and len(batches[-1][0]) < size:
-            batches[-1][0].append(sample)
-        else:
-            batches.append(([sample], todo[sample.id]))
-    for samples, configurations in track(batches, benchmark.name, len(batches)):
-        for identity, configuration, values in benchmark.measure(study, samples, configurations):
+    batches: list[list[Any]] = []
+    for _, alike in groupby((s for s in study.samples if s.id in todo), key=lambda s: todo[s.id]):
+        samples = list(alike)
+        batches += [samples[i : i + size] for i in range(0, len(samples), size)]
+    for samples in track(batches, benchmark.name, len(batches)):
+        for identity, configuration, values in benchmark.measure(read_batch(study, samples), todo[samples[0].id]):
             label = configuration.label
             record: Record = {"sample": identity, "configuration": label, "key": keys[label]}
             if isinstance(values, Unusable):
-                record |= {"error": str(values), "kind": values.kind}
+                record |= {"error": values.message, "kind": values.kind}
             else:
                 record["values"] = values
             store.add(record)
         store.sync()
 
 
-def _study(
+def _report(benchmark: Benchmark, study: Study, found: dict[str, dict[str, Record]]) -> Report:
+    """The benchmark's own report, with what all of them say."""
+    results: Results = {}
+    counts = {}
+    for label, records in found.items():
+        kinds = {s: _kind(study, record) for s, record in records.items()}
+        results[label] = {s: records[s]["values"] for s, kind in kinds.items() if kind == "scored"}
+        counts[label] = {k: list(kinds.values()).count(k) for k in ("scored", "failed", "constant", "nan")}
+    own = benchmark.summarize(study, results)
+    settings = {
+        c.label: ", ".join(f"{k}={v}" for k, v in c.settings.items()) or "no settings"
+        for c in study.configurations
+        if c.kind == "method"
+    }
+    conventions = {
+        **own.conventions,
+        "methods": "; ".join(f"{label}: {given}" for label, given in settings.items()),
+        "intervals": "95 %, percentile bootstrap over samples, 1000 draws",
+        "published": "the papers' figures, for their own models and data; – where they give none or a setting differs",
+        "model": study.model_name,
+        "data": f"{len(study.samples)} samples ({study.reader}: {study.data_name})",
+        "batch": f"{study.forwards.batch_size} a forward, seed {study.seed}, {study.forwards.place['dtype']}",
+        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
+    }
+    remarks = (*study.remarks, *own.remarks)
+    return replace(own, benchmark=benchmark.name, conventions=conventions, counts=counts, remarks=remarks)
+
+
+def _kind(study: Study, record: Record) -> str:
+    """ "scored", or why the sample has no figures; a constant map that is to be counted is scored."""
+    if "error" in record:
+        return str(record["kind"])
+    flat = record["values"].get("constant") and study.options.get("constant") != "count"
+    return "constant" if flat else "scored"
+
+
+def _open(
     benchmark: Benchmark,
     model: nn.Module | str,
-    data: str | Path | None,
-    methods: Any,
     processor: Any,
+    device: str | None,
+    data: str | Path | None,
     reader: str | None,
     split: str | None,
-    batch_size: int,
-    seed: int,
-    device: str | None,
     options: dict[str, Any],
 ) -> Study:
     from whyformer.datasets.opening import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
 
-    for name in options:
-        if name not in benchmark.options:
-            known = ", ".join(f"{k}={v!r}" for k, v in benchmark.options.items())
-            raise InputError(f"{benchmark.name} has no option '{name}'. Its options and defaults: {known}")
-    if batch_size < 1:
-        raise InputError("the batch size must be at least 1")
-    full = {**benchmark.options, **options}
-    configurations = parse_methods(methods or benchmark.methods, benchmark.published)
-    title = model if isinstance(model, str) else type(model).__name__
+    samples: Sequence[Any]
     labels: Sequence[str] = ()
+    modality = "text"
     if data is None:
         if benchmark.own_data is None:
             raise InputError(f"{benchmark.name} needs data: a folder, a file or scenes:COUNT")
-        found, samples, labels = benchmark.own_data(full)
-        modality = "text"
+        found, samples = benchmark.own_data(options)
+        place = "own"
     else:
         modality = modality_of(data) if benchmark.modality == "both" else benchmark.modality
+        place = "/".join(Path(str(data)).parts[-2:])  # the same from another working directory
         if modality == "image":
             found, samples = open_pictures(data, reader, split=split)
         else:
             found, texts = open_texts(data, reader, split=split)
             samples, labels = texts.items, texts.labels
+    title = model if isinstance(model, str) else type(model).__name__
     model, processor = opened(model, processor, device=device)
-    pad = getattr(processor, "pad_token_id", None)
-    return Study(
-        model,
-        processor,
-        modality,
-        list(samples),
-        configurations,
-        full,
-        Forwards(model, batch_size, pad or 0),
-        found,
-        labels,
-        str(title),
-        _data_name(data),
-        seed,
-    )
-
-
-def _data_name(data: str | Path | None) -> str:
-    """The last two parts of the place: enough to tell data sets apart, and the same from another working directory."""
-    return "own" if data is None else "/".join(Path(str(data)).parts[-2:])
+    forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
+    return Study(model, processor, modality, samples, (), options, forwards, found, labels, title, place)
 
 
 def _stated(benchmark: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
@@ -202,26 +220,6 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, parameter in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(
-            parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            if parameter.dim()
-            else str(parameter).encode()
-        )
+        held = parameter.detach().cpu().contiguous()
+        digest.update(held.view(torch.uint8).numpy().tobytes() if held.dim() else str(parameter).encode())
     return digest.hexdigest()[:16]
-
-
-def _conventions(study: Study) -> dict[str, Any]:
-    methods = "; ".join(
-        f"{c.label}: {', '.join(f'{k}={v}' for k, v in c.settings.items()) or 'no settings'}"
-        for c in study.configurations
-        if c.kind == "method"
-    )
-    return {
-        "methods": methods,
-        "intervals": "95 %, percentile bootstrap over samples, 1000 draws",
-        "published": "the papers' figures, for their own models and data; – where they give none or a setting differs",
-        "model": study.model_name,
-        "data": f"{len(study.samples)} samples ({study.reader}: {study.data_name})",
-        "batch": f"{study.forwards.batch_size} a forward, seed {study.seed}, {study.forwards.place['dtype']}",
-        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
-    }

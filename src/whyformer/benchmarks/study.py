@@ -1,8 +1,8 @@
-"""What every benchmark is given, and what it has to tell the runner."""
+"""What a benchmark is, what it is given, and the samples as the model sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,19 +10,37 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from whyformer import explaining
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.explaining import Unusable
-from whyformer.benchmarks.report import Report
+from whyformer.benchmarks.report import Report, Results, Values
 from whyformer.datasets.samples import Picture, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards, probabilities
-from whyformer.jobs.records import Record
+from whyformer.explanation.result import Explanation
 from whyformer.models.structure import class_names
 
-Sample = Picture | Text
-Values = dict[str, Any]
+
+@dataclass(frozen=True)
+class Unusable:
+    """Why a sample has no figures: ``kind`` is "constant" (then ``scores`` is the map), "nan" or "failed"."""
+
+    kind: str
+    message: str
+    scores: NDArray[np.float64] | None = None
+
+
+Scores = NDArray[np.float64] | Unusable
 Measured = tuple[str, Configuration, Values | Unusable]
 """(sample id, configuration, its figures or why there are none)."""
+
+
+def usable(scores: NDArray[np.float64]) -> Scores:
+    """The scores, if they are finite and not all equal."""
+    if not np.isfinite(scores).all():
+        return Unusable("nan", "the map holds NaN or infinity")
+    if scores.size > 1 and scores.max() == scores.min():
+        return Unusable("constant", "all scores are equal, so they say nothing", scores)
+    return scores
 
 
 @dataclass
@@ -38,7 +56,7 @@ class Study:
     model: nn.Module
     processor: Any
     modality: str
-    samples: Sequence[Sample]
+    samples: Sequence[Picture | Text]
     configurations: Sequence[Configuration]
     options: dict[str, Any]
     forwards: Forwards
@@ -63,25 +81,99 @@ class Study:
         """The samples that are texts: all, in a benchmark on text."""
         return [s for s in self.samples if isinstance(s, Text)]
 
-    def remark(self, text: str) -> None:
-        if text not in self.remarks:
-            self.remarks.append(text)
+    def check_one(self, option: str, valid: Iterable[str | None]) -> None:
+        """The option must be one of these."""
+        if self.options[option] not in (allowed := list(valid)):
+            known = ", ".join(v for v in allowed if v is not None)
+            raise InputError(f"{option} must be one of {known}, not {self.options[option]!r}")
+
+    def check_some(self, option: str, valid: Sequence[str]) -> None:
+        """The option must be some of these, as a sequence or with commas; it becomes a tuple."""
+        given = self.options[option]
+        chosen = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+        unknown = [g for g in chosen if g not in valid]
+        if unknown or not chosen:
+            raise InputError(f"{option} must be some of {', '.join(valid)}, not {', '.join(unknown) or 'nothing'}")
+        self.options[option] = chosen
+
+    def limit(self) -> None:
+        """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
+        files, count = self.options.get("files"), self.options.get("count")
+        if files:
+            names = set(files.split(",") if isinstance(files, str) else files)
+            self.samples = [s for s in self.samples if s.id in names]
+            if absent := sorted(names - {s.id for s in self.samples}):
+                raise InputError(f"{len(absent)} of the files named are not in the data, {absent[0]} among them")
+        if count and count < len(self.samples):
+            step = len(self.samples) / count
+            self.samples = [self.samples[int(i * step)] for i in range(count)]
+        if len({s.id for s in self.samples}) < len(self.samples):
+            raise InputError("two samples have the same id, so their records could not be told apart")
+        if not self.samples:
+            raise InputError("there are no samples")
+
+    def leave_out(self, gone: set[str], what: str) -> None:
+        """Drop these samples, and say so."""
+        if gone:
+            self.samples = [s for s in self.samples if s.id not in gone]
+            self.remarks.append(f"{len(gone)} {what} were left out: {', '.join(sorted(gone)[:5])}")
+            if not self.samples:
+                raise InputError(f"all samples are {what}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples as the model sees them, with its clean logits ``[B, C]``."""
+
+    study: Study
+    samples: Sequence[Any]
+    logits: NDArray[np.float64]
+
+    @property
+    def predicted(self) -> list[int]:
+        return [int(i) for i in self.logits.argmax(-1)]
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        return self.study.probabilities(self.logits)
+
+    def explain(
+        self, configuration: Configuration, items: Sequence[Any], targets: Sequence[int], join: Callable[[Any], Any]
+    ) -> list[Explanation | Unusable]:
+        """One explanation a sample, in one batch if that works, else one by one: what fails is told by itself.
+
+        Args:
+            items: what the model is fed, one a sample; join: makes a batch of some of them.
+        """
+        study = self.study
+        if not items:
+            return []
+        try:
+            given, settings = join(items), configuration.settings
+            made = explaining.explain(study.model, given, configuration.method, targets, study.processor, **settings)
+            return list(made)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if len(items) > 1:
+                pairs = zip(items, targets, strict=True)
+                return [one for i, t in pairs for one in self.explain(configuration, [i], [t], join)]
+            return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A row of the table of benchmarks.
+    """A row of the table of benchmarks: the data it needs, what it measures, and the columns made of that.
 
     Attributes:
         modality: "image", "text" or "both".
         methods: compared by default, as text; published: label or method -> settings of the papers' figures.
         options: name -> default.
         prepare: checks the data and the options, before anything runs; may replace samples.
-        measure: figures of some samples under some configurations.
-        summarize: the report out of all records, by configuration label and sample.
-        forwards_per_sample: plain forwards of one sample and configuration, beside those of the method.
+        measure: figures of a batch of samples under some configurations.
+        summarize: the report out of everything that was measured.
         ceiling: whether :data:`~whyformer.benchmarks.configurations.CEILING` has a meaning.
-        own_data: the benchmark brings samples of its own, so --data may be left out.
+        own_data: the benchmark brings samples of its own, (name, samples), so --data may be left out.
     """
 
     name: str
@@ -91,49 +183,17 @@ class Benchmark:
     published: dict[str, dict[str, Any]]
     options: dict[str, Any]
     prepare: Callable[[Study], None]
-    measure: Callable[[Study, Sequence[Any], Sequence[Configuration]], Iterator[Measured]]
-    summarize: Callable[[Study, dict[str, dict[str, Record]]], Report]
-    forwards_per_sample: Callable[[Study], float]
+    measure: Callable[[Any, Sequence[Configuration]], Iterator[Measured]]
+    summarize: Callable[[Study, Results], Report]
     ceiling: Callable[[Study], bool] = lambda study: False
-    own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Any], Sequence[str]]] | None = None
+    own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Text]]] | None = None
 
 
 CONSTANT = ("leave_out", "count")
 """What becomes of constant maps (option ``constant``): left out of the figures, or counted as the reference does."""
 
 
-def check_constant(study: Study) -> None:
-    if study.options["constant"] not in CONSTANT:
-        raise InputError(f"constant must be one of {', '.join(CONSTANT)}, not {study.options['constant']!r}")
-
-
-def counts_of(study: Study, records: dict[str, dict[str, Record]]) -> dict[str, dict[str, int]]:
-    """label -> number of samples scored, failed, constant and with NaN; constant ones that are counted are scored."""
-    made = {}
-    for configuration in study.configurations:
-        found = {"scored": 0, "failed": 0, "constant": 0, "nan": 0}
-        for record in records.get(configuration.label, {}).values():
-            left_out = "values" in record and _left_out(study, record)
-            found["constant" if left_out else record["kind"] if "error" in record else "scored"] += 1
-        made[configuration.label] = found
-    return made
-
-
-def values_of(study: Study, records: dict[str, dict[str, Record]], label: str) -> list[Values]:
-    """The figures of the samples that have any, in the order of the samples' ids."""
-    found = sorted(records.get(label, {}).items())
-    return [r["values"] for _, r in found if "values" in r and not _left_out(study, r)]
-
-
-def _left_out(study: Study, record: Record) -> bool:
-    return bool(record["values"].get("constant")) and study.options.get("constant") != "count"
-
-
-def constant_remarks(study: Study, records: dict[str, dict[str, Record]], meaning: str) -> list[str]:
+def constant_remarks(results: Results, meaning: str) -> list[str]:
     """One sentence for each configuration whose constant maps are counted."""
-    made = []
-    for label in (c.label for c in study.configurations):
-        flat = sum(bool(v.get("constant")) for v in values_of(study, records, label))
-        if flat:
-            made.append(f"{flat} maps of {label} are constant and are counted: {meaning}.")
-    return made
+    flat = {label: sum(bool(v.get("constant")) for v in values.values()) for label, values in results.items()}
+    return [f"{n} maps of {label} are constant and are counted: {meaning}." for label, n in flat.items() if n]

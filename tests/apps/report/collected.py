@@ -28,7 +28,8 @@ def benchmark(name: str = "segmentation") -> Report:
     table = Table("main", "Agreement with the mask", "Figure", ("Pixel accuracy", "mIoU"), ("rollout", "gae"), cells)
     curves = Curves("positive", "positive perturbation", "share", "accuracy", {"rollout": ([0.0, 0.5, 1.0], [1.0, 0.6, 0.2])})
     counts = {"rollout": {"scored": 19, "failed": 1, "constant": 0, "nan": 0}}
-    return Report(name, (table,), (curves,), {"model": "bundled:digits", "versions": "whyformer 0.1.0"}, counts, ("20 pictures: few.",))
+    stated = {"model": "bundled:digits", "versions": "whyformer 0.1.0"}
+    return Report((table,), (curves,), stated, ("20 pictures: few.",), benchmark=name, counts=counts)
 
 
 def collect(folder: Path) -> Path:
