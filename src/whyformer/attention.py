@@ -15,8 +15,7 @@ from whyformer.errors import InputError
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.maps.rollout import with_readout
-from whyformer.methods.task import Scores, readout_row
+from whyformer.methods.task import Scores
 from whyformer.targets import Target
 
 MOST_VALUES = 500_000_000
@@ -138,17 +137,14 @@ def attention_maps(
                     kept[index] = counted((weights * flow).clamp(min=0))
 
                 recording = task.record(GRADIENT, Flows(observe))
-                recording.backward(task.seed(recording.logits))
-                if recording.readout is None:
-                    raise task.refuse("the output of its last block is unknown or does not reach the logits")
-                row = readout_row(recording.readout)
+                _, row = task.gradient_pass(recording)
             else:
 
                 def watch(call: AttentionCall) -> None:
                     if call.index >= 0:
                         kept[call.index] = counted(call.map())
 
-                recording, row = with_readout(task, Maps(watch))
+                recording, row = task.readout_pass(Maps(watch))
             maps = task.global_maps(kept, row.shape[-1])
         logits = recording.logits.detach()
         places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None

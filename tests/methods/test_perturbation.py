@@ -18,8 +18,8 @@ import zoo
 from whyformer.errors import InputError, MissingExtra
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import patch_size
-from whyformer.methods.perturbation import removal as perturbation
+from whyformer.inputs.removal import Removal, patch_size
+from whyformer.methods.perturbation import occlusion, vit_cx
 
 
 class Weights(nn.Module):
@@ -182,7 +182,7 @@ def test_black_is_known_by_the_processor() -> None:
 def test_deletion_keeps_left_padding_on_the_left() -> None:
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 4, 3, 2]])
     given = Inputs((), {"input_ids": ids, "attention_mask": (ids > 0).long()}, "text", "input_ids", ids > 0)
-    removed = perturbation.Removal(given, ids > 0, "delete", 0)
+    removed = Removal(given, ids > 0, "delete", 0)
     both = removed.without([(0, [3]), (1, [0, 1])])
     assert both.tensor.tolist() == [[0, 5, 7], [4, 3, 2]]
     assert both.kwargs["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
@@ -209,10 +209,10 @@ def test_a_sentence_through_the_bundled_tokenizer() -> None:
 
 def test_windows_of_tokens_run_over_real_ones_only() -> None:
     features = torch.tensor([[False, True, True, True, True, True, False]])
-    removed = perturbation.Removal(None, features, "mask", 0)  # type: ignore[arg-type]
-    assert list(perturbation._windows(removed, 0, 2, 2)) == [[1, 2], [3, 4], [5]]
-    assert list(perturbation._windows(removed, 0, 3, 1)) == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
-    assert list(perturbation._windows(removed, 0, 9, 4)) == [[1, 2, 3, 4, 5]]
+    removed = Removal(None, features, "mask", 0)  # type: ignore[arg-type]
+    assert list(occlusion._windows(removed, 0, 2, 2)) == [[1, 2], [3, 4], [5]]
+    assert list(occlusion._windows(removed, 0, 3, 1)) == [[1, 2, 3], [2, 3, 4], [3, 4, 5]]
+    assert list(occlusion._windows(removed, 0, 9, 4)) == [[1, 2, 3, 4, 5]]
 
 
 def test_vectors() -> None:
@@ -367,13 +367,13 @@ def test_like_maps_are_joined() -> None:
 
     a, b = torch.eye(4)[None].double(), torch.ones(1, 4, 4).double().tril()
     maps = torch.cat([a, b, a, torch.zeros(1, 4, 4).double(), b])
-    assert sorted(perturbation._clusters(maps, 0.1, AgglomerativeClustering)) == [[0, 2], [1, 4]]
-    assert perturbation._clusters(maps[3:4], 0.1, AgglomerativeClustering) == []
-    assert perturbation._clusters(maps[2:4], 0.1, AgglomerativeClustering) == [[0]]
+    assert sorted(vit_cx._clusters(maps, 0.1, AgglomerativeClustering)) == [[0, 2], [1, 4]]
+    assert vit_cx._clusters(maps[3:4], 0.1, AgglomerativeClustering) == []
+    assert vit_cx._clusters(maps[2:4], 0.1, AgglomerativeClustering) == [[0]]
 
 
 def test_a_pixel_under_no_mask_gets_zero() -> None:
-    scaled = perturbation._scaled(torch.tensor([[[2.0, 4.0], [3.0, 2.0]], [[5.0, 5.0], [5.0, 5.0]]]))
+    scaled = vit_cx._scaled(torch.tensor([[[2.0, 4.0], [3.0, 2.0]], [[5.0, 5.0], [5.0, 5.0]]]))
     assert scaled.tolist() == [[[0, 1], [0.5, 0]], [[0, 0], [0, 0]]]
     model, x = zoo.build("hf_vit")
     # a threshold that joins everything: one mask, 0 at its lowest point, so nothing covers that pixel

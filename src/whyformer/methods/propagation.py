@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.engine.probes import Flows
-from whyformer.methods.gradients.roots import explain_root, multiply
+from whyformer.methods.gradients.input_gradients import explain_root, multiply
 from whyformer.methods.maps.transformer_attribution import conservation
-from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.registry import Amount, Block, at_least, method, one_of
+from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
-_RULE_CHECKS = {
-    "rule": one_of("shared", *LINEAR_RULES),
-    "alpha": at_least(1),
-    "epsilon": at_least(0),
-    "gamma": at_least(0),
-}
+LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
+Alpha = Annotated[float, at_least(1)]
 
 
 def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
@@ -33,10 +31,9 @@ def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composi
     level="pixel or token",
     citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
     anywhere=True,
-    checks=_RULE_CHECKS,
 )
 def lrp(
-    task: Task, *, rule: str = "separate", alpha: float = 1.0, epsilon: float = 1e-6, gamma: float = 0.25
+    task: Task, *, rule: LinearRule = "separate", alpha: Alpha = 1.0, epsilon: Amount = 1e-6, gamma: Amount = 0.25
 ) -> Scores:
     """R of the model's input: pixels (summed over channels, z^B rule at the patch embedding) or what enters the first
     block (summed over the width). Identity through LayerNorm, activations and softmax; products halved.
@@ -62,16 +59,15 @@ def lrp(
     "relevance of the last block's attention (the propagation stops there)",
     family="propagation",
     citation="Voita et al. 2019 in the form of the CVPR 2021 baseline",
-    checks={"block": BLOCK, **_RULE_CHECKS},
 )
 def partial_lrp(
     task: Task,
     *,
-    block: int = -1,
-    rule: str = "separate",
-    alpha: float = 1.0,
-    epsilon: float = 1e-6,
-    gamma: float = 0.25,
+    block: Block = -1,
+    rule: LinearRule = "separate",
+    alpha: Alpha = 1.0,
+    epsilon: Amount = 1e-6,
+    gamma: Amount = 0.25,
 ) -> Scores:
     """mean_h (R of A_b)⁺, the readout row; nothing below that block is computed twice.
 
@@ -87,73 +83,52 @@ def partial_lrp(
             maps[index] = flow.clamp(min=0).mean(1)
 
     recording = task.record(_composite(rule, alpha, epsilon, gamma), Flows(observe, first))
-    if not recording.attentions:
-        raise task.refuse("no attention was seen in its forward pass")
-    seed = task.seed(recording.logits)
-    recording.backward(seed, keep=True)
-    if recording.readout is None:
-        raise task.refuse("the output of its last block is unknown or does not reach the logits")
-    row = readout_row(recording.readout)
+    seed, row = task.gradient_pass(recording, keep=True)
     recording.backward(seed, relevance=True)
     (fused,) = task.global_maps(maps, row.shape[-1])
     values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
     return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
 
 
+# -- Ali et al.: gradient × input with some factors held constant ----------------------------------------------------
 _ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"
+_SECANT = """
+
+Args:
+    secant: also replace the slope g'(x) of activations by g(x)/x.
+"""
 
 
-def _conservative(task: Task, heads: bool, norms: bool, secant: bool) -> Scores:
-    recording, (flow,) = explain_root(task, conservative(heads, norms, secant))
-    return multiply(task, recording, flow)
+def _conservative(name: str, constant: str, formula: str, *, heads: bool, norms: bool) -> None:
+    """Register one of them; ``heads`` and ``norms`` say what is held constant."""
+
+    def explained(task: Task, *, secant: bool = False) -> Scores:
+        recording, (flow,) = explain_root(task, conservative(heads, norms, secant))
+        return multiply(task, recording, flow)
+
+    explained.__name__, explained.__doc__ = name, formula + _SECANT
+    summary = f"gradient × input with {constant} held constant"
+    method(summary, family="propagation", level="pixel or token", citation=_ALI, anywhere=True)(explained)
 
 
-@method(
-    "gradient × input with attention probabilities held constant",
-    family="propagation",
-    level="pixel or token",
-    citation=_ALI,
-    anywhere=True,
-    checks={"secant": FLAG},
+_conservative(
+    "lrp_ah",
+    "attention probabilities",
+    "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
+    heads=True,
+    norms=False,
 )
-def lrp_ah(task: Task, *, secant: bool = False) -> Scores:
-    """LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.
-
-    Args:
-        secant: also replace the slope g'(x) of activations by g(x)/x.
-    """
-    return _conservative(task, True, False, secant)
-
-
-@method(
-    "gradient × input with LayerNorm's standard deviation held constant",
-    family="propagation",
-    level="pixel or token",
-    citation=_ALI,
-    anywhere=True,
-    checks={"secant": FLAG},
+_conservative(
+    "lrp_ln",
+    "LayerNorm's standard deviation",
+    "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
+    heads=False,
+    norms=True,
 )
-def lrp_ln(task: Task, *, secant: bool = False) -> Scores:
-    """LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.
-
-    Args:
-        secant: also replace the slope g'(x) of activations by g(x)/x.
-    """
-    return _conservative(task, False, True, secant)
-
-
-@method(
-    "gradient × input with attention and LayerNorm's deviation held constant",
-    family="propagation",
-    level="pixel or token",
-    citation=_ALI,
-    anywhere=True,
-    checks={"secant": FLAG},
+_conservative(
+    "lrp_ah_ln",
+    "attention and LayerNorm's deviation",
+    "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases (methods.md §8 #21).",
+    heads=True,
+    norms=True,
 )
-def lrp_ah_ln(task: Task, *, secant: bool = False) -> Scores:
-    """LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases (methods.md §8 #21).
-
-    Args:
-        secant: also replace the slope g'(x) of activations by g(x)/x.
-    """
-    return _conservative(task, True, True, secant)

@@ -6,14 +6,79 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.errors import InputError, unknown
 from whyformer.methods.task import Scores, Task
 
 Check = Callable[[Any], bool]
+Checked = tuple[str, Check]  # (what a setting must be, whether it is)
 
 
+# -- what settings may be --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class AtLeast:
+    """A check: a number from ``low`` up. A class, so that a form can read the bound."""
+
+    low: float
+    whole: bool = False
+
+    def __call__(self, value: Any) -> bool:
+        return not isinstance(value, bool) and value >= self.low and (not self.whole or isinstance(value, int))
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A check: one of some values. A class, so that a form can offer them."""
+
+    values: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> bool:
+        return any(value == x and type(value) is type(x) for x in self.values)
+
+
+def at_least(low: float, *, whole: bool = False) -> Checked:
+    """A number from ``low`` up."""
+    return f"a {'whole ' if whole else ''}number of at least {low}", AtLeast(low, whole)
+
+
+def one_of(*values: Any) -> Checked:
+    """One of some values."""
+    return "one of " + ", ".join(map(repr, values)), OneOf(values)
+
+
+def is_block(value: Any) -> bool:
+    """Whether it can be the number of a block."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def or_none(checked: Checked) -> Checked:
+    """None, or what passes the other check."""
+    return f"None or {checked[0]}", lambda v: v is None or checked[1](v)
+
+
+FLAG: Checked = ("True or False", lambda v: isinstance(v, bool))
+BLOCK: Checked = ("a block number (an integer; negative ones count from the last block)", is_block)
+OPTIONAL_BLOCK = or_none(BLOCK)
+
+Block = Annotated[int, BLOCK]
+OptionalBlock = Annotated[int | None, OPTIONAL_BLOCK]
+Natural = Annotated[int, at_least(0, whole=True)]
+OptionalNatural = Annotated[int | None, or_none(at_least(0, whole=True))]
+Count = Annotated[int, at_least(1, whole=True)]
+OptionalCount = Annotated[int | None, or_none(at_least(1, whole=True))]
+Amount = Annotated[float, at_least(0)]
+
+
+def _check_of(hint: Any) -> Checked | None:
+    if hint is bool:
+        return FLAG
+    if get_origin(hint) is Literal:
+        return one_of(*get_args(hint))
+    return next(iter(getattr(hint, "__metadata__", ())), None)
+
+
+# -- the registry ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Method:
     """A registered method.
@@ -28,6 +93,7 @@ class Method:
         settings: setting -> default.
         class_specific: False if the scores do not depend on the target.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
+        checks: setting -> (what it must be, whether a value is), where there is something to check.
     """
 
     name: str
@@ -40,7 +106,7 @@ class Method:
     class_specific: bool
     anywhere: bool
     function: Callable[..., Scores] = field(repr=False)
-    checks: dict[str, tuple[str, Check]] = field(repr=False, default_factory=dict)
+    checks: dict[str, Checked] = field(repr=False, default_factory=dict)
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""
@@ -73,36 +139,27 @@ def method(
     modality: str = "both",
     class_specific: bool = True,
     anywhere: bool = False,
-    name: str | None = None,
-    checks: dict[str, tuple[str, Check]] | None = None,
 ) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
-    """Register a function ``(task, *, setting=default, ...) -> Scores`` under its own name.
+    """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its own name.
 
-    What the registry runs is that function and :meth:`~whyformer.methods.task.Task.lay_out`: methods know token rows
-    only, not where these lie in a picture.
+    Its signature says which settings there are and what they may be: ``bool``, a ``Literal``, or ``Annotated`` with a
+    check. What the registry runs is the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods
+    know token rows only, not where these lie in a picture.
     """
 
     def register(function: Callable[..., Scores]) -> Callable[..., Scores]:
+        hints = get_type_hints(function, include_extras=True)
         parameters = inspect.signature(function).parameters.values()
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-        title = name or function.__name__
+        checks = {name: check for name in settings if (check := _check_of(hints[name])) is not None}
+        title = function.__name__
 
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
             return task.lay_out(function(task, **chosen))
 
         METHODS[title] = Method(
-            title,
-            summary,
-            family,
-            level,
-            modality,
-            citation,
-            settings,
-            class_specific,
-            anywhere,
-            laid_out,
-            checks or {},
+            title, summary, family, level, modality, citation, settings, class_specific, anywhere, laid_out, checks
         )
         return function
 
@@ -119,44 +176,3 @@ def find(name: str) -> Method:
 def methods() -> list[Method]:
     """All methods, by name: summary, level, modality, citation, and settings with their defaults."""
     return [METHODS[name] for name in sorted(METHODS)]
-
-
-@dataclass(frozen=True)
-class AtLeast:
-    """A check: a number from ``low`` up. A class, so that a form can read the bound."""
-
-    low: float
-
-    def __call__(self, value: Any) -> bool:
-        return not isinstance(value, bool) and value >= self.low
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """A check: one of some values. A class, so that a form can offer them."""
-
-    values: tuple[Any, ...]
-
-    def __call__(self, value: Any) -> bool:
-        return any(value == x and type(value) is type(x) for x in self.values)
-
-
-def at_least(low: float) -> tuple[str, Check]:
-    """A number from ``low`` up."""
-    return f"a number of at least {low}", AtLeast(low)
-
-
-def one_of(*values: Any) -> tuple[str, Check]:
-    """One of some values."""
-    return "one of " + ", ".join(map(repr, values)), OneOf(values)
-
-
-BLOCK = (
-    "a block number (an integer; negative ones count from the last block)",
-    lambda v: isinstance(v, int) and not isinstance(v, bool),
-)
-OPTIONAL_BLOCK = (
-    "None or a block number (an integer; negative ones count from the last block)",
-    lambda v: v is None or (isinstance(v, int) and not isinstance(v, bool)),
-)
-FLAG = ("True or False", lambda v: isinstance(v, bool))

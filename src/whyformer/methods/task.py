@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
@@ -19,6 +20,8 @@ from whyformer.inputs import Inputs
 from whyformer.models.readout import plain_logits
 from whyformer.models.structure import find_blocks
 from whyformer.rules.core import Composite
+
+_UNSEEN = "no attention was seen in its forward pass"
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,35 @@ class Task:
         self.recordings.append(weakref.ref(recording))
         return recording
 
+    def gradient_pass(self, recording: Recording, *, keep: bool = False) -> tuple[Tensor, Tensor]:
+        """(∂target/∂logits, readout row ``[B, N]``) of one backward pass of gradients; ``keep`` if another follows.
+
+        Raises:
+            MethodNotApplicable: no attention, or the last block's output does not reach the logits.
+        """
+        if not recording.attentions:
+            raise self.refuse(_UNSEEN)
+        seed = self.seed(recording.logits)
+        recording.backward(seed, keep=keep)
+        if recording.readout is None:
+            raise self.refuse("the output of its last block is unknown or does not reach the logits")
+        return seed, readout_row(recording.readout)
+
+    def readout_pass(self, *probes: Probe) -> tuple[Recording, Tensor]:
+        """(recording, readout row ``[B, N]``), the graph beginning at the last block's output: only the head is in it.
+
+        The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
+        """
+        if not self.blocks():
+            raise self.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
+        recording = self.record(GRADIENT, *probes, root="output")
+        (gradient,) = recording.backward(recording.logits.detach())
+        if gradient.dim() != 3:
+            raise self.refuse(
+                f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
+            )
+        return recording, readout_row(gradient)
+
     def release(self) -> None:
         """Free the graphs of all recordings; without it each explanation would keep some of its memory for ever."""
         for recording in filter(None, (reference() for reference in self.recordings)):
@@ -174,7 +206,7 @@ class Task:
             tokens: N; None where the caller takes an encoder and a decoder apart by itself.
         """
         if not maps:
-            raise self.refuse("no attention was seen in its forward pass")
+            raise self.refuse(_UNSEEN)
         listed = [maps[i] for i in sorted(maps)]
         batch = self.inputs.batch
         n = tokens or listed[-1].shape[-1]

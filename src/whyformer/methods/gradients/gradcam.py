@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features
-from whyformer.methods.registry import method
+from whyformer.methods.registry import is_block, method
 from whyformer.methods.task import Scores, Task
 
-
-def _block_list(value: object) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or (
-        isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
-    )
+BlockList = Annotated[
+    int | list[int],
+    (
+        "a block number or a list of them",
+        lambda v: is_block(v) or (isinstance(v, list | tuple) and bool(v) and all(map(is_block, v))),
+    ),
+]
 
 
 @method(
@@ -25,9 +27,8 @@ def _block_list(value: object) -> bool:
     family="gradient",
     citation="Selvaraju et al., ICCV 2017; Gildenblat's choice of layer; survey 2.2",
     anywhere=True,
-    checks={"blocks": ("a block number or a list of them", _block_list)},
 )
-def gradcam(task: Task, *, blocks: int | list[int] = -1) -> Scores:
+def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
     """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens: of a picture, over those that stand for a part of it
     (CLS and registers left out); of text, over all but padding.
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation.views import carry
+from whyformer.methods.registry import Checked, is_block
 
 HEADS = ("mean", "max", "min")
 LAYERS = ("rollout", "product", "sum_product", "mean")
@@ -29,33 +30,26 @@ Choice = str | int | list[int]
 
 
 def _valid(aggregation: Any) -> bool:
-    if aggregation is None:
-        return True
-    if not isinstance(aggregation, Mapping) or set(aggregation) - {"heads", "layers", "rows"}:
-        return False
-
-    def number(v: Any) -> bool:
-        return isinstance(v, int) and not isinstance(v, bool)
-
     def listed(v: Any, names: tuple[str, ...]) -> bool:
-        return (
-            v in names
-            if isinstance(v, str)
-            else number(v) or (isinstance(v, list | tuple) and bool(v) and all(map(number, v)))
-        )
+        if isinstance(v, str):
+            return v in names
+        return is_block(v) or (isinstance(v, list | tuple) and bool(v) and all(map(is_block, v)))
 
-    return (
-        listed(aggregation.get("heads", "mean"), HEADS)
+    return aggregation is None or (
+        isinstance(aggregation, Mapping)
+        and set(aggregation) <= {"heads", "layers", "rows"}
+        and listed(aggregation.get("heads", "mean"), HEADS)
         and listed(aggregation.get("layers", "mean"), LAYERS)
         and aggregation.get("rows", "readout") in ROWS
     )
 
 
-AGGREGATION = (
+AGGREGATION: Checked = (
     f"None or a mapping with heads ({', '.join(HEADS)}, numbers), layers ({', '.join(LAYERS)}, "
     f"numbers), rows ({', '.join(ROWS)})",
     _valid,
 )
+Choices = Annotated[Mapping[str, Any] | None, AGGREGATION]
 
 
 @dataclass(frozen=True)

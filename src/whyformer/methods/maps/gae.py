@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +12,10 @@ from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
+from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import observe_gradients
-from whyformer.methods.registry import BLOCK, method, one_of
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.registry import Block, method
+from whyformer.methods.task import Scores, Task
 from whyformer.models.structure import block_groups
 
 
@@ -24,10 +23,9 @@ from whyformer.models.structure import block_groups
     "attention × its gradient in every block, rolled out (Generic Attention Explainability)",
     family="attention",
     citation="Chefer, Gur, Wolf: Generic Attention-model Explainability, ICCV 2021; survey 1.3",
-    checks={"start_layer": BLOCK, "aggregation": AGGREGATION, "side": one_of("auto", "image", "text")},
 )
 def gae(
-    task: Task, *, start_layer: int = 0, aggregation: Mapping[str, Any] | None = None, side: str = "auto"
+    task: Task, *, start_layer: Block = 0, aggregation: Choices = None, side: Literal["auto", "image", "text"] = "auto"
 ) -> Scores:
     """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R.
 
@@ -127,11 +125,8 @@ def _encoder_decoder(task: Task, encoder: list[nn.Module], decoder: list[nn.Modu
         maps[index] = positive_product(weights, flow).mean(1)
 
     recording = task.record(GRADIENT, Flows(observe), blocks=[*encoder, *decoder])
-    recording.backward(task.seed(recording.logits))
-    if recording.readout is None:
-        raise task.refuse("the output of its last block is unknown or does not reach the logits")
+    _, row = task.gradient_pass(recording)
     blocks = recording.mode.attention_blocks
-    row = readout_row(recording.readout)
     inside = [maps[i] for i in sorted(maps) if blocks[i] is not None and (blocks[i] or 0) < len(encoder)]
     task.global_maps(dict(enumerate(inside)))
     batch, n, q = task.inputs.batch, inside[0].shape[-1], row.shape[-1]

@@ -7,17 +7,16 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
-from whyformer.methods.registry import BLOCK, FLAG, method
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.registry import Block, method
+from whyformer.methods.task import Scores, Task
 
 
 @method(
     "Grad-CAM with the heads of the last attention as channels",
     family="attention",
     citation="Selvaraju et al., ICCV 2017, as baseline of Chefer et al., CVPR 2021",
-    checks={"block": BLOCK, "count_padding": FLAG},
 )
-def gradcam_attention(task: Task, *, block: int = -1, count_padding: bool = False) -> Scores:
+def gradcam_attention(task: Task, *, block: Block = -1, count_padding: bool = False) -> Scores:
     """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
     over the whole map for text (as the reference code does for ViT and for BERT). No min–max.
 
@@ -34,12 +33,9 @@ def gradcam_attention(task: Task, *, block: int = -1, count_padding: bool = Fals
             seen[index] = (weights, flow)
 
     recording = task.record(GRADIENT, Flows(observe, first))
-    if not recording.attentions:
-        raise task.refuse("no attention was seen in its forward pass")
-    recording.backward(task.seed(recording.logits))
-    if recording.readout is None or first not in seen:
-        raise task.refuse("the output of its last block is unknown or does not reach the logits")
-    row = readout_row(recording.readout)
+    _, row = task.gradient_pass(recording)
+    if first not in seen:
+        raise task.refuse(f"no attention was seen in its block {first}")
     weights, gradient = seen[first]
     task.global_maps({first: weights[:, 0]}, row.shape[-1])
     mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
+from whyformer.engine.probes import AttentionCall, Flows, Maps
 from whyformer.engine.run import Recording
 from whyformer.errors import InputError, MissingExtra
-from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
-from whyformer.methods.registry import BLOCK, FLAG, at_least, method, one_of
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.maps.aggregation import Aggregation, Choices
+from whyformer.methods.registry import Block, Count, method
+from whyformer.methods.task import Scores, Task
 
+Fusion = Literal["mean", "max", "min"]
+Share = Annotated[float, ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1)]
 _ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020"
 
 
@@ -24,9 +26,8 @@ _ROLLOUT = "Abnar, Zuidema: Quantifying Attention Flow in Transformers, ACL 2020
     family="attention",
     citation="baseline of Chefer et al., CVPR 2021; survey 1.1",
     class_specific=False,
-    checks={"block": BLOCK, "aggregation": AGGREGATION},
 )
-def raw_attention(task: Task, *, block: int = -1, aggregation: Mapping[str, Any] | None = None) -> Scores:
+def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None) -> Scores:
     """mean_h A_b, the readout row (CLS, or the rows that are pooled).
 
     Args:
@@ -42,24 +43,16 @@ def raw_attention(task: Task, *, block: int = -1, aggregation: Mapping[str, Any]
     family="attention",
     citation=_ROLLOUT + "; survey 1.2",
     class_specific=False,
-    checks={
-        "head_fusion": one_of("mean", "max", "min"),
-        "discard_ratio": ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1),
-        "start_layer": BLOCK,
-        "normalize_rows": FLAG,
-        "gradient_weighted": FLAG,
-        "aggregation": AGGREGATION,
-    },
 )
 def rollout(
     task: Task,
     *,
-    head_fusion: str = "mean",
-    discard_ratio: float = 0.0,
-    start_layer: int = 0,
+    head_fusion: Fusion = "mean",
+    discard_ratio: Share = 0.0,
+    start_layer: Block = 0,
     normalize_rows: bool = True,
     gradient_weighted: bool = False,
-    aggregation: Mapping[str, Any] | None = None,
+    aggregation: Choices = None,
 ) -> Scores:
     """Â_b = rownorm(fuse_h A_b + I), J = Â_L ⋯ Â_start; the scores are the readout row of J.
 
@@ -107,7 +100,7 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         elif call.index >= start:
             kept[call.index] = prune(how.fuse(call.map()))
 
-    recording, row = with_readout(task, Maps(watch))
+    recording, row = task.readout_pass(Maps(watch))
     if how.only is not None and how.rows == "readout":
         if not last:
             raise task.refuse("no attention was seen in its forward pass")
@@ -127,22 +120,6 @@ def _map_shape(call: AttentionCall) -> tuple[int, int]:
     assert call.query is not None
     assert call.key is not None
     return int(call.query.shape[-2]), int(call.key.shape[-2])
-
-
-def with_readout(task: Task, *probes: Probe) -> tuple[Recording, Tensor]:
-    """(recording, readout row ``[B, N]``), the graph beginning at the last block's output, so only the head is in it.
-
-    The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
-    """
-    if not task.blocks():
-        raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
-    recording = task.record(GRADIENT, *probes, root="output")
-    (gradient,) = recording.backward(recording.logits.detach(), keep=False)
-    if gradient.dim() != 3:
-        raise task.refuse(
-            f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
-        )
-    return recording, readout_row(gradient)
 
 
 def observe_gradients(
@@ -168,12 +145,7 @@ def observe_gradients(
         heads[index] = heads.get(index, 0) + new
 
     recording = task.record(GRADIENT, Flows(observe, start, how.by_heads), **options)
-    if not recording.attentions:
-        raise task.refuse("no attention was seen in its forward pass")
-    recording.backward(task.seed(recording.logits))
-    if recording.readout is None:
-        raise task.refuse("the output of its last block is unknown or does not reach the logits")
-    row = readout_row(recording.readout)
+    _, row = task.gradient_pass(recording)
     finished = {index: finish(fused) for index, fused in maps.items()}
     return recording, task.global_maps(finished, row.shape[-1]), row
 
@@ -183,9 +155,8 @@ def observe_gradients(
     family="attention",
     citation=_ROLLOUT + "; baseline of Ali et al., ICML 2022",
     class_specific=False,
-    checks={"head_fusion": one_of("mean", "max", "min"), "limit": at_least(1)},
 )
-def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) -> Scores:
+def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4096) -> Scores:
     """Max-flow from the readout tokens at the top to token j at the bottom; capacities Â_b = rownorm(fuse_h A_b + I).
 
     Solved by scipy (Dinic) with capacities in units of 1e-6, one problem for each input token. Each score is a flow by
@@ -217,7 +188,7 @@ def attention_flow(task: Task, *, head_fusion: str = "mean", limit: int = 4096) 
         if call.index >= 0:
             kept[call.index] = how.fuse(call.map())
 
-    recording, row = with_readout(task, Maps(watch))
+    recording, row = task.readout_pass(Maps(watch))
     maps = task.global_maps(kept, row.shape[-1])
     identity = torch.eye(row.shape[-1], dtype=torch.float64)
     flows = torch.zeros_like(row, dtype=torch.float64)

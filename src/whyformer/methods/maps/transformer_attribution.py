@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from whyformer.composites.chefer import deep_taylor
 from whyformer.engine.probes import Flows
 from whyformer.engine.run import Recording
-from whyformer.errors import ModelError
 from whyformer.explanation.views import carry
-from whyformer.methods.registry import BLOCK, FLAG, OPTIONAL_BLOCK, method, one_of
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.registry import Block, OptionalBlock, method
+from whyformer.methods.task import Scores, Task
 
 _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Visualization, CVPR 2021"
 
@@ -20,20 +21,14 @@ _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Vi
     "relevance × gradient of every attention map, rolled out over the blocks",
     family="propagation",
     citation=_CITATION + ", Eq. 13–14",
-    checks={
-        "start_layer": BLOCK,
-        "normalize_rows": FLAG,
-        "weighting": one_of("gradient", "attention", "none"),
-        "block": OPTIONAL_BLOCK,
-    },
 )
 def transformer_attribution(
     task: Task,
     *,
-    start_layer: int = 0,
+    start_layer: Block = 0,
     normalize_rows: bool = False,
-    weighting: str = "gradient",
-    block: int | None = None,
+    weighting: Literal["gradient", "attention", "none"] = "gradient",
+    block: OptionalBlock = None,
 ) -> Scores:
     """Ā_b = I + mean_h (∇A_b ⊙ R_b)⁺, C = Ā_L ⋯ Ā_start; the scores are the readout row of C (Eq. 13–14).
 
@@ -68,15 +63,7 @@ def transformer_attribution(
         maps[index] = flow.clamp(min=0).mean(1)
 
     recording = task.record(deep_taylor(), Flows(observe, first))
-    seed = task.seed(recording.logits)
-    if not recording.attentions:
-        raise task.refuse("no attention was seen in its forward pass")
-    recording.backward(seed, keep=True)
-    if recording.readout is None:
-        raise ModelError(
-            "the output of the last block does not reach the logits, so there is no row to read the scores from"
-        )
-    row = readout_row(recording.readout)
+    seed, row = task.gradient_pass(recording, keep=True)
     recording.backward(seed, relevance=True)
     listed = task.global_maps(maps, row.shape[-1])
     if block is not None:

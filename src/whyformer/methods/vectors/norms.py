@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from whyformer.engine.probes import AttentionCall, BlockInputs, Maps, Projection, Projections
-from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
-from whyformer.methods.maps.rollout import with_readout
-from whyformer.methods.registry import OPTIONAL_BLOCK, method, one_of
+from whyformer.methods.maps.aggregation import Aggregation, Choices
+from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
+
+Scope = Literal["heads", "attention", "residual", "norm"]
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,9 @@ class Mixture:
     family="attention",
     citation="Kobayashi et al., EMNLP 2020 and 2021; survey 1.5",
     class_specific=False,
-    checks={
-        "scope": one_of("heads", "attention", "residual", "norm"),
-        "block": OPTIONAL_BLOCK,
-        "aggregation": AGGREGATION,
-    },
 )
 def norm_attention(
-    task: Task, *, scope: str = "norm", block: int | None = None, aggregation: Mapping[str, Any] | None = None
+    task: Task, *, scope: Scope = "norm", block: OptionalBlock = None, aggregation: Choices = None
 ) -> Scores:
     """‖v_ij‖ of every block, rolled out over the blocks (rows divided by their sums), readout row.
 
@@ -126,7 +121,7 @@ def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
             calls[call.index] = call
 
     projections, inputs = Projections(), BlockInputs()
-    recording, row = with_readout(task, Maps(watch), projections, inputs)
+    recording, row = task.readout_pass(Maps(watch), projections, inputs)
     mixtures: dict[int, Mixture] = {}
     for index, call in calls.items():
         if index not in projections.found:

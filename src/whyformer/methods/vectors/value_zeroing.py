@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +13,12 @@ from whyformer.engine.mode import Interception
 from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
 from whyformer.errors import InputError
-from whyformer.methods.maps.aggregation import AGGREGATION, Aggregation
-from whyformer.methods.maps.rollout import with_readout
-from whyformer.methods.registry import OPTIONAL_BLOCK, at_least, method, one_of
+from whyformer.methods.maps.aggregation import Aggregation, Choices
+from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Pass
 
-DISTANCES = ("cosine", "euclidean", "dot")
+Distance = Literal["cosine", "euclidean", "dot"]
 
 
 @method(
@@ -28,20 +26,14 @@ DISTANCES = ("cosine", "euclidean", "dot")
     family="perturbation",
     citation="Mohebbi et al.: Quantifying Context Mixing in Transformers, EACL 2023; survey 2.3",
     class_specific=False,
-    checks={
-        "distance": one_of(*DISTANCES),
-        "block": OPTIONAL_BLOCK,
-        "batch_size": at_least(1),
-        "aggregation": AGGREGATION,
-    },
 )
 def value_zeroing(
     task: Task,
     *,
-    distance: str = "cosine",
-    block: int | None = None,
-    batch_size: int = 16,
-    aggregation: Mapping[str, Any] | None = None,
+    distance: Distance = "cosine",
+    block: OptionalBlock = None,
+    batch_size: Count = 16,
+    aggregation: Choices = None,
 ) -> Scores:
     """S_b[i, t] = d(h_i^{¬t}, h_i), rows of S_b scaled to sum 1; the scores are the readout row of S_L ⋯ S_1.
 
@@ -71,7 +63,7 @@ def value_zeroing(
         raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
     seen: list[_Seen] = []
     kept = BlockCalls()
-    recording, row = with_readout(task, Maps(lambda call: seen.append(_Seen.of(call))), kept)
+    recording, row = task.readout_pass(Maps(lambda call: seen.append(_Seen.of(call))), kept)
     calls = kept.found
     how.check(len(calls))
     _refuse(task, seen, row.shape[-1], len(calls))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,12 +14,12 @@ from whyformer.engine.run import Recording
 from whyformer.errors import InputError
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
-from whyformer.methods.registry import FLAG, at_least, method, one_of
+from whyformer.methods.registry import Amount, Count, Natural, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
-NORMS = ("l2", "l1", "max", "sum")
-BASELINES = ("zero", "mean", "blur", "pad", "mask", "unk")
+Norm = Literal["l2", "l1", "max", "sum"]
+Baseline = Literal["zero", "mean", "blur", "pad", "mask", "unk"]
 
 
 def explain_root(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, list[Tensor]]:
@@ -63,9 +63,8 @@ def multiply(task: Task, recording: Recording, flow: Tensor, norm: str = "sum") 
     level="pixel or token",
     citation="Simonyan et al. 2014; survey 2.1",
     anywhere=True,
-    checks={"norm": one_of(*NORMS)},
 )
-def saliency(task: Task, *, norm: str = "l2") -> Scores:
+def saliency(task: Task, *, norm: Norm = "l2") -> Scores:
     """‖∂f/∂x‖ over the channels of a pixel or the width of a token embedding (what enters the first block).
 
     Args:
@@ -82,9 +81,8 @@ def saliency(task: Task, *, norm: str = "l2") -> Scores:
     level="pixel or token",
     citation="Shrikumar et al. 2016; GI of Ali et al., ICML 2022",
     anywhere=True,
-    checks={"norm": one_of(*NORMS)},
 )
-def input_x_gradient(task: Task, *, norm: str = "sum") -> Scores:
+def input_x_gradient(task: Task, *, norm: Norm = "sum") -> Scores:
     """Σ x ⊙ ∂f/∂x over channels or width; for text x is what enters the first block (Ali et al.).
 
     Args:
@@ -127,25 +125,17 @@ def _chunks(task: Task, count: int, batch_size: int, description: str) -> Any:
     level="pixel or token",
     citation="Smilkov et al. 2017; survey 2.1",
     anywhere=True,
-    checks={
-        "samples": at_least(1),
-        "noise": at_least(0),
-        "batch_size": at_least(1),
-        "norm": one_of(*NORMS),
-        "multiply_by_input": FLAG,
-        "squared": FLAG,
-    },
 )
 def smoothgrad(
     task: Task,
     *,
-    samples: int = 25,
-    noise: float = 0.15,
-    seed: int = 0,
-    norm: str = "l2",
+    samples: Count = 25,
+    noise: Amount = 0.15,
+    seed: Natural = 0,
+    norm: Norm = "l2",
     multiply_by_input: bool = False,
     squared: bool = False,
-    batch_size: int = 8,
+    batch_size: Count = 8,
 ) -> Scores:
     """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample.
 
@@ -187,16 +177,15 @@ def _range(inputs: Inputs, x: Tensor) -> Tensor:
     level="pixel or token",
     citation="Sundararajan et al. 2017; survey 2.1",
     anywhere=True,
-    checks={
-        "steps": at_least(1),
-        "baseline": one_of(*BASELINES),
-        "batch_size": at_least(1),
-        "norm": one_of(*NORMS),
-        "blur": at_least(0),
-    },
 )
 def integrated_gradients(
-    task: Task, *, steps: int = 50, baseline: str = "zero", norm: str = "sum", blur: float = 10.0, batch_size: int = 8
+    task: Task,
+    *,
+    steps: Count = 50,
+    baseline: Baseline = "zero",
+    norm: Norm = "sum",
+    blur: Amount = 10.0,
+    batch_size: Count = 8,
 ) -> Scores:
     """(x − x′) ⊙ ∫₀¹ ∂f(x′ + t(x − x′))/∂x dt by Gauss–Legendre quadrature; Σ = f(x) − f(x′).
 

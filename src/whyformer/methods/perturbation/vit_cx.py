@@ -1,9 +1,8 @@
-"""Methods that change the input and watch the output: occlusion and ViT-CX."""
+"""ViT-CX: masks made from the last block's features, and what the target says of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,111 +10,14 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import MissingExtra
 from whyformer.explanation import views
-from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
-from whyformer.methods.registry import at_least, method, one_of
+from whyformer.inputs.removal import values_of
+from whyformer.methods.registry import Amount, Count, Natural, method
 from whyformer.methods.task import Scores, Task
 from whyformer.targets import Logit, Probability
 
-# -- occlusion -----------------------------------------------------------------------------------------------------
-_COUNT = "a whole number of at least 1"
 
-
-def _whole(value: Any) -> bool:
-    return _natural(value) and value >= 1
-
-
-def _natural(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-@method(
-    "drop of the target when a patch or token is replaced by a baseline",
-    family="perturbation",
-    citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, ECCV 2014; survey 2.3",
-    anywhere=True,
-    checks={
-        "baseline": one_of(None, *PICTURE_BASELINES, *TEXT_BASELINES),
-        "window": (_COUNT, _whole),
-        "stride": ("None or " + _COUNT, lambda v: v is None or _whole(v)),
-        "batch_size": (_COUNT, _whole),
-        "patch": ("None or a whole number of pixels", lambda v: v is None or _whole(v)),
-        "fill_id": ("None or a token id", lambda v: v is None or _natural(v)),
-    },
-)
-def occlusion(
-    task: Task,
-    *,
-    baseline: str | None = None,
-    window: int = 1,
-    stride: int | None = None,
-    batch_size: int = 16,
-    patch: int | None = None,
-    fill_id: int | None = None,
-) -> Scores:
-    """score_i = mean over the windows w that hold feature i of f(x) − f(x with w replaced by the baseline).
-
-    f is the target: a logit by default, a probability with :class:`whyformer.targets.Probability`. The black-box
-    reference: it needs nothing but forward passes, one for each window.
-
-    Args:
-        baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "mean" (each
-            channel's mean over this picture), "blur" (the picture blurred with σ = one window). Text: "mask", "unk",
-            "pad" (that token of the tokenizer; default the first it has) or "delete" (the token is taken out and the
-            others move up; the default without a tokenizer, where there is an attention mask). Vectors: "zero", "mean".
-        window: patches along each side, or tokens, replaced at once. Special tokens and padding are never replaced.
-        stride: patches or tokens from one window to the next; default ``window``, and never more.
-        batch_size: forward passes at once.
-        patch: side of a patch in pixels; default what the model's config says (16 if nothing), doubled until there are
-            no more than 2048 patches (Swin's are 4 pixels wide).
-        fill_id: id of the token that stands in, instead of ``baseline``.
-
-    Raises:
-        InputError: a baseline that does not fit the input or that the tokenizer lacks, or stride > window.
-    """
-    stride = window if stride is None else stride
-    if stride > window:
-        raise InputError(f"{task.method}: stride={stride} is more than window={window}, which would skip features")
-    removed = removal(task, baseline, fill_id=fill_id, patch=patch, window=window)
-    logits = task.forward()
-    jobs = [(b, w) for b in range(task.inputs.batch) for w in _windows(removed, b, window, stride)]
-    rows = logits_without(task, removed, jobs, batch_size, "occlusion")
-    target = task.resolve(logits)
-    clean = target(logits)
-    owners = [b for b, _ in jobs]
-    drops = (clean[owners] - values_of(target, rows, owners, logits)).cpu()
-    total = torch.zeros(removed.features.shape, dtype=clean.dtype)
-    count = torch.zeros_like(total)
-    for (b, w), drop in zip(jobs, drops, strict=True):
-        total[b, list(w)] += drop
-        count[b, list(w)] += 1
-    diagnostics: dict[str, Any] = {"forwards": len(jobs) + len(logits), "baseline": removed.baseline}
-    if removed.cell is not None:
-        diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
-    kind = "token" if removed.grid is None else "patch"
-    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid)
-
-
-def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:
-    """Features of each window; the last windows are cut at the border."""
-    if removed.grid is None:
-        positions = removed.features[sample].nonzero()[:, 0].tolist()
-        yield from (positions[i : i + window] for i in _starts(len(positions), window, stride))
-        return
-    rows, columns = removed.grid
-    for top in _starts(rows, window, stride):
-        for left in _starts(columns, window, stride):
-            across = range(left, min(left + window, columns))
-            yield [r * columns + c for r in range(top, min(top + window, rows)) for c in across]
-
-
-def _starts(length: int, window: int, stride: int) -> range:
-    """Where windows begin, until one reaches the end."""
-    return range(0, max(length - window + stride, 1) if length else 0, stride)
-
-
-# -- ViT-CX --------------------------------------------------------------------------------------------------------
 @method(
     "causal score of masks made from the last block's features",
     family="perturbation",
@@ -123,22 +25,15 @@ def _starts(length: int, window: int, stride: int) -> range:
     level="pixel",
     modality="image",
     anywhere=True,
-    checks={
-        "noise": at_least(0),
-        "distance_threshold": at_least(0),
-        "seed": ("a whole number of at least 0", _natural),
-        "batch_size": (_COUNT, _whole),
-        "output": one_of("probability", "target"),
-    },
 )
 def vit_cx(
     task: Task,
     *,
-    noise: float = 0.1,
-    distance_threshold: float = 0.1,
-    seed: int = 0,
-    batch_size: int = 16,
-    output: str = "probability",
+    noise: Amount = 0.1,
+    distance_threshold: Amount = 0.1,
+    seed: Natural = 0,
+    batch_size: Count = 16,
+    output: Literal["probability", "target"] = "probability",
 ) -> Scores:
     """S = (1/K) Σ_i s_i M_i / Σ_k M_k at each pixel, s_i = p(X⊙M_i + Z_i⊙(1−M_i)) − p(X + Z_i⊙(1−M_i)) + p(X).
 
