@@ -379,6 +379,35 @@ def test_label_mode_answers_for_every_class() -> None:
     assert arbitrate(model, inputs, ["saliency"], mode="prime", labels=2).labels.shape == (2, 2)
 
 
+def test_prime_over_all_classes_refuses_maps_that_are_the_same_for_each() -> None:
+    """The changes of all probabilities of a softmax sum to 0, so rounding alone would choose."""
+    model, inputs = zoo.build("hf_vit")
+    agnostic = ["rollout", "raw_attention"]
+    with pytest.raises(InputError, match=rf"mean over all {zoo.CLASSES} classes.*\(rollout, raw_attention\): give labels="):
+        arbitrate(model, inputs, agnostic, mode="prime", target=1)
+    with pytest.raises(InputError, match=r"\(rollout\)"):
+        arbitrate(model, inputs, ["saliency", "rollout"], mode="prime", target=1, labels=zoo.CLASSES)
+    # what is left: fewer classes, maps of a class each, or classes that do not exclude one another
+    found = arbitrate(model, inputs, agnostic, "comprehensiveness", mode="prime", target=1, labels=zoo.CLASSES - 1)
+    assert found.selection.mean(-1).abs().min() > 1e-6
+    arbitrate(model, inputs, ["saliency", "input_x_gradient"], mode="prime", target=1)
+    model.config.problem_type = "multi_label_classification"
+    found = arbitrate(model, inputs, agnostic, mode="prime", target=1)
+    assert found.labels.shape == (2, zoo.CLASSES)
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_a_criterion_is_the_metric(criterion: str) -> None:
+    """Everything in one part: what ``evaluate`` says, in ten steps."""
+    model, inputs = zoo.build("bert")
+    e = whyformer.explain(model, inputs, "input_x_gradient", 1)
+    found = arbitrate(model, inputs, [e], criterion, holdout=0, target=1, fill_id=FILL)
+    steps = {"steps": 10} if criterion in ("deletion", "insertion") else {}
+    wanted = whyformer.evaluate(model, inputs, e, criterion, baseline=FILL, **steps)
+    assert found.heldout[0, :, 0].numpy() == pytest.approx(wanted.values, abs=1e-9)
+    assert found.higher_is_better == (wanted.better == "higher")
+
+
 def test_mean_baseline() -> None:
     model, inputs = zoo.build("bert")
     found = arbitrate(model, inputs, NAMES, mode="mean_baseline", fill_id=FILL, target=1)

@@ -72,7 +72,7 @@ class Case:
         scores = self.features(sample)
         return scores.size > 1 and float(scores.max()) == float(scores.min())
 
-    def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str) -> Array:
+    def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
         """``[F, C]`` logits of one sample, each time without some of :meth:`features` (True in ``masks [F, n]``)."""
         removed = removal(self.ready.task(name="evaluate"), baseline, patch=1 if self.image else None, blur=BLUR)
         places = np.arange(removed.features.shape[1])
@@ -82,7 +82,7 @@ class Case:
         self.forwards += len(jobs)
         return found.double().cpu().numpy()
 
-    def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str) -> Array:
+    def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
         """``[F]`` probability of the target in :meth:`run`."""
         return self.probabilities(self.run(sample, masks, baseline))[:, self.target[sample]]
 

@@ -103,7 +103,7 @@ def perturbation(
     full = {**settings, "baseline": None}
 
     def register(plan: Callable[..., Plan]) -> Callable[..., Plan]:
-        def function(case: Any, *, baseline: str, **given: Any) -> Curves:
+        def function(case: Any, *, baseline: str | int, **given: Any) -> Curves:
             made, figures, curves = plan(**given), [], []
             for i in range(len(case)):
                 scores = case.features(i)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
-from whyformer.evaluate import metrics as _metrics  # noqa: F401 - fills METRICS
 from whyformer.evaluate.holdout import Goal, measure, split
 from whyformer.evaluate.registry import METRICS, Plan
 from whyformer.explaining import Ready, begin

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
+import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
-from whyformer.evaluate import metrics as _metrics  # noqa: F401 - fills METRICS
 from whyformer.evaluate.case import read_case
 from whyformer.evaluate.registry import find_metric
 from whyformer.explaining import begin

@@ -48,7 +48,7 @@ class Trust:
     random: NDArray[np.float64]
     chance: NDArray[np.float64]
     warnings: tuple[tuple[str, ...], ...]
-    baseline: str
+    baseline: str | int
     seeds: tuple[int, ...]
     kind: tuple[Any, ...]
     forwards: int
@@ -87,7 +87,7 @@ def trust(
     inputs: Any = None,
     processor: Any = None,
     *,
-    baseline: str | None = None,
+    baseline: str | int | None = None,
     steps: int = STEPS,
     seeds: Sequence[int] = SEEDS,
     batch_size: int = 32,

@@ -114,7 +114,7 @@ class Removal:
 
 def removal(
     task: Task,
-    baseline: str | None = None,
+    baseline: str | int | None = None,
     *,
     fill_id: int | None = None,
     patch: int | None = None,
@@ -125,6 +125,7 @@ def removal(
     """The way to take features out of the task's input; settings as in :func:`occlusion`.
 
     Args:
+        baseline: a name, or the id of the token that stands in.
         prefer: baselines of text by default, the first that the tokenizer has.
         blur: (σ, radius) in pixels; by default σ is the window's longer side.
 
@@ -132,6 +133,8 @@ def removal(
         InputError: a baseline that this input or its tokenizer does not have.
     """
     inputs, x = task.inputs, task.inputs.tensor
+    if isinstance(baseline, int):
+        baseline, fill_id = None, baseline
     if inputs.modality == "text":
         name, token = _text_filler(task, baseline, fill_id, prefer)
         return Removal(inputs, content_of(inputs), name, token)
