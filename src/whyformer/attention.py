@@ -128,28 +128,25 @@ def attention_maps(
             )
         return maps.detach().cpu()
 
-    try:
-        with torch.inference_mode(False):
-            kept: dict[int, Tensor] = {}
-            if gradient:
+    with task.at_work():
+        kept: dict[int, Tensor] = {}
+        if gradient:
 
-                def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-                    kept[index] = counted((weights * flow).clamp(min=0))
+            def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+                kept[index] = counted((weights * flow).clamp(min=0))
 
-                recording = task.record(GRADIENT, Flows(observe))
-                _, row = task.gradient_pass(recording)
-            else:
+            recording = task.record(GRADIENT, Flows(observe))
+            _, row = task.gradient_pass(recording)
+        else:
 
-                def watch(call: AttentionCall) -> None:
-                    if call.index >= 0:
-                        kept[call.index] = counted(call.map())
+            def watch(call: AttentionCall) -> None:
+                if call.index >= 0:
+                    kept[call.index] = counted(call.map())
 
-                recording, row = task.readout_pass(Maps(watch))
-            maps = task.global_maps(kept, row.shape[-1])
+            recording, row = task.readout_pass(Maps(watch))
+        maps = task.global_maps(kept, row.shape[-1])
         logits = recording.logits.detach()
         places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
-    finally:
-        task.release()
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)

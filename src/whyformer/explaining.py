@@ -123,18 +123,15 @@ class Ready:
             )
         resolver = self.resolver(target)
         task = self.task(resolver, method, progress)
-        # a user's surrounding no_grad or inference_mode must not change the result
         try:
-            with torch.inference_mode(False):
+            with task.at_work():
                 scores = chosen.function(task, **full)
-            explanation = self.finish(scores, resolver, method, full)
+                explanation = self.finish(scores, resolver, method, full)
         except (ValueError, RuntimeError, AssertionError) as error:
             reason = None if isinstance(error, WhyformerError) else wrong_size(self.model, self.inputs)
             if reason is None:
                 raise
             raise InputError(reason) from error
-        finally:
-            task.release()
         if not chosen.class_specific:
             explanation.diagnostics.setdefault("class_specific", False)
         return explanation

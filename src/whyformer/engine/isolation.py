@@ -55,10 +55,16 @@ def alone(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _parameters(model: nn.Module) -> dict[str, tuple[Tensor, int, int]]:
-    """Name -> (parameter, count of its changes, address). Buffers may change: rotary tables grow in a forward pass."""
+_State = tuple[Tensor, Tensor, int, int]
+
+
+def _parameters(model: nn.Module) -> dict[str, _State]:
+    """Name -> (parameter, its memory, which stays taken meanwhile, count of changes, address).
+
+    Buffers may change: rotary tables grow in a forward pass.
+    """
     named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
-    return {n: (p, 0 if p.is_inference() else p._version, _address(p)) for n, p in named}
+    return {n: (p, p.detach(), 0 if p.is_inference() else p._version, _address(p)) for n, p in named}
 
 
 def _address(parameter: Tensor) -> int:
@@ -68,12 +74,12 @@ def _address(parameter: Tensor) -> int:
         return 0
 
 
-def _same(before: tuple[Tensor, int, int] | None, after: tuple[Tensor, int, int] | None) -> bool:
+def _same(before: _State | None, after: _State | None) -> bool:
     if before is None or after is None:
         return False
     if before[0].is_meta or after[0].is_meta:  # weights that are loaded for each forward pass
         return True
-    return before[0] is after[0] and before[1:] == after[1:]
+    return before[0] is after[0] and before[2:] == after[2:]
 
 
 @contextlib.contextmanager

@@ -80,8 +80,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         result = self._dispatch(name, func, args, kwargs)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: ops.is_in_place(name)])):
-                if tensor.requires_grad:
-                    tensor._whyformer_seen = True  # type: ignore[attr-defined]
+                if tensor.requires_grad:  # of a view all of its base: other views of that may come to carry too
+                    (tensor if tensor._base is None else tensor._base)._whyformer_seen = True  # type: ignore[attr-defined]
         return result
 
     def _dispatch(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -146,7 +146,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         return self._ruled(rule, name, func, args, kwargs)
 
     def _known(self, name: str, native: frozenset[str]) -> bool:
-        return name in native or (ops.is_in_place(name) and (name[:-1] in native or name == "__setitem__"))
+        return name in native or (ops.is_in_place(name) and (name[:-1] in native or name in ("__setitem__", "copy_")))
 
     def _unless_silent(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Audit: an unknown operation may run only if nothing carried comes out of it."""
@@ -204,7 +204,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if node is None:
                 continue
             if not isinstance(node, torch.autograd.function.BackwardCFunction):
-                if self.composite.audit and not hasattr(tensor, "_whyformer_seen"):
+                if self.composite.audit and not hasattr(
+                    tensor if tensor._base is None else tensor._base, "_whyformer_seen"
+                ):
                     raise UnknownOperation(
                         f"operations that whyformer cannot see (a torch.jit function, or an extension in C++) made a "
                         f"tensor that carries relevance into {self.where()}; {self.composite.name} needs every "
@@ -326,8 +328,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
 
 def _without_graph(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As under ``torch.no_grad()``, without building that context for each of a model's operations."""
-    if not torch.is_grad_enabled():
+    """As under ``torch.no_grad()``, without building that context for each of a model's operations.
+
+    Where no graph could begin nothing is switched: a view made without gradients could not be written to later.
+    """
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors((*args, *kwargs.values()))):
         return func(*args, **kwargs)
     torch._C._set_grad_enabled(False)
     try:

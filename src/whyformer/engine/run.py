@@ -81,6 +81,13 @@ class Recording:
                 "activation checkpointing (torch.utils.checkpoint) repeats operations behind whyformer's back. Turn it "
                 "off: model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             ) from error
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise ModelError(
+                "the model changes a tensor in place after an operation has read it, and the value that was read is "
+                "needed on the way back. Write that step out of place (x = x + y, not x += y), or use another method"
+            ) from error
         if not keep:
             self._let_go()
         return [torch.zeros_like(r) if f is None else f for r, f in zip(self.roots, flows, strict=True)]

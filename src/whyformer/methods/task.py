@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
@@ -134,11 +136,18 @@ class Task:
             )
         return recording, readout_row(gradient)
 
-    def release(self) -> None:
-        """Free the graphs of all recordings; without it each explanation would keep some of its memory for ever."""
-        for recording in filter(None, (reference() for reference in self.recordings)):
-            recording.release()
-        self.recordings.clear()
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Around a method's work: neither a user's ``inference_mode`` nor a run around it has a part in it, and a model
+        that is changed meanwhile is refused. Afterwards the graphs of all recordings are freed: without that each
+        explanation would keep some of its memory for ever."""
+        try:
+            with alone(self.model), torch.inference_mode(False):
+                yield
+        finally:
+            for recording in filter(None, (reference() for reference in self.recordings)):
+                recording.release()
+            self.recordings.clear()
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """Logits of a plain forward pass, without gradients."""
