@@ -103,6 +103,16 @@ def test_attention_flow_is_the_peers_but_for_its_scale(sample: int) -> None:
     close(scores(model, inputs, "rollout")[sample, :n], theirs[f"joint_{sample}"][0])
 
 
+# -- Grad-CAM ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_grad_cam_before_it_is_scaled(block: int) -> None:
+    model, inputs = build("timm_vit")
+    theirs = peer("grad_cam")
+    close(zoo.call(model, inputs), theirs["logits"])
+    for k, target in enumerate((1, 2)):
+        close(scores(model, inputs, "gradcam", target, blocks=block).reshape(2, 4, 4), theirs[f"block_{block}"][:, k])
+
+
 # -- norms ---------------------------------------------------------------------------------------------------------
 SCOPES = [("emnlp2020", "attention"), ("emnlp2021", "attention"), ("emnlp2021", "residual"), ("emnlp2021", "norm")]
 

@@ -46,7 +46,8 @@ def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int |
     rows (a stem of overlapping convolutions); then the place of a row is the centre of its squared gradient.
 
     Costs a forward pass of one picture of noise, up to the attention in question, and two backward passes through that
-    part (long inputs and half precision: a few more; where pixels feed several rows: one a row).
+    part (long inputs and half precision: a few more; where pixels feed several rows: one a row, and eight more below a
+    deep stem).
 
     Args:
         feed: (args, kwargs) of the model's forward, with one picture ``[1, C, H, W]`` or video ``[1, T, C, H, W]``.
@@ -172,24 +173,35 @@ def _cells(fed: Tensor | None) -> Tensor | None:
 
 
 def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:
-    """The lattice of the centres of what feeds each row, if they lie on one."""
+    """The lattice of the centres of what feeds each row, if they lie on one.
+
+    Along one direction a deep stem's centres may scatter farther than its lines lie apart; along several they settle.
+    """
     if len(rows) > MOST_ROWS or picture.dim() != 4:
         return None
-    direction = torch.randn(rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
+    for directions in (1, 8):
+        centres = _centres(picture, rows, directions)
+        fed = torch.tensor(sorted(centres))
+        cells = _lattice(torch.tensor([centres[int(i)] for i in fed], dtype=torch.float64).reshape(-1, 2))
+        if cells is not None:
+            return Places(fed[cells].flatten(), (int(cells.shape[0]), int(cells.shape[1])), len(rows))
+    return None
+
+
+def _centres(picture: Tensor, rows: Tensor, directions: int) -> dict[int, tuple[float, float]]:
+    """(down, across) the centre of the squared gradients of each row of ``[N, D]`` that a pixel feeds."""
+    drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
+    down, across = (torch.arange(n, dtype=torch.float64, device=picture.device) for n in picture.shape[-2:])
     centres: dict[int, tuple[float, float]] = {}
     for i, row in enumerate(rows):
-        (flow,) = torch.autograd.grad(row, picture, direction, retain_graph=True, allow_unused=True)
-        if flow is None or not bool(flow.any()):
-            continue
-        weight = flow[0].double().square().sum(0)
-        down, across = (torch.arange(n, dtype=torch.float64, device=weight.device) for n in weight.shape)
+        flows = [torch.autograd.grad(row, picture, d, retain_graph=True, allow_unused=True)[0] for d in drawn]
+        weight = torch.zeros(picture.shape[-2:], dtype=torch.float64, device=picture.device)
+        for flow in flows:
+            weight += 0 if flow is None else flow[0].double().square().sum(0)
         total = weight.sum()
-        centres[i] = (float((weight.sum(1) @ down) / total), float((weight.sum(0) @ across) / total))
-    fed = torch.tensor(sorted(centres))
-    cells = _lattice(torch.tensor([centres[int(i)] for i in fed], dtype=torch.float64).reshape(-1, 2))
-    if cells is None:
-        return None
-    return Places(fed[cells].flatten(), (int(cells.shape[0]), int(cells.shape[1])), len(rows))
+        if total > 0:
+            centres[i] = (float((weight.sum(1) @ down) / total), float((weight.sum(0) @ across) / total))
+    return centres
 
 
 def _lattice(centres: Tensor) -> Tensor | None:
