@@ -180,3 +180,14 @@ def test_all_that_is_put_into_a_template_is_escaped_and_a_misspelt_name_is_an_er
     assert "<script" not in made and "\x1b" not in made and "\\x1b[31m" in made
     with pytest.raises(UndefinedError, match="title"):
         html.render("page.html", sections=[], titel="x", look=None)
+
+
+def test_html_is_made_in_one_place():
+    """Templates alone hold markup; other code fills them."""
+    from pathlib import Path
+
+    import whyformer
+
+    root = Path(whyformer.__file__).parent
+    found = [p.relative_to(root) for p in sorted(root.rglob("*.py")) if re.search(r"</\w|<(div|span|p|td|li|img|svg)\b", p.read_text())]
+    assert [p for p in found if p.parent.name != "web"] == []

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
 from whyformer.show.words import agnostic, target_name, visible
@@ -46,9 +46,9 @@ def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]
     singles = [sample for e in listed(explanations) for sample in e]
     if not singles:
         raise InputError("there is no explanation to show")
-    groups: dict[object, list[Explanation]] = {}
+    groups: dict[Hashable, list[Explanation]] = {}
     for e in singles:
-        groups.setdefault(_input(e), []).append(e)
+        groups.setdefault(input_of(e), []).append(e)
     return [_section(group) for group in groups.values()]
 
 
@@ -58,15 +58,34 @@ def listed(explanations: Explanation | Iterable[Explanation]) -> list[Explanatio
     return [explanations] if hasattr(explanations, "scores") else list(explanations)  # type: ignore[list-item]
 
 
-def _input(e: Explanation) -> object:
+def input_of(e: Explanation) -> Hashable:
+    """What two explanations of one input have in common: the text, or the picture as the model saw it."""
     if e.texts is not None:
         return e.texts[0]
     if e.pictures is not None:
         return e.pictures.numpy().tobytes()
+    if e.originals is not None:
+        return e.originals[0].tobytes()
     return tuple(e.tokens[0]) if e.tokens is not None else tuple(e.logits[0].tolist())
 
 
+def method_names(explanations: Sequence[Explanation]) -> list[str]:
+    """Their methods, followed by the settings in which those of one method differ."""
+    names = []
+    for e in explanations:
+        twins = [other.settings for other in explanations if other.method == e.method]
+        differing = {k: v for k, v in e.settings.items() if any(str(twin.get(k)) != str(v) for twin in twins)}
+        names.append(visible(f"{e.method} ({listing(differing)})" if differing else e.method))
+    return names
+
+
+def listing(settings: Mapping[str, Any]) -> str:
+    """Settings as they would be written in a call."""
+    return ", ".join(f"{k}={v}" for k, v in settings.items())
+
+
 def _section(group: list[Explanation]) -> Section:
+    """Rows by method and settings, columns by target; a map of no class stands under each of them."""
     rows: dict[tuple[str, str], dict[str, Explanation]] = {}
     for e in group:
         key = (e.method, json.dumps(e.settings, sort_keys=True, default=str))
@@ -76,23 +95,10 @@ def _section(group: list[Explanation]) -> Section:
         while column in row:
             column += " "
         row[column] = e
-    targets = list(dict.fromkeys(t for row in rows.values() for t in row if not t.startswith("any class")))
-    if not targets:
-        targets = list(dict.fromkeys(t for row in rows.values() for t in row))
+    asked = list(dict.fromkeys(t for row in rows.values() for t, e in row.items() if not agnostic(e)))
+    targets = asked or list(dict.fromkeys(t for row in rows.values() for t in row))
     cells: list[list[Explanation | None]] = []
     for row in rows.values():
-        same = next((e for t, e in row.items() if t.startswith("any class")), None)
+        same = next((e for e in row.values() if agnostic(e)), None)
         cells.append([row.get(t, same) for t in targets])
-    return Section(_names(list(rows)), targets, cells)
-
-
-def _names(keys: list[tuple[str, str]]) -> list[str]:
-    """Method names, followed by the settings in which rows of the same method differ."""
-    names = []
-    for method, settings in keys:
-        twins = [json.loads(s) for m, s in keys if m == method]
-        own = json.loads(settings)
-        differing = [k for k in own if any(twin.get(k) != own[k] for twin in twins)]
-        extra = ", ".join(f"{k}={own[k]}" for k in differing)
-        names.append(visible(f"{method} ({extra})" if extra else method))
-    return names
+    return Section(method_names([next(iter(row.values())) for row in rows.values()]), targets, cells)

@@ -51,6 +51,11 @@ class Word:
         """Its tokens with their scores; nothing for a word of one token."""
         return " + ".join(f"{t} ({figure_of(s)})" for t, s in self.parts) if len(self.parts) > 1 else ""
 
+    @property
+    def tip(self) -> str:
+        """What is said of it where the pointer rests on it."""
+        return f"{self.value} · {self.sum or self.text}"
+
 
 def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     """(words of a sample in order, text after the last one); tokens become words where the offsets allow it.

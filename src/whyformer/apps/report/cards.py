@@ -23,6 +23,10 @@ class Card:
     licence: str | None = None
     classes: tuple[str, ...] = ()
 
+    @property
+    def title(self) -> str:
+        return title(self.name)
+
 
 def card(name: str, labels: dict[int, str] | None = None) -> Card:
     """The facts of a model by the name that :func:`whyformer.explain` takes.

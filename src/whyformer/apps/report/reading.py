@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.apps.report.material import Map, Material, Result, Skipped
+from whyformer.apps.report.contents import Benchmark, Contents, Saved, Skipped
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.result import Explanation
@@ -30,7 +30,7 @@ class _NotOurs(Exception):  # noqa: N818
     """A file of another kind; the message says of which."""
 
 
-def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Material:
+def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     """Everything in files and folders (with what is below them), without following links to folders.
 
     Args:
@@ -41,26 +41,26 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Material:
         LoadError: a source is missing or cannot be listed.
     """
     found = list(_files(sources, leave_out))
-    material = Material()
+    contents = Contents()
     ours = {path.parent for path, _ in found if path.name == "report.json" and path.is_file()}
     for path, name in track(found, "reading", len(found)):
         try:
             if path.parent in ours and path.name in _BENCHMARK[1:]:
                 continue
-            _read(path, name, material)
+            _read(path, name, contents)
         except _NotOurs as error:
-            material.skipped.append(Skipped(name, str(error)))
+            contents.skipped.append(Skipped(name, str(error)))
         except WhyformerError as error:
-            material.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
+            contents.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
         except OSError as error:
-            material.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
-    shown = {Path(file).with_suffix("") for file in (m.file for m in material.maps)}
-    material.skipped = [
+            contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
+    shown = {Path(file).with_suffix("") for file in (m.file for m in contents.saved)}
+    contents.skipped = [
         s
-        for s in material.skipped
+        for s in contents.skipped
         if s.damaged or Path(s.file).suffix not in _BESIDES or Path(s.file).with_suffix("") not in shown
     ]
-    return material
+    return contents
 
 
 def _files(sources: Sequence[Path], leave_out: Path) -> Iterator[tuple[Path, str]]:
@@ -85,21 +85,21 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / n for n in sorted(names) if not n.startswith(".") and not n.endswith(".partial"))
 
 
-def _read(path: Path, name: str, material: Material) -> None:
+def _read(path: Path, name: str, contents: Contents) -> None:
     if not path.is_file():
         raise _NotOurs("not a regular file")
     if path.stat().st_size > _MOST_BYTES:
         raise _NotOurs(f"larger than {_MOST_BYTES // 2**20} MB")
     if path.suffix == ".safetensors":
-        material.maps += _saved(path, name)
+        contents.saved += _saved(path, name)
     elif path.suffix == ".json":
         facts = _json(path)
         if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
-            material.results.append(_benchmark(path, name, facts))
+            contents.benchmarks.append(_benchmark(path, name, facts))
         else:
-            material.maps += _printed(facts, path, name)
+            contents.saved += _printed(facts, path, name)
     elif path.name == "table.csv":
-        material.results.append(_table(path, name))
+        contents.benchmarks.append(_table(path, name))
     elif path.name == "records.jsonl":
         raise _NotOurs("an unfinished benchmark: run it again with the same --out to finish it")
     else:
@@ -107,7 +107,7 @@ def _read(path: Path, name: str, material: Material) -> None:
 
 
 # -- explanations ------------------------------------------------------------------------------------------------
-def _saved(path: Path, name: str) -> list[Map]:
+def _saved(path: Path, name: str) -> list[Saved]:
     """What :meth:`Explanation.save` wrote."""
     from safetensors import SafetensorError, safe_open
 
@@ -125,7 +125,7 @@ def _saved(path: Path, name: str) -> list[Map]:
     return _maps(e, path.stem, name, facts.get("versions"))
 
 
-def _printed(facts: Any, path: Path, name: str) -> list[Map]:
+def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
     """What ``--format json`` wrote, or what :meth:`Explanation.to_dict` gave."""
     if isinstance(facts, dict) and {"scores", "method", "level"} <= facts.keys():
         return _maps(Explanation.from_dict(facts), path.stem, name, None)
@@ -156,17 +156,17 @@ def _with_picture(e: Explanation, picture: Image.Image) -> Explanation:
     return replace(e, originals=[picture], geometry=[e.geometry[0].scaled((picture.height, picture.width))])
 
 
-def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Map]:
+def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
     known = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
     titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
-    return [Map(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(e, titles, strict=True)]
+    return [Saved(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(e, titles, strict=True)]
 
 
 # -- benchmarks --------------------------------------------------------------------------------------------------
-def _benchmark(path: Path, name: str, facts: dict[str, Any]) -> Result:
+def _benchmark(path: Path, name: str, facts: dict[str, Any]) -> Benchmark:
     curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
     if path.name != "report.json":  # printed with --json: what lies beside it belongs to something else
-        return Result(facts, name)
+        return Benchmark(facts, name)
     errors: dict[tuple[str, str], int] = {}
     count = None
     if records.is_file():
@@ -180,10 +180,10 @@ def _benchmark(path: Path, name: str, facts: dict[str, Any]) -> Result:
                     errors[key] = errors.get(key, 0) + 1
             except (ValueError, KeyError, TypeError):
                 continue  # the line that was being written when a run was killed
-    return Result(facts, name, curves.read_bytes() if curves.is_file() else None, count, errors)
+    return Benchmark(facts, name, curves.read_bytes() if curves.is_file() else None, count, errors)
 
 
-def _table(path: Path, name: str) -> Result:
+def _table(path: Path, name: str) -> Benchmark:
     """A ``table.csv`` without its ``report.json``: the figures are there, their conventions are not."""
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
@@ -193,7 +193,7 @@ def _table(path: Path, name: str) -> Result:
     if not figures or not {"table", "row", "column"} <= figures[0].keys():
         raise _NotOurs("a table, but no benchmark's")
     remark = "Only table.csv was found: the conventions behind these figures are in report.json."
-    return Result({"benchmark": path.parent.name or "table", "figures": figures, "remarks": [remark]}, name)
+    return Benchmark({"benchmark": path.parent.name or "table", "figures": figures, "remarks": [remark]}, name)
 
 
 def _json(path: Path) -> Any:
@@ -205,12 +205,12 @@ def _json(path: Path) -> Any:
         raise _NotOurs("not valid JSON") from error
 
 
-def nothing(sources: Sequence[Path], material: Material) -> InputError:
+def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     """The error where there is nothing to report: what was looked for, and what was found instead."""
     where = ", ".join(map(str, sources))
     wanted = "saved explanations (.safetensors, or .json from --format json) and benchmarks (report.json)"
-    damaged = [s for s in material.skipped if s.damaged]
+    damaged = [s for s in contents.skipped if s.damaged]
     if damaged:
         return InputError(f"nothing in {where} can be read; {damaged[0].file}: {damaged[0].why}")
-    others = f"{len(material.skipped)} files of other kinds are there" if material.skipped else "it is empty"
+    others = f"{len(contents.skipped)} files of other kinds are there" if contents.skipped else "it is empty"
     return InputError(f"there is nothing to report in {where}: a report is made of {wanted}, and {others}")

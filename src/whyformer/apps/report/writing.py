@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whyformer.apps.report import pictures
+from markupsafe import Markup
+
+from whyformer.apps.report.benchmarks import KINDS, shown
+from whyformer.apps.report.contents import Contents, Saved, Skipped
+from whyformer.apps.report.facts import methods, models, versions_of
 from whyformer.apps.report.inputs import Input, inputs_of
-from whyformer.apps.report.material import Map, Material, Skipped
-from whyformer.apps.report.page import page
+from whyformer.apps.report.pictures import drawn, encoded, room
 from whyformer.apps.report.reading import nothing, read
 from whyformer.errors import InputError, WhyformerError
+from whyformer.explanation.versions import versions
 from whyformer.show import painting
 from whyformer.show.files import write_all
+from whyformer.show.html import asset, render
 from whyformer.show.words import words
 
 Track = Callable[..., Iterable[Any]]
@@ -63,46 +70,53 @@ def write_report(
         raise InputError(f"a report is an .html file, not {target.name!r}")
     if target.is_dir():
         raise InputError(f"{target} is a folder: name a file in it")
-    material = read(places, target, track)
-    _drop_what_cannot_be_drawn(material)
-    if not material.maps and not material.results:
-        raise nothing(places, material)
-    inputs = inputs_of(material.maps)
-    content = page(material, inputs, _size(inputs), title, track).encode("utf-8", "backslashreplace")
-    (path,) = write_all(target.parent, {target.name: content})
-    shown = sum(len(i.maps) for i in inputs)
-    return Written(path, len(content), len(inputs), shown, len(material.results), material.skipped)
+    contents = read(places, target, track)
+    _drop_what_cannot_be_drawn(contents)
+    if not contents.saved and not contents.benchmarks:
+        raise nothing(places, contents)
+    inputs = inputs_of(contents.saved)
+    page = _page(contents, inputs, title, track).encode("utf-8", "backslashreplace")
+    (path,) = write_all(target.parent, {target.name: page})
+    counts = len(inputs), len(contents.saved), len(contents.benchmarks)
+    return Written(path, len(page), *counts, contents.skipped)
 
 
-def _drop_what_cannot_be_drawn(material: Material) -> None:
+def _drop_what_cannot_be_drawn(contents: Contents) -> None:
     """A file may be well formed and still not fit together: fewer tokens than scores, a grid of another size."""
-    good: list[Map] = []
-    for one in material.maps:
+    good: list[Saved] = []
+    for one in contents.saved:
         try:
             _ = one.e.top(0, 1)[0]
             if one.e.level == "token":
                 words(one.e)
-            elif one.e.level == "pixel" or one.e.grid is not None:
+            elif painting.drawable(one.e):
                 painting.overlay(one.e, longest=8)
         except (WhyformerError, ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            material.skipped.append(Skipped(one.file, f"damaged: it cannot be drawn ({error})", damaged=True))
+            contents.skipped.append(Skipped(one.file, f"damaged: it cannot be drawn ({error})", damaged=True))
         else:
             good.append(one)
-    material.maps = good
+    contents.saved = good
 
 
-def _size(inputs: Sequence[Input]) -> pictures.Size:
-    """How small the pictures have to be."""
-    bases = [painting.base(i.first) for i in inputs if i.first.level != "token"]
-    plain = [partial(_plain, base) for base in bases if base is not None]
-    maps = [
-        partial(pictures.overlay, m.e)
-        for i in inputs
-        for m in i.maps
-        if m.e.level == "pixel" or (m.e.level == "patch" and m.e.grid is not None)
-    ]
-    return pictures.fitting([*plain, *maps], len(inputs))
-
-
-def _plain(picture: Any, size: pictures.Size) -> Any:
-    return picture
+def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track) -> str:
+    """The whole document, drawn one input after the other."""
+    script, version = asset("report/page.js"), versions()["whyformer"]
+    counts = {"input": len(inputs), "map": len(contents.saved), "benchmark": len(contents.benchmarks)}
+    said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
+    facts = {
+        "explanations": inputs, "benchmarks": [shown(b) for b in contents.benchmarks], "models": models(contents),
+        "methods": methods(contents), "conventions": inputs, "versions": versions_of(contents),
+        "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
+    }  # fmt: skip
+    pictures = sum(painting.base(one.first) is not None for one in inputs)
+    pictures += sum(painting.drawable(one.e) for one in contents.saved)
+    most = room(pictures, len(inputs))
+    names = {"left-out": "Files left out"}
+    return render(
+        "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
+        digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+        sections=[(key, names.get(key, key.capitalize())) for key, found in facts.items() if found],
+        maps=[one for its in inputs for one in its.maps], kinds=KINDS, skipped=facts.pop("left-out"),
+        track=lambda work: track(work, "drawing", len(inputs)),
+        drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), **facts,
+    )  # fmt: skip

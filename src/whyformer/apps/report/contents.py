@@ -1,4 +1,4 @@
-"""What a report is made of: maps and benchmark results, each with the file it came from, and files left out."""
+"""What a report holds: explanations and benchmarks, each with the file it came from, and the files left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Map:
+class Saved:
     """One explanation of one sample.
 
     Attributes:
@@ -26,7 +26,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Result:
+class Benchmark:
     """One benchmark.
 
     Attributes:
@@ -40,6 +40,12 @@ class Result:
     records: int | None = None
     errors: dict[tuple[str, str], int] = field(default_factory=dict)
 
+    @property
+    def conventions(self) -> dict[str, Any]:
+        """The conventions behind the figures; none where they are not a list."""
+        found = self.facts.get("conventions")
+        return found if isinstance(found, dict) else {}
+
 
 @dataclass(frozen=True)
 class Skipped:
@@ -51,9 +57,9 @@ class Skipped:
 
 
 @dataclass
-class Material:
+class Contents:
     """Everything that was found, in the order of the files' names."""
 
-    maps: list[Map] = field(default_factory=list)
-    results: list[Result] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+    benchmarks: list[Benchmark] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
