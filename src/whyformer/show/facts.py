@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from whyformer.explanation.versions import record, versions
 from whyformer.show import painting
+from whyformer.show.html import data_uri
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -30,5 +30,5 @@ def picture_of(results: Sequence[Explanation]) -> dict[str, Any]:
         if shown is not None:
             shown = shown.convert("RGB")
             shown.thumbnail((_LONGEST, _LONGEST))
-            return {"picture": "data:image/png;base64," + base64.b64encode(painting.png(np.asarray(shown))).decode()}
+            return {"picture": str(data_uri(painting.png(np.asarray(shown))))}
     return {}

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-
-class Row(Protocol):
-    """What is shown of a method; see :class:`whyformer.methods.Method`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def summary(self) -> str: ...
-    @property
-    def family(self) -> str: ...
-    @property
-    def level(self) -> str: ...
-    @property
-    def modality(self) -> str: ...
-    @property
-    def citation(self) -> str: ...
-    @property
-    def settings(self) -> dict[str, Any]: ...
-    @property
-    def class_specific(self) -> bool: ...
+if TYPE_CHECKING:
+    from whyformer.methods import Method
 
 
-def facts(method: Row) -> dict[str, Any]:
+def facts(method: Method) -> dict[str, Any]:
     """The public facts of a method as plain values, ready for JSON; a default without a JSON form becomes text."""
     return {
         "name": method.name, "summary": method.summary, "family": method.family, "level": method.level,
@@ -47,7 +29,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def catalogue(methods: Sequence[Row]) -> Table:
+def catalogue(methods: Sequence[Method]) -> Table:
     """Name and summary of each method, by family."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
@@ -62,7 +44,7 @@ def catalogue(methods: Sequence[Row]) -> Table:
     return table
 
 
-def describe(method: Row) -> Group:
+def describe(method: Method) -> Group:
     """Everything a user may want to know of one method."""
     reads = {"both": "pictures and text", "image": "pictures", "text": "text"}[method.modality]
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
