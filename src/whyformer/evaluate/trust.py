@@ -73,6 +73,21 @@ class Trust:
             return f"Better than random maps on average, not than each ({figures}): weak evidence."
         return f"Not better than random ({figures}): do not trust this map here."
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; NaN is None."""
+
+        def plain(values: NDArray[np.float64]) -> Any:
+            return (
+                [None if np.isnan(v) else float(v) for v in values] if values.ndim == 1 else [plain(v) for v in values]
+            )
+
+        return {
+            "method": self.method, "followed": list(self.followed), "fractions": list(self.fractions),
+            "curves": plain(self.curves), "areas": plain(self.areas), "random": plain(self.random),
+            "chance": plain(self.chance), "verdicts": [self.verdict(i) for i in range(len(self))],
+            "warnings": [list(w) for w in self.warnings], "baseline": self.baseline, "seeds": list(self.seeds),
+        }  # fmt: skip
+
     def __str__(self) -> str:
         lines = []
         for sample, warnings in enumerate(self.warnings):

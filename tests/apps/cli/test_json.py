@@ -90,6 +90,19 @@ def test_an_unknown_command_has_no_schema():
     assert "explain" in result.stderr
 
 
+def test_checks():
+    asked = ["explain", "An utterly charming film, though it drags.", "-t", "1", "-t", "0", "--check", "--format", "none"]
+    facts = printed(*asked)
+    fits("explain", facts)
+    assert [c["followed"] for c in facts["checks"]] == [[1], [0]]
+    for e, check in zip(facts["explanations"], facts["checks"], strict=True):
+        assert check["method"] == e["method"]
+        assert len(check["curves"][0]) == len(check["fractions"]) == len(check["random"][0][0])
+        assert check["curves"][0][0] == pytest.approx(e["probabilities"][0][e["target"][0]], abs=1e-6)
+    shown = CliRunner().invoke(cli.app, asked).stdout
+    assert all(check["verdicts"][0] in " ".join(shown.split()) for check in facts["checks"])
+
+
 def test_methods():
     fits("methods", printed("methods"))
     assert [m["name"] for m in printed("methods", "gae")["methods"]] == ["gae"]

@@ -12,6 +12,8 @@ import whyformer
 from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import work
 from whyformer.apps.web.handlers import CANCELLED, RESULTS
+from whyformer.evaluate import trust
+from whyformer.explaining import Ready
 from whyformer.inputs.pictures import open_picture
 
 
@@ -91,11 +93,11 @@ def test_the_maps_shown_are_those_of_the_library(visitor, catalogue):
 def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
     visitor.explain("digits_37.png", classes=["3"])
     session, loaded = visitor.session, catalogue.load("bundled:digits")
-    judged = next(iter(work.judge(session, loaded, session.view, session.results, session.track())))
-    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=work.STEPS)
-    assert judged.area == found.value
-    assert len(judged.chance) == work.DRAWS
-    assert judged.area < min(judged.chance)
+    _, judged = next(iter(work.judge(session, loaded, session.view, session.results, session.track())))
+    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, substrate="mean")
+    assert judged.areas[0] == found.value
+    assert judged.chance.shape == (len(trust.SEEDS), 1)
+    assert judged.areas[0] < judged.chance.min()
 
 
 def test_the_shares_of_a_word_add_up_to_one(visitor):
@@ -126,14 +128,14 @@ def test_warnings_say_what_the_run_says(visitor):
 
 
 def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monkeypatch):
-    real = whyformer.explain
+    real = Ready.explain
 
-    def explain(model, inputs, method, *args, **settings):
+    def explain(ready, method, *args, **settings):
         if method == "gae":
             raise whyformer.errors.MethodNotApplicable("gae has no meaning <here>")
-        return real(model, inputs, method, *args, **settings)
+        return real(ready, method, *args, **settings)
 
-    monkeypatch.setattr(whyformer, "explain", explain)
+    monkeypatch.setattr(Ready, "explain", explain)
     shown = visitor.explain("digits_37.png", methods=["gae", "rollout"])
     assert "gae has no meaning &lt;here&gt;" in shown["board"]
     assert "data-values" in shown["board"]

@@ -73,8 +73,7 @@ def attention(
             raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
         asked = read_argument(source)
         with Working(quiet) as working:
-            work = Work(asked, truncate, working)
-            work.load(model, device, dtype)
+            work = Work(asked, model, device, dtype, truncate, working)
             with working.step("attention"):
                 import whyformer
 
@@ -131,9 +130,11 @@ def perturb(
         if others:
             raise InputError("perturb takes one method")
         with Working(quiet) as working:
-            work = Work(asked, False, working)
-            work.load(model, device, dtype)
-            e = work.explain(one, target, given)
+            work = Work(asked, model, device, dtype, False, working)
+            results, refusals = work.explain([(one, given)], [target])
+            if refusals:
+                raise refusals[0].error
+            e = results[0]
             with working.step("removing pixels"):
                 from whyformer import show
                 from whyformer.evaluate.strip import perturbation_strip

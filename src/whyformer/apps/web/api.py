@@ -6,10 +6,12 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps.web import curves, reproduce, work
+from whyformer.apps.web import reproduce, work
 from whyformer.apps.web.catalogue import DEFAULT
 from whyformer.apps.web.handlers import FIRST, Asked, Handlers, Told, sentences
 from whyformer.apps.web.session import Session
+from whyformer.comparing import Refusal
+from whyformer.evaluate.trust import warnings
 
 
 def endpoint(handlers: Handlers) -> Any:
@@ -51,8 +53,8 @@ def _answer(
     prediction = work.predict(session, loaded, view)
     results, refusals = [], {}
     for found in work.explain(session, loaded, view, session.track()):
-        if isinstance(found, tuple):
-            refusals[found[0]] = found[1]
+        if isinstance(found, Refusal):
+            refusals[found.method] = str(found.error)
         else:
             results.append(found)
     answer: dict[str, Any] = {
@@ -60,16 +62,21 @@ def _answer(
         "top": [{"class": i, "name": n, "probability": p} for i, n, p in prediction.top()],
         "explanations": [e.to_dict() for e in results],
         "refusals": refusals,
-        "warnings": list(dict.fromkeys(w for e in results for w in curves.warnings(e))),
+        "warnings": list(dict.fromkeys(w for e in results for w in warnings(e))),
         "python": reproduce.snippet(view),
         "command": reproduce.command(view),
     }
     if measure:
         judged = work.judge(session, loaded, view, results, session.track())
         answer["faithfulness"] = [
-            {"deletion": j.area, "random": list(j.chance), "curve": j.curve.tolist(), "refusal": None}
-            if j.curve is not None
-            else {"deletion": None, "random": [], "curve": None, "refusal": j.refusal}
-            for j in judged
+            {"deletion": None, "random": [], "curve": None, "refusal": found}
+            if isinstance(found, str)
+            else {
+                "deletion": float(found.areas[0]),
+                "random": found.chance[:, 0].tolist(),
+                "curve": found.curves[0].tolist(),
+                "refusal": None,
+            }
+            for _, found in judged
         ]
     return answer

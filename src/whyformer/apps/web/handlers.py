@@ -17,6 +17,7 @@ from whyformer.apps.web import controls, curves, maps, reproduce, work
 from whyformer.apps.web.catalogue import DEFAULT, Catalogue
 from whyformer.apps.web.limits import Limits
 from whyformer.apps.web.session import Session, Source, Stopped, View
+from whyformer.comparing import Refusal
 from whyformer.errors import InputError, WhyformerError
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
@@ -130,7 +131,6 @@ class Handlers:
         chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
         targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
         wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
-        work.check_targets(loaded, wanted)
         if len(chosen) * len(wanted) > self.limits.maps:
             raise InputError(
                 f"{len(chosen)} methods for {len(wanted)} classes are {len(chosen) * len(wanted)} maps; at most "
@@ -192,7 +192,7 @@ class Handlers:
                 loaded, view = self.full_view(session, Asked.read(entered))
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
-                    refused.append(found) if isinstance(found, tuple) else results.append(found)
+                    refused.append(found) if isinstance(found, Refusal) else results.append(found)
                     drawn = maps.board(session, results, refused, view.look)
                     yield _shown(status=status(f"{len(results)} of {total} maps …"), board=drawn)
                 if not results:

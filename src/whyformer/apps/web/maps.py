@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.apps.web.session import Session
+from whyformer.comparing import Refusal
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting
 from whyformer.show.colours import array
@@ -28,7 +29,7 @@ _PIXELS = 672  # longest side of a map on the page: sharp at 340 CSS pixels on a
 
 
 def board(
-    session: Session, results: Sequence[Explanation], refusals: Sequence[tuple[str, str]], look: Mapping[str, Any]
+    session: Session, results: Sequence[Explanation], refusals: Sequence[Refusal], look: Mapping[str, Any]
 ) -> str:
     """All maps side by side: a row a method, a column a class; below, the methods that gave none, and why.
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 import whyformer
 from whyformer.apps.web.session import Session, Track, View
-from whyformer.errors import InputError, WhyformerError
+from whyformer.comparing import Refusal, each
+from whyformer.errors import WhyformerError
+from whyformer.evaluate.trust import Trust
+from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs import prepare
 from whyformer.methods import find
 from whyformer.models import Loaded
-from whyformer.models.readout import plain_logits
-from whyformer.models.structure import class_count, class_names, find_blocks, refuse_unfit
-
-STEPS = 10
-"""Steps of a deletion curve: 0, 10 ... 100 % removed."""
-DRAWS = 3
-"""Random maps that a curve is compared with."""
+from whyformer.models.structure import find_blocks, refuse_unfit
 
 
 @dataclass(frozen=True)
@@ -43,118 +37,62 @@ class Prediction:
         return [(i, self.label(i), self.probabilities[i]) for i in self.order[:count]]
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The deletion curve of one map, beside those of random maps of the same kind.
+def ready(session: Session, loaded: Loaded, view: View) -> Ready:
+    """The model with this input, prepared once."""
 
-    Attributes:
-        curve: ``[STEPS + 1]`` probability of the class; area: under it, 0 to 1.
-        random: ``[DRAWS, STEPS + 1]``; chance: the areas under them.
-        refusal: why there is no curve, where there is none.
-    """
+    def make() -> Ready:
+        refuse_unfit(loaded.model)
+        return begin(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
 
-    explanation: Explanation
-    curve: NDArray[np.float64] | None = None
-    area: float = float("nan")
-    random: NDArray[np.float64] | None = None
-    chance: tuple[float, ...] = ()
-    refusal: str | None = None
+    result: Ready = session.once(view.key("ready"), make)
+    return result
 
 
 def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
     """One plain forward pass."""
-
-    def make() -> Prediction:
-        refuse_unfit(loaded.model)
-        args, kwargs = prepare(loaded.model, view.source.content, loaded.processor, truncate=view.truncate).feed
-        logits = plain_logits(loaded.model, args, kwargs).double().cpu()
-        labels, several = class_names(loaded.model)
-        several = several or logits.shape[-1] == 1
-        share = (torch.sigmoid(logits) if several else torch.softmax(logits, -1))[0]
-        order = logits[0].argsort(descending=True, stable=True).tolist()
-        return Prediction(tuple(order), tuple(share.tolist()), labels or {}, len(find_blocks(loaded.model)))
-
-    result: Prediction = session.once(view.key("prediction"), make)
-    return result
+    prepared = ready(session, loaded, view)
+    logits = prepared.logits().double().cpu()
+    several = prepared.multi_label or logits.shape[-1] == 1
+    share = (torch.sigmoid(logits) if several else torch.softmax(logits, -1))[0]
+    order = logits[0].argsort(descending=True, stable=True).tolist()
+    return Prediction(tuple(order), tuple(share.tolist()), prepared.labels or {}, len(find_blocks(loaded.model)))
 
 
-def check_targets(loaded: Loaded, targets: tuple[int, ...]) -> None:
-    count = class_count(loaded.model)
-    for index in targets:
-        if index < 0 or (count is not None and index >= count):
-            raise InputError(f"class {index} is out of range: the model has {count} classes, from 0")
+def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
+    """The map of each method for each class, or why there is none, as each becomes ready."""
+
+    def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
+        same, own = view.key("map", *key[:2], "any class"), view.key("map", *key)
+        e: Explanation = session.made[same] if same in session.made else session.once(own, make)
+        if e.diagnostics.get("class_specific") is False:
+            session.made[same] = session.made.pop(own, e)
+        return e
+
+    asked = [(find(name), settings) for name, settings in view.methods]
+    found = each(ready(session, loaded, view), asked, view.targets, progress=track, once=once)
+    yield from track(found, "explaining", len(asked) * len(view.targets))
 
 
-def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | tuple[str, str]]:
-    """The map of each method for each class, or (method, why there is none), as each becomes ready."""
-    for name, settings in view.methods:
-        method = find(name)
-        full = method.complete(settings)
-        same = view.key("map", name, full, "any class")
-        for target in track(view.targets, name):
-            own = view.key("map", name, full, target)
-            if same in session.made:
-                yield _for_class(session.made[same], target)
-                continue
-            try:
-                e: Explanation = session.once(own, lambda: _explain(loaded, view, name, full, target, track))  # noqa: B023
-            except WhyformerError as error:
-                yield name, str(error)
-                break
-            if e.diagnostics.get("class_specific") is False:
-                session.made[same] = session.made.pop(own)
-            yield e
-
-
-def _explain(loaded: Loaded, view: View, name: str, settings: dict[str, Any], target: int, track: Track) -> Explanation:
-    made = whyformer.explain(
-        loaded.model, view.source.content, name, target, loaded.processor, truncate=view.truncate, progress=track,
-        **settings,
-    )  # fmt: skip
-    # one copy of the picture for all maps of it
-    picture = view.source.content
-    return made if made.originals is None or isinstance(picture, str) else replace(made, originals=[picture])
-
-
-def _for_class(e: Explanation, target: int) -> Explanation:
-    """A map that is the same for all classes, under the class asked for: just what ``explain`` would return."""
-    return replace(e, target=torch.tensor([target]), target_names=[(e.labels or {}).get(target, str(target))])
-
-
-def judge(session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track) -> Iterator[Judged]:
-    """The deletion curve of each map and of random maps of its kind (same cells, random scores)."""
-    options: dict[str, Any] = {"steps": STEPS, **_substitute(loaded)}
-
-    def measure(e: Explanation) -> tuple[NDArray[np.float64], float]:
-        found = whyformer.evaluate(
-            loaded.model, view.source.content, e, "deletion", loaded.processor, target=e.target.tolist(),
-            truncate=view.truncate, **options,
-        )  # fmt: skip
-        assert found.curves is not None
-        return found.curves[0], found.value
-
-    def chance(e: Explanation) -> list[tuple[NDArray[np.float64], float]]:
-        generators = [torch.Generator().manual_seed(seed) for seed in range(DRAWS)]
-        return [measure(replace(e, scores=torch.rand(e.scores.shape, generator=g))) for g in track(generators)]
-
+def judge(
+    session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track
+) -> Iterator[tuple[Explanation, Trust | str]]:
+    """How far each map may be believed, or why that cannot be measured."""
+    done: list[Trust] = []
     for e in track(results, "measuring", len(results)):
-        target = int(e.target[0])
+        key = view.key("trust", e.method, e.settings, e.target.tolist())
         try:
-            curve, area = session.once(view.key("curve", e.method, e.settings, target), lambda: measure(e))  # noqa: B023
-            cells = [e.level, list(e.scores.shape), e.grid]
-            drawn = session.once(view.key("chance", cells, target), lambda: chance(e))  # noqa: B023
+            found: Trust = session.once(
+                key,
+                lambda: whyformer.trust(
+                    e,  # noqa: B023
+                    loaded.model, view.source.content, loaded.processor, truncate=view.truncate, known=done,
+                ),
+            )  # fmt: skip
         except WhyformerError as error:
-            yield Judged(e, refusal=str(error))
+            yield e, str(error)
         else:
-            yield Judged(e, curve, area, np.stack([c for c, _ in drawn]), tuple(a for _, a in drawn))
-
-
-def _substitute(loaded: Loaded) -> dict[str, str]:
-    """What stands in for a removed word: [MASK], or what the tokenizer has instead. Pictures: the mean colour."""
-    if loaded.modality == "image":
-        return {"substrate": "mean"}
-    known = [n for n in ("mask", "unk", "pad") if isinstance(getattr(loaded.processor, f"{n}_token_id", None), int)]
-    return {"replace": known[0] if known else "delete"}
+            done.append(found)
+            yield e, found
 
 
 def attention(session: Session, loaded: Loaded, view: View) -> Tensor:
