@@ -94,7 +94,7 @@ def test_faithfulness_is_that_of_evaluate(visitor, catalogue):
     visitor.explain("digits_37.png", classes=["3"])
     session, loaded = visitor.session, catalogue.load("bundled:digits")
     _, judged = next(iter(work.judge(session, loaded, session.view, session.results, session.track())))
-    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, substrate="mean")
+    found = whyformer.evaluate(loaded.model, session.view.source.content, session.results[0], "deletion", loaded.processor, steps=trust.STEPS, baseline="zero")
     assert judged.areas[0] == found.value
     assert judged.chance.shape == (len(trust.SEEDS), 1)
     assert judged.areas[0] < judged.chance.min()
