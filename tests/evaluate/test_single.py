@@ -161,14 +161,21 @@ def test_masks_and_rationales(vit, bert) -> None:
         ({"metric": "rft"}, "for text"),
         ({"target": 99}, "class 99 is out of range"),
         ({"baseline": "snow"}, "baseline 'snow' is not for a picture; its baselines are zero, black, mean, blur"),
-        ({"substrate": "mean"}, "called baseline now: 'zero'"),
-        ({"replace": "mask"}, "called baseline now"),
+        ({"substrate": "mean", "baseline": "zero"}, "one setting"),
     ],
 )
 def test_bad_input_is_refused_with_a_reason(vit, change: dict, message: str) -> None:
     arguments = {"explanation": np.arange(1024.0).reshape(1, 32, 32), "metric": "deletion", **change}
     with pytest.raises(InputError, match=message):
         evaluate(vit, picture(1), arguments.pop("explanation"), arguments.pop("metric"), processor(), **arguments)
+
+
+def test_earlier_names_of_the_baseline_are_taken(vit) -> None:
+    def found(**settings: Any) -> Any:
+        return evaluate(vit, picture(1), np.arange(1024.0).reshape(1, 32, 32), "deletion", processor(), **settings)
+
+    assert found(substrate="mean").value == found(baseline="zero").value != found(substrate="blur").value
+    assert found(substrate="mean").settings["baseline"] == "zero"
 
 
 def test_every_metric_has_a_summary_and_a_direction() -> None:

@@ -53,14 +53,19 @@ class Metric:
     plan: Callable[..., Plan] | None = field(default=None, repr=False)
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Settings with defaults; refuses unknown ones and asks for what is missing."""
+        """Settings with defaults; refuses unknown ones and asks for what is missing.
+
+        ``substrate`` and ``replace`` are earlier names of ``baseline`` and still taken.
+        """
         known = {**self.settings, **dict.fromkeys(self.needs)}
+        earlier = [n for n in ("substrate", "replace") if n in given and self.baselines]
+        if len(earlier) + ("baseline" in given) > 1:
+            raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: give baseline alone")
+        for name in earlier:  # what pictures called "mean" is 0 in model space
+            value = given[name]
+            given = {k: v for k, v in given.items() if k != name}
+            given["baseline"] = "zero" if (name, value) == ("substrate", "mean") else value
         for name in given:
-            if name in ("substrate", "replace") and self.baselines:
-                raise InputError(
-                    f"the setting {name} is called baseline now: 'zero' (what was 'mean'), 'black', 'mean' (of each "
-                    "picture) or 'blur' for pictures; 'mask', 'unk', 'pad' or 'delete' for text"
-                )
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
