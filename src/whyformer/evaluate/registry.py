@@ -61,10 +61,10 @@ class Metric:
         earlier = [n for n in ("substrate", "replace") if n in given and self.baselines]
         if len(earlier) + ("baseline" in given) > 1:
             raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: give baseline alone")
-        for name in earlier:  # what pictures called "mean" is 0 in model space
-            value = given[name]
-            given = {k: v for k, v in given.items() if k != name}
-            given["baseline"] = "zero" if (name, value) == ("substrate", "mean") else value
+        for old in earlier:  # what pictures called "mean" is 0 in model space
+            value = given[old]
+            given = {k: v for k, v in given.items() if k != old}
+            given["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
         for name in given:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
