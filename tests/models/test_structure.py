@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import whyformer
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
 from whyformer.engine.run import record
@@ -29,6 +30,73 @@ READOUT = {
 def test_blocks_are_found(name: str) -> None:
     model, _ = build(name)
     assert len(find_blocks(model)) == 3
+
+
+LAST_BLOCK = {
+    "hf_swin": ("swin.encoder.layers.1.blocks.1", "layernorm_before"),
+    "timm_swin": ("layers.1.blocks.1", "norm1"),
+    "torchvision_swin": ("features.3.1", "norm1"),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_blocks_of_stages_are_the_blocks(name: str) -> None:
+    """Not the stages: two blocks in each of two stages, in order."""
+    model, _ = build(name)
+    blocks = find_blocks(model)
+    assert len(blocks) == 4
+    assert blocks[-1] is model.get_submodule(LAST_BLOCK[name][0])
+    assert blocks == [m for m in model.modules() if type(m) is type(blocks[0])]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_grad_cam_of_a_model_of_stages_by_hand(name: str) -> None:
+    """(Σ_k w_k F_k)⁺ of the last block's first norm, with a hook on it and autograd."""
+    model, x = build(name)
+    kept: list[Tensor] = []
+    norm = model.get_submodule(".".join(LAST_BLOCK[name]))
+    handle = norm.register_forward_hook(lambda m, a, out: kept.append(out))
+    out = model(x)
+    logit = getattr(out, "logits", out)[:, 2]
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logit.sum(), kept[0])
+    features, gradient = (t.detach().reshape(2, -1, t.shape[-1]) for t in (kept[0], gradient))
+    wanted = torch.einsum("bnd,bd->bn", features, gradient.mean(1)).clamp(min=0)
+    got = whyformer.explain(model, x, method="gradcam", target=2)
+    assert got.grid == (8, 8)
+    assert wanted.max() > 0
+    assert torch.allclose(got.scores, wanted, atol=1e-10)
+
+
+def test_what_is_a_stage_and_what_is_not() -> None:
+    """Experts of a block, or heads written as a list, are no blocks; attention outside of them tells."""
+
+    class Attention(nn.Module):
+        def __init__(self, heads: int = 0) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(heads)])
+            self.query = nn.Linear(2, 2)
+
+    class Block(nn.Module):
+        def __init__(self, heads: int = 0, experts: int = 0) -> None:
+            super().__init__()
+            self.attn = Attention(heads)
+            self.experts = nn.ModuleList([nn.Sequential(nn.Linear(2, 20)) for _ in range(experts)])
+
+    class Stage(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Block() for _ in range(depth)])
+            self.merge = nn.Linear(2, 2)
+
+    for options in ({"heads": 3}, {"experts": 4}, {"heads": 2, "experts": 2}):
+        blocks = nn.ModuleList([Block(**options) for _ in range(2)])
+        assert find_blocks(nn.ModuleDict({"blocks": blocks})) == list(blocks)
+    stages = nn.ModuleList([Stage(1), Stage(3)])
+    assert find_blocks(nn.ModuleDict({"stages": stages})) == [*stages[0].blocks, *stages[1].blocks]
+    convolutions = nn.Sequential(*[nn.Sequential(nn.Conv2d(2, 99, 3)) for _ in range(9)])
+    hybrid = nn.ModuleDict({"stem": convolutions, "stages": stages})
+    assert find_blocks(hybrid) == [*stages[0].blocks, *stages[1].blocks]
 
 
 def test_a_model_without_blocks_has_none() -> None:

@@ -67,9 +67,7 @@ def summarize(study: Study, results: Results) -> Report:
     }
     title = "Variants of Transformer Attribution (CVPR 2021, Table 3)"
     paper = {title: published.TABLE_3[name] for name, title in COLUMNS.items()}
-    columns = partial(
-        method_table, "ablation", title, "Variant", study.configurations, published=paper, down=True
-    )
+    columns = partial(method_table, "ablation", title, "Variant", study.configurations, published=paper, down=True)
     left = columns(masked, {COLUMNS[n]: figure for n, figure in segmentation.FIGURES.items() if n in COLUMNS})
     right = columns(perturbed, {COLUMNS[n]: partial(perturbation.auc, row=n) for n in COLUMNS if "/" in n})
     table = replace(left, columns=left.columns + right.columns, cells=left.cells | right.cells)

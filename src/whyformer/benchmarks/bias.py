@@ -71,9 +71,7 @@ def fill(templates: Sequence[str], terms: Terms) -> list[Text]:
             raise InputError(f"a template needs {{}} once, where the name goes: {template!r}")
         start = template.index("{}")
         for group, word in ((g, w) for g, words in terms.items() for w in words):
-            made.append(
-                Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word))
-            )
+            made.append(Text(f"{group}/{word}/{number}@{start}-{start + len(word)}", template.replace("{}", word)))
     if not made:
         raise InputError("no templates or no terms")
     return made

@@ -11,24 +11,50 @@ from whyformer.errors import ModelError
 
 
 def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Name -> blocks of every container of repeated blocks, largest first: towers of CLIP, encoder and decoder of T5.
+    """Name -> blocks of every group of repeated blocks: towers of CLIP, encoder and decoder of T5. The main one first:
+    groups that hold attention, then those of several blocks (a model may have depth 1), then the largest.
 
-    A container counts if its children are all of one class and have children of their own. Of nested containers only
-    the outer one is listed; containers with several children come before those with one (a depth-1 model).
+    Blocks are the children of a container, if all are of one class and have children of their own. A child whose
+    attention lies all in repeated blocks inside it is a stage (Swin), and its blocks are meant; those of stages that
+    differ by a number in their name are one group. Else of nested containers only the outer one counts.
     """
-    found: dict[str, list[nn.Module]] = {}
-    sizes: dict[str, tuple[bool, int]] = {}
+    found: dict[tuple[str, type], list[nn.Module]] = {}
+    taken: list[str] = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential) or any(
-            name.startswith(f"{outer}.") for outer in found
-        ):
+        blocks = [] if any(name.startswith(f"{outer}.") for outer in taken) else _repeated(module)
+        attending = [b for b in blocks if _attentions(b)]
+        if not blocks or (attending and all(map(_is_stage, attending))):
             continue
-        children = list(module)
-        if not children or len({type(c) for c in children}) != 1 or not any(True for _ in children[0].children()):
-            continue
-        found[name] = children
-        sizes[name] = (len(children) > 1, sum(p.numel() for c in children for p in c.parameters()))
-    return {name: found[name] for name in sorted(found, key=lambda n: sizes[n], reverse=True)}
+        taken.append(name)
+        pattern = ".".join("*" if part.isdigit() else part for part in name.split("."))
+        found.setdefault((pattern, type(blocks[0])), []).extend(blocks)
+
+    def rank(key: tuple[str, type]) -> tuple[bool, bool, int]:
+        blocks = found[key]
+        size = sum(p.numel() for b in blocks for p in b.parameters())
+        return any(map(_attentions, blocks)), len(blocks) > 1, size
+
+    ranked = sorted(found, key=rank)  # of two classes under one name the better one stays
+    return dict(reversed({name: found[name, kind] for name, kind in ranked}.items()))
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """The children of a container of blocks; none of anything else."""
+    children = list(module) if isinstance(module, nn.ModuleList | nn.Sequential) else []
+    alike = len({type(c) for c in children}) == 1 and any(True for _ in children[0].children())
+    return children if alike else []
+
+
+def _attentions(module: nn.Module) -> list[str]:
+    """Names of the modules inside that are called attention, or whose class is."""
+    words = ((n, f"{n.rpartition('.')[2]} {type(m).__name__}".lower()) for n, m in module.named_modules() if n)
+    return [name for name, word in words if "attention" in word or "attn" in word]
+
+
+def _is_stage(module: nn.Module) -> bool:
+    """Whether every attention inside is a part of a repeated block inside."""
+    blocks = [f"{n}.{i}.".lstrip(".") for n, m in module.named_modules() for i in range(len(_repeated(m)))]
+    return all(any(name.startswith(block) for block in blocks) for name in _attentions(module))
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
