@@ -94,7 +94,7 @@ class Table:
         if interval is None or not math.isfinite(interval.value):
             return "–"
         text = f"{interval.value:.{self.digits}f}"
-        if not interval.high > interval.low:
+        if not interval.high > interval.low or math.isclose(interval.high, interval.low):
             return text
         return f"{text} [{interval.low:.{self.digits}f}, {interval.high:.{self.digits}f}]"
 

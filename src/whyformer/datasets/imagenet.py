@@ -6,16 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from whyformer.datasets.samples import (
-    LayoutError,
-    Picture,
-    listing,
-    pictures_in,
-    require_file,
-    require_folder,
-    wrong_layout,
-)
-from whyformer.errors import MissingExtra
+from whyformer.datasets.samples import Picture, needed, pictures_in, require_file, require_folder, wrong_layout
 from whyformer.inputs.pictures import open_picture
 
 _SAMPLE = re.compile(r"^(\d{4})_(n\d{8})\.(?:jpe?g|png)$", re.IGNORECASE)
@@ -31,7 +22,7 @@ def imagenet_samples(path: str | Path) -> list[Picture]:
     files = pictures_in(folder)
     wrong = [f.name for f in files if not _SAMPLE.match(f.name)]
     if not files or wrong:
-        raise wrong_layout(folder, expected, wrong[0] if wrong else None)
+        raise wrong_layout(folder, expected, next(iter(wrong), None))
     return [Picture(f.name, partial(open_picture, f), int(f.name[:4])) for f in files]
 
 
@@ -54,22 +45,16 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
         elif all(_WNID.match(n) for n in names) and len(names) == 1000:
             classes = {n: i for i, n in enumerate(names)}
         else:
-            raise LayoutError(
-                f"{folder}: expected folders named by class numbers, or all 1000 synsets; found {len(names)} folders "
-                f"({listing(folder)}), which do not say which of the model's classes they are. Give "
-                f"classes={{name: index}}"
-            )
+            named = "folders named by class numbers, or all 1000 synsets (or classes={name: index})"
+            found = f"{len(names)} folders, which do not say which of the model's classes they are"
+            raise wrong_layout(folder, named, found)
     unknown = [n for n in names if n not in classes]
     if unknown:
-        raise LayoutError(f"{folder}: expected only folders of known classes; found {', '.join(unknown[:5])}")
-    found = [
-        Picture(f"{p.name}/{f.name}", partial(open_picture, f), classes[p.name])
-        for p in folders
-        for f in pictures_in(p)
-    ]
-    if not found:
+        raise wrong_layout(folder, "only folders of known classes", ", ".join(unknown[:5]))
+    files = [(p, f) for p in folders for f in pictures_in(p)]
+    if not files:
         raise wrong_layout(folder, expected, "folders without pictures")
-    return found
+    return [Picture(f"{p.name}/{f.name}", partial(open_picture, f), classes[p.name]) for p, f in files]
 
 
 def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> list[Picture]:
@@ -85,47 +70,34 @@ def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> l
     expected = "pictures named ILSVRC2012_val_00000001.JPEG, and the devkit with data/" + TRUTH + " and data/" + META
     folder = require_folder(path, expected)
     files = pictures_in(folder)
-    numbers = [m and int(m[1]) for m in (_VALIDATION.match(f.name) for f in files)]
-    if not files or None in numbers:
-        raise wrong_layout(
-            folder, expected, next((f.name for f, n in zip(files, numbers, strict=True) if n is None), None)
-        )
+    wrong = [f.name for f in files if not _VALIDATION.match(f.name)]
+    if not files or wrong:
+        raise wrong_layout(folder, expected, next(iter(wrong), None))
     base = _find_devkit(folder, devkit, expected)
     lines = (base / TRUTH).read_text().split()
     index = _class_of_id(require_file(base / META, expected))
     try:
-        labels = [index[int(lines[n - 1])] for n in numbers if n is not None]
+        labels = [index[int(lines[int(f.stem.rpartition("_")[2]) - 1])] for f in files]
     except (IndexError, ValueError, KeyError) as error:
-        raise LayoutError(
-            f"{base / TRUTH}: expected one class number 1..1000 a line; found {len(lines)} entries, and {error} fails"
-        ) from error
+        found = f"{len(lines)} entries, and {error} fails"
+        raise wrong_layout(base / TRUTH, "one class number 1..1000 a line", found) from error
     return [Picture(f.name, partial(open_picture, f), label) for f, label in zip(files, labels, strict=True)]
 
 
 def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path:
-    roots = (
-        [Path(devkit)]
-        if devkit is not None
-        else [folder, folder.parent, *sorted(folder.parent.glob("ILSVRC2012_devkit*"))]
-    )
-    for root in roots:
-        for place in (root / "data", root):
-            if (place / TRUTH).is_file():
-                return place
+    beside = [folder, folder.parent, *sorted(folder.parent.glob("ILSVRC2012_devkit*"))]
+    roots = beside if devkit is None else [Path(devkit)]
+    for place in (p for root in roots for p in (root / "data", root)):
+        if (place / TRUTH).is_file():
+            return place
     looked = ", ".join(str(r) for r in roots)
-    raise LayoutError(
-        f"{folder}: expected {expected}; found the pictures and no {TRUTH} in {looked}. Pictures without labels "
-        f"cannot be scored"
-    )
+    found = f"no {TRUTH} in {looked}, and pictures without labels cannot be scored"
+    raise wrong_layout(folder, expected, found)
 
 
 def _class_of_id(meta: Path) -> dict[int, int]:
     """ILSVRC2012_ID -> class index in sorted synsets."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise MissingExtra('reading the devkit\'s meta.mat needs scipy: pip install "whyformer[data]"') from error
-    rows = loadmat(str(meta), squeeze_me=True)["synsets"]
+    rows = needed("scipy.io", "reading the devkit's meta.mat").loadmat(str(meta), squeeze_me=True)["synsets"]
     synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
     order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}
     return {number: order[wnid] for number, wnid in synsets.items()}

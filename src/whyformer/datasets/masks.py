@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import LayoutError, Picture, require_file, require_folder, wrong_layout
-from whyformer.errors import InputError, MissingExtra
+from whyformer.datasets.samples import Picture, needed, require_file, require_folder, wrong_layout
+from whyformer.datasets.scenes import digit_scenes
+from whyformer.errors import InputError
 from whyformer.inputs.pictures import open_picture
 
 
@@ -24,37 +25,28 @@ def indexed_masks(path: str | Path) -> list[Picture]:
     try:
         rows = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise LayoutError(f"{file}: expected {expected}; found text that is not JSON ({error})") from error
-    if (
-        not isinstance(rows, list)
-        or not rows
-        or not all(isinstance(r, dict) and {"image", "mask"} <= r.keys() for r in rows)
-    ):
-        keys = sorted(rows[0]) if isinstance(rows, list) and rows and isinstance(rows[0], dict) else type(rows).__name__
-        raise LayoutError(f"{file}: expected {expected}; found {keys}")
+        raise wrong_layout(file, expected, f"text that is not JSON ({error})") from error
     made = []
-    for row in rows:
-        for name in (row["image"], row["mask"]):
-            if not (folder / name).is_file():
-                raise LayoutError(f"{file}: expected the files it names; found no {name}")
+    for row in rows if isinstance(rows, list) and rows else [rows]:
+        if not isinstance(row, dict) or not {"image", "mask"} <= row.keys():
+            raise wrong_layout(file, expected, str(sorted(row)) if isinstance(row, dict) else repr(row))
+        image, mask = (require_file(folder / row[key], "the files that index.json names") for key in ("image", "mask"))
         label = row.get("imagenet_class", row.get("label"))
-        made.append(
-            Picture(
-                f"{row['image']}|{row['mask']}"
-                if Path(row["image"]).stem != Path(row["mask"]).stem
-                else str(row["image"]),
-                partial(open_picture, folder / row["image"], upright=False),
-                None if label is None else int(label),
-                partial(_mask_file, folder / row["mask"]),
-            )
-        )
+        name = str(row["image"]) if image.stem == mask.stem else f"{row['image']}|{row['mask']}"
+        made.append(_masked(name, image, None if label is None else int(label), mask))
     return made
 
 
-def _mask_file(path: Path) -> NDArray[np.bool_]:
+def _masked(name: str, image: Path, label: int | None, mask: Path, value: int | None = None) -> Picture:
+    """A picture and its mask in two files; it is left as it is stored, for the mask lies on the stored pixels."""
+    return Picture(name, partial(open_picture, image, upright=False), label, partial(_mask_file, mask, value))
+
+
+def _mask_file(path: Path, value: int | None) -> NDArray[np.bool_]:
+    """True where the file holds ``value``, or more than half of white."""
     try:
         with Image.open(path) as mask:
-            return np.asarray(mask.convert("L")) > 127
+            return np.asarray(mask.convert("L")) > 127 if value is None else np.asarray(mask) == value
     except OSError as error:
         raise InputError(f"{path.name} is not a readable mask: {error}") from error
 
@@ -66,52 +58,35 @@ def imagenet_segmentation(path: str | Path) -> list[Picture]:
     (MATLAB stores columns first). The file has no class of the model, so the predicted class is explained.
     """
     expected = "gtsegs_ijcv.mat in HDF5 (MATLAB 7.3) with value/img and value/gt"
-    file = Path(path)
-    if file.is_dir():
-        file = file / "gtsegs_ijcv.mat"
-    file = require_file(file, expected)
-    h5py = _h5py()
+    place = Path(path)
+    file = require_file(place / "gtsegs_ijcv.mat" if place.is_dir() else place, expected)
     try:
-        with h5py.File(file, "r") as data:
-            count = int(np.prod(data["value/img"].shape))
-            if int(np.prod(data["value/gt"].shape)) != count:
-                raise LayoutError(
-                    f"{file}: expected as many masks as pictures; found {data['value/gt'].shape} and "
-                    f"{data['value/img'].shape}"
-                )
-    except KeyError as error:
-        raise LayoutError(f"{file}: expected {expected}; found {_h5_keys(file)}") from error
+        with _h5(file) as data:
+            if "value/img" not in data or "value/gt" not in data:
+                raise wrong_layout(file, expected, ", ".join(list(data)[:8]) or "nothing")
+            count, masks = (int(np.prod(data[name].shape)) for name in ("value/img", "value/gt"))
     except OSError as error:
-        raise LayoutError(f"{file}: expected {expected}; found a file that is not HDF5") from error
+        raise wrong_layout(file, expected, "a file that is not HDF5") from error
+    if masks != count:
+        raise wrong_layout(file, "as many masks as pictures", f"{masks} and {count}")
     return [
         Picture(f"gtsegs:{i}", partial(_gtsegs_image, file, i), None, partial(_gtsegs_mask, file, i))
         for i in range(count)
     ]
 
 
-def _h5py() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingExtra('reading gtsegs_ijcv.mat needs h5py: pip install "whyformer[data]"') from error
-    return h5py
-
-
-def _h5_keys(file: Path) -> str:
-    with _h5py().File(file, "r") as data:
-        names: list[str] = []
-        data.visit(lambda name: names.append(name) if len(names) < 8 else None)
-        return ", ".join(names) or "nothing"
+def _h5(file: Path) -> Any:
+    return needed("h5py", "reading gtsegs_ijcv.mat").File(file, "r")
 
 
 def _gtsegs_image(file: Path, index: int) -> Image.Image:
-    with _h5py().File(file, "r") as data:
+    with _h5(file) as data:
         pixels = np.asarray(data[data["value/img"][()].reshape(-1)[index]])
     return Image.fromarray(np.ascontiguousarray(pixels.transpose(2, 1, 0)).astype(np.uint8)).convert("RGB")
 
 
 def _gtsegs_mask(file: Path, index: int) -> NDArray[np.bool_]:
-    with _h5py().File(file, "r") as data:
+    with _h5(file) as data:
         inner = data[data["value/gt"][()].reshape(-1)[index]]
         if inner.dtype.kind == "O":  # a cell inside the cell: one reference more
             inner = data[inner[()].reshape(-1)[0]]
@@ -127,43 +102,34 @@ def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int
     """
     expected = f"images/, annotations/trimaps/ and annotations/{split}.txt (or list.txt)"
     folder = require_folder(path, expected)
-    for part in (folder / "images", folder / "annotations" / "trimaps"):
+    notes = folder / "annotations"
+    for part in (folder / "images", notes / "trimaps"):
         if not part.is_dir():
             raise wrong_layout(folder, expected, f"no {part.relative_to(folder)}/")
-    listed = next(
-        (f for f in (folder / "annotations" / f"{split}.txt", folder / "annotations" / "list.txt") if f.is_file()), None
-    )
+    listed = next((f for f in (notes / f"{split}.txt", notes / "list.txt") if f.is_file()), None)
     if listed is None:
-        raise wrong_layout(folder / "annotations", expected)
-    names = [line.split()[0] for line in listed.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        raise wrong_layout(notes, expected)
+    named = f"the files that {listed.name} names"
     made = []
-    for name in names:
-        image, trimap = folder / "images" / f"{name}.jpg", folder / "annotations" / "trimaps" / f"{name}.png"
-        for file in (image, trimap):
-            if not file.is_file():
-                raise LayoutError(f"{listed}: expected the files it names; found no {file.relative_to(folder)}")
-        label = (classes or {}).get(name.rsplit("_", 1)[0])
-        made.append(Picture(name, partial(open_picture, image, upright=False), label, partial(_trimap, trimap)))
+    for line in listed.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            name = line.split()[0]
+            image = require_file(folder / "images" / f"{name}.jpg", named)
+            trimap = require_file(notes / "trimaps" / f"{name}.png", named)
+            label = (classes or {}).get(name.rsplit("_", 1)[0])
+            made.append(_masked(name, image, label, trimap, 1))
     return made
-
-
-def _trimap(path: Path) -> NDArray[np.bool_]:
-    with Image.open(path) as trimap:
-        return np.asarray(trimap) == 1
 
 
 def scene_objects(count: int = 100, *, seed: int = 0, min_digits: int = 2, max_digits: int = 4) -> list[Picture]:
     """Digit scenes as one sample a digit: explain that digit, and its mask is the truth (class-specific
     segmentation)."""
-    from whyformer.datasets.scenes import digit_scenes
-
-    made = []
-    for i, scene in enumerate(digit_scenes(count, seed=seed, min_digits=min_digits, max_digits=max_digits)):
-        for digit, mask in zip(scene.digits, scene.masks, strict=True):
-            made.append(
-                Picture(f"scene{seed}-{i}-digit{digit}", partial(_same, scene.image), int(digit), partial(_same, mask))
-            )
-    return made
+    scenes = digit_scenes(count, seed=seed, min_digits=min_digits, max_digits=max_digits)
+    return [
+        Picture(f"scene{seed}-{i}-digit{digit}", partial(_same, scene.image), int(digit), partial(_same, mask))
+        for i, scene in enumerate(scenes)
+        for digit, mask in zip(scene.digits, scene.masks, strict=True)
+    ]
 
 
 def _same(value: Any) -> Any:

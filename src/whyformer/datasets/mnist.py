@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import LayoutError, Picture, require_folder, wrong_layout
+from whyformer.datasets.samples import Picture, require_folder, wrong_layout
 
 
 def mnist(path: str | Path, split: str = "test") -> list[Picture]:
@@ -25,7 +25,7 @@ def mnist(path: str | Path, split: str = "test") -> list[Picture]:
         raise wrong_layout(folder, expected)
     pixels, classes = read_idx(images[0]), read_idx(labels[0])
     if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
-        raise LayoutError(f"{folder}: expected as many labels as pictures; found {pixels.shape} and {classes.shape}")
+        raise wrong_layout(folder, "as many labels as pictures", f"{pixels.shape} and {classes.shape}")
     return [
         Picture(f"{split}-{i}", partial(_picture, pixel), int(c))
         for i, (pixel, c) in enumerate(zip(pixels, classes, strict=True))
@@ -39,14 +39,14 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError) as error:
-        raise LayoutError(f"{file}: expected an idx file; found a broken gzip file") from error
+        raise wrong_layout(file, "an idx file", "a broken gzip file") from error
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise LayoutError(f"{file}: expected an idx file of bytes (starts 00 00 08); found {data[:4].hex(' ')}")
+        raise wrong_layout(file, "an idx file of bytes (starts 00 00 08)", data[:4].hex(" "))
     axes = data[3]
     shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
     values = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes)
     if values.size != int(np.prod(shape)):
-        raise LayoutError(f"{file}: expected {shape} values; found {values.size}")
+        raise wrong_layout(file, f"{shape} values", str(values.size))
     return values.reshape(shape)
 
 

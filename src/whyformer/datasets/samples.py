@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MissingExtra
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -79,15 +81,23 @@ def require_file(path: str | Path, expected: str) -> Path:
     """The file, or an error that says what was expected and what lies beside it."""
     file = Path(path)
     if not file.is_file():
-        raise wrong_layout(file.parent, expected, f"no file {file.name}")
+        raise wrong_layout(file.parent, expected, f"no {file.name}")
     return file
 
 
-def wrong_layout(place: str | Path, expected: str, found: str | None = None) -> LayoutError:
-    """The error for data laid out otherwise."""
-    return LayoutError(
-        f"{place}: expected {expected}; found {found + ', among ' if found else ''}{listing(Path(place))}"
-    )
+def wrong_layout(place: Path, expected: str, found: str | None = None) -> LayoutError:
+    """The error for data laid out otherwise; of a folder it lists what lies in it."""
+    beside = "" if place.is_file() else f" ({listing(place)})"
+    return LayoutError(f"{place}: expected {expected}; found {found + beside if found else listing(place)}")
+
+
+def needed(package: str, what: str) -> Any:
+    """An optional library, or an error that says how to install it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise MissingExtra(f'{what} needs the package {name}: pip install "whyformer[data]"') from error
 
 
 def listing(folder: Path, count: int = 5) -> str:
@@ -104,5 +114,5 @@ def listing(folder: Path, count: int = 5) -> str:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The pictures directly in a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES)
+    """The pictures directly in a folder, by name; none of a file."""
+    return sorted(p for p in folder.glob("*") if p.suffix.lower() in PICTURE_SUFFIXES)

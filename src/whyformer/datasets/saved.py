@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from whyformer.datasets.samples import LayoutError, Picture, Text, Texts, require_folder, wrong_layout
-from whyformer.errors import MissingExtra
+from whyformer.datasets.samples import Picture, Text, Texts, needed, require_folder, wrong_layout
+from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.pictures import as_rgb
 
-_IMAGES, _TEXTS, _LABELS = (
-    ("image", "img", "picture"),
-    ("text", "sentence", "review", "content"),
-    ("label", "labels", "fine_label"),
-)
+_IMAGES = ("image", "img", "picture")
+_TEXTS = ("text", "sentence", "review", "content")
+_LABELS = ("label", "labels", "fine_label")
 
 
 def is_saved(path: str | Path) -> bool:
     """Whether a folder looks like one of these."""
-    folder = Path(path)
-    return (
-        folder.is_dir()
-        and any((folder / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json"))
-    ) or (folder.is_dir() and any(folder.glob("*.parquet")))
+    names = ("dataset_info.json", "dataset_dict.json", "state.json", "*.parquet")
+    return any(any(Path(path).glob(name)) for name in names)
 
 
 def saved_pictures(path: str | Path, split: str | None = None) -> list[Picture]:
@@ -55,23 +49,19 @@ def _open(path: str | Path, split: str | None) -> Any:
     folder = require_folder(path, expected)
     if not is_saved(folder):
         raise wrong_layout(folder, expected)
-    try:
-        datasets: Any = importlib.import_module("datasets")
-        datasets.load_from_disk  # noqa: B018 - a folder called datasets on the path imports too, and is not it
-    except (ImportError, AttributeError) as error:
-        raise MissingExtra(
-            'reading a Hugging Face data set needs the package datasets: pip install "whyformer[data]"'
-        ) from error
+    datasets = needed("datasets", "reading a Hugging Face data set")
+    if not hasattr(datasets, "load_from_disk"):  # a folder of that name on the path imports too, and is not it
+        raise MissingExtra("the package datasets is hidden by a folder of that name beside the program")
     if any(folder.glob("*.parquet")):
         return datasets.Dataset.from_parquet([str(p) for p in sorted(folder.glob("*.parquet"))])
     data = datasets.load_from_disk(str(folder))
     if not hasattr(data, "keys"):
         return data
     if split is None and len(data) > 1:
-        raise LayoutError(f"{folder}: it holds the splits {', '.join(data)}; say which")
+        raise InputError(f"{folder} holds the splits {', '.join(data)}; say which")
     chosen = split or next(iter(data))
     if chosen not in data:
-        raise LayoutError(f"{folder}: expected the split {chosen}; found {', '.join(data)}")
+        raise wrong_layout(folder, f"the split {chosen}", ", ".join(data))
     return data[chosen]
 
 
@@ -82,14 +72,12 @@ def _optional(data: Any, names: tuple[str, ...]) -> str | None:
 def _column(data: Any, names: tuple[str, ...], place: Path) -> str:
     found = _optional(data, names)
     if found is None:
-        raise LayoutError(
-            f"{place}: expected a column named {' or '.join(names)}; found {', '.join(data.column_names)}"
-        )
+        raise wrong_layout(place, f"a column named {' or '.join(names)}", ", ".join(data.column_names))
     return found
 
 
 def _image(data: Any, index: int, column: str) -> Image.Image:
     value = data[index][column]
     if not isinstance(value, Image.Image):
-        raise LayoutError(f"row {index}: expected a picture in column {column}; found {type(value).__name__}")
+        raise InputError(f"row {index}: expected a picture in column {column}; found {type(value).__name__}")
     return as_rgb(value)

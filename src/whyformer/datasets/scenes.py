@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageDraw
 
-__all__ = ["Scene", "digit_scenes", "split_indices"]
+from whyformer.datasets.samples import needed
 
 SIDE = 112
 """Width and height of a scene in pixels."""
@@ -43,12 +43,7 @@ class Scene:
 @cache
 def _digits() -> tuple[np.ndarray, np.ndarray]:
     """All digit images, scaled to 0..1, and their labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        message = 'Digit scenes need scikit-learn, which ships the digits: pip install "whyformer[data]"'
-        raise ImportError(message) from error
-    data = load_digits()
+    data = needed("sklearn.datasets", "drawing digit scenes").load_digits()
     return (data.images / 16).astype(np.float32), data.target.astype(np.int64)
 
 
