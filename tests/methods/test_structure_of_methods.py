@@ -207,6 +207,18 @@ def test_bad_aggregations_are_refused(bad: Any) -> None:
 
 
 # -- GAE with cross-attention ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["rollout", "gae"])
+def test_a_block_in_an_aggregation_is_counted_from_the_models_first_and_pruned_like_any_other(method: str) -> None:
+    model, inputs = ZOO["bert"]()
+    alone = whyformer.explain(model, inputs, method, aggregation={"layers": 1})
+    for layers in (1, -2, [1], [1, 1]):
+        found = whyformer.explain(model, inputs, method, start_layer=2, aggregation={"layers": layers})
+        torch.testing.assert_close(found.scores, alone.scores)
+    if method == "rollout":
+        pruned = whyformer.explain(model, inputs, method, aggregation={"layers": 1}, discard_ratio=0.9).scores
+        assert int((pruned > 0).sum()) < int((alone.scores > 0).sum())
+
+
 def test_normalised_excess_guards_rows_without_any() -> None:
     relevance = torch.tensor([[1.0, 0.0], [0.5, 1.5]])
     torch.testing.assert_close(normalised_excess(relevance), torch.tensor([[1.0, 0.0], [0.5, 1.5]]))

@@ -103,7 +103,7 @@ def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], 
     values: list[Tensor] = []
 
     def watch(call: AttentionCall) -> None:
-        if call.value.requires_grad:
+        if call.index >= 0 and call.value.requires_grad:
             values.append(call.value)
             raise _Seen
 

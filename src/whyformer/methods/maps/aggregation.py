@@ -64,21 +64,25 @@ class Aggregation:
         """The same with what a user's ``aggregation`` setting says."""
         return replace(self, **dict(choices or {}))
 
-    @property
-    def only(self) -> int | None:
-        """The one block needed, if one is enough."""
-        return self.layers if isinstance(self.layers, int) else None
-
-    def check(self, blocks: int) -> None:
-        """Refuse block numbers outside the model."""
-        wanted = (
-            [self.layers] if isinstance(self.layers, int) else self.layers if not isinstance(self.layers, str) else []
-        )
-        for number in wanted:
-            if blocks and not -blocks <= number < blocks:
+    def within(self, blocks: int) -> Aggregation:
+        """The same with layers that are numbers listed and counted from 0; refuses those outside the model."""
+        if isinstance(self.layers, str) or not blocks:
+            return self
+        numbers = [self.layers] if isinstance(self.layers, int) else self.layers
+        for number in numbers:
+            if not -blocks <= number < blocks:
                 raise InputError(
                     f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
                 )
+        return replace(self, layers=sorted({number % blocks for number in numbers}))
+
+    def first(self, start: int) -> int:
+        """The first block whose map is needed, of those from ``start`` where layers is a word."""
+        return min(self.layers) if isinstance(self.layers, list) else start
+
+    def wants(self, index: int, start: int = 0) -> bool:
+        """Whether the map of this block is needed."""
+        return index in self.layers if isinstance(self.layers, list) else index >= start
 
     def fuse(self, maps: Tensor) -> Tensor:
         """``[B, H, Q, K]`` -> ``[B, Q, K]``."""
@@ -106,7 +110,7 @@ class Aggregation:
         return fused.lerp_(more, new / (heads + new))
 
     def reduce(self, maps: list[Tensor], row: Tensor, mask: Tensor | None) -> Tensor:
-        """Fused maps of all blocks ``[B, N, N]``, first to last -> ``[B, N]``.
+        """Fused maps ``[B, N, N]`` of the blocks that are wanted, first to last -> ``[B, N]``.
 
         Args:
             row: ``[B, N]`` readout row.
@@ -129,7 +133,4 @@ class Aggregation:
             return carry(row, maps)
         if self.layers == "product":
             return carry(row, maps, identity=False)
-        chosen = maps
-        if not isinstance(self.layers, str):
-            chosen = [maps[i] for i in ([self.layers] if isinstance(self.layers, int) else self.layers)]
-        return torch.stack([torch.bmm(row[:, None], m)[:, 0] for m in chosen]).mean(0)
+        return torch.stack([torch.bmm(row[:, None], m)[:, 0] for m in maps]).mean(0)

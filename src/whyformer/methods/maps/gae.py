@@ -52,8 +52,9 @@ def gae(
         return _tower_scores(task, towers, "image" if side == "auto" else side, how, start_layer)
     if side != "auto":
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
-    how.check(task.blocks())
-    recording, maps, row = observe_gradients(task, task.block(start_layer), positive_product, how)
+    start = task.block(start_layer)
+    how = how.within(task.blocks())
+    recording, maps, row = observe_gradients(task, start, positive_product, how)
     return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits)
 
 
@@ -80,7 +81,7 @@ def _tower_scores(
 ) -> Scores:
     """One tower of a two-tower model; its attention does not meet the other's, so the one-tower rule holds."""
     blocks = towers[side]
-    how.check(len(blocks))
+    how = how.within(len(blocks))
     if not -len(blocks) <= start_layer < len(blocks):
         raise InputError(f"gae: start_layer={start_layer} is outside the {side} tower, which has {len(blocks)} blocks")
     inputs = task.inputs if side == "image" else _text_inputs(task.inputs)

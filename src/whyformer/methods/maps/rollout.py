@@ -35,7 +35,7 @@ def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None)
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
     """
     task.block(block, "block")
-    return over_attention(task, Aggregation(layers=block).with_choices(aggregation))
+    return over_attention(task, Aggregation(layers=block).with_choices(aggregation).within(task.blocks()))
 
 
 @method(
@@ -69,6 +69,7 @@ def rollout(
     """
     start = task.block(start_layer)
     how = Aggregation(head_fusion, "rollout" if normalize_rows else "sum_product").with_choices(aggregation)
+    how = how.within(task.blocks())
 
     def prune(fused: Tensor) -> Tensor:
         count = int(fused.shape[-1] * fused.shape[-2] * discard_ratio)
@@ -86,40 +87,15 @@ def rollout(
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse heads as each map appears (one block's map alive at a time), then reduce layers and rows."""
-    how.check(task.blocks())
     kept: dict[int, Tensor] = {}
-    last: list[AttentionCall] = []
 
     def watch(call: AttentionCall) -> None:
-        if call.index < 0:
-            return
-        if how.only is not None and how.rows == "readout":
-            if how.only < 0 or call.index == how.only:
-                last.append(call)
-                del last[: -max(1, -how.only)]
-        elif call.index >= start:
+        if call.index >= 0 and how.wants(call.index, start):
             kept[call.index] = prune(how.fuse(call.map()))
 
     recording, row = task.readout_pass(Maps(watch))
-    if how.only is not None and how.rows == "readout":
-        if not last:
-            raise task.refuse("no attention was seen in its forward pass")
-        call = last[0]
-        task.global_maps(
-            {0: call.value[:, 0].new_zeros(()).expand(call.value.shape[0], *_map_shape(call))}, row.shape[-1]
-        )
-        values = how.fuse(call.map(row)[:, :, None])[:, 0]
-    else:
-        values = how.reduce(task.global_maps(kept, row.shape[-1]), row, task.inputs.mask)
-    return Scores(values, recording.logits)
-
-
-def _map_shape(call: AttentionCall) -> tuple[int, int]:
-    if call.weights is not None:
-        return int(call.weights.shape[-2]), int(call.weights.shape[-1])
-    assert call.query is not None
-    assert call.key is not None
-    return int(call.query.shape[-2]), int(call.key.shape[-2])
+    maps = task.global_maps(kept, row.shape[-1])
+    return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits)
 
 
 def observe_gradients(
@@ -140,11 +116,13 @@ def observe_gradients(
     heads: dict[int, int] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if not how.wants(index, start):
+            return
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
-    recording = task.record(GRADIENT, Flows(observe, start, how.by_heads), **options)
+    recording = task.record(GRADIENT, Flows(observe, how.first(start), how.by_heads), **options)
     _, row = task.gradient_pass(recording)
     finished = {index: finish(fused) for index, fused in maps.items()}
     return recording, task.global_maps(finished, row.shape[-1]), row
@@ -178,7 +156,7 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
     kept: dict[int, Tensor] = {}
 
     def watch(call: AttentionCall) -> None:
-        tokens, blocks = _map_shape(call)[1], task.blocks()
+        tokens, blocks = call.value.shape[-2], task.blocks()
         if tokens * blocks > limit:
             raise InputError(
                 f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more "

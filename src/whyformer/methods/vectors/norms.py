@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -45,7 +45,7 @@ class Mixture:
 
         residual = None if self.residual is None else linear(self.residual)
         constant = None if self.constant is None else linear(self.constant)
-        return Mixture(self.weights, linear(self.parts), residual, constant, self.projection)
+        return replace(self, parts=linear(self.parts), residual=residual, constant=constant)
 
     def inverse_deviation(self) -> Tensor | None:
         """1/σ_i ``[B, N]`` of the normalisation, or None without one."""
@@ -91,25 +91,23 @@ def norm_attention(
     own_residual = scope in ("residual", "norm")
     how = Aggregation(layers="product" if own_residual else "rollout").with_choices(aggregation)
     if block is not None:
-        how = Aggregation(how.heads, block, how.rows)
-    how.check(task.blocks())
+        how = replace(how, layers=block)
+    how = how.within(task.blocks())
     recording, mixtures, row = mixtures_of(task)
     maps: dict[int, Tensor] = {}
     for index, mixture in mixtures.items():
-        kept = mixture if own_residual else Mixture(mixture.weights, mixture.parts, None, None, mixture.projection)
+        if not how.wants(index):
+            continue
         if scope == "heads":
             fused = how.fuse(mixture.weights * mixture.parts.norm(dim=-1)[:, :, None])
+        elif scope == "norm":
+            fused = mixture.normed().norms()
         else:
-            fused = (kept.normed() if scope == "norm" else _bare(kept)).norms()
+            bare = Projection(index, mixture.projection.weight, mixture.projection.bias)
+            fused = replace(mixture, projection=bare, residual=mixture.residual if own_residual else None).norms()
         maps[index] = fused / fused.sum(-1, keepdim=True) if own_residual and block is None else fused
     values = how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.mask)
     return Scores(values, recording.logits)
-
-
-def _bare(mixture: Mixture) -> Mixture:
-    """Without the normalisation."""
-    plain = Projection(mixture.projection.index, mixture.projection.weight, mixture.projection.bias)
-    return Mixture(mixture.weights, mixture.parts, mixture.residual, mixture.constant, plain)
 
 
 def mixtures_of(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:

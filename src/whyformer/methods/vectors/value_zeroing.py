@@ -65,12 +65,9 @@ def value_zeroing(
     kept = BlockCalls()
     recording, row = task.readout_pass(Maps(lambda call: seen.append(_Seen.of(call))), kept)
     calls = kept.found
-    how.check(len(calls))
+    how = how.within(len(calls))
     _refuse(task, seen, row.shape[-1], len(calls))
-    chosen = list(range(len(calls)))
-    if not isinstance(how.layers, str):
-        numbers = [how.layers] if isinstance(how.layers, int) else how.layers
-        chosen = sorted({n % len(calls) for n in numbers})
+    chosen = [b for b in range(len(calls)) if how.wants(b)]
     real = torch.ones_like(row, dtype=torch.bool)
     if task.inputs.mask is not None and task.inputs.mask.shape == row.shape:
         real = task.inputs.mask
@@ -81,16 +78,11 @@ def value_zeroing(
     for b, some in task.progress(work, "value zeroing", len(work)):
         plain = _batch_first(calls[b][3], recording)
         maps[b][..., some] = _distance(_zeroed(recording, b, calls[b], some, task), plain, distance).permute(1, 2, 0)
-    listed = [torch.zeros(0)] * len(calls)
-    for b, found in maps.items():
+    for found in maps.values():
         found *= real[:, None] * real[..., None]
         sums = found.sum(-1, keepdim=True)
-        listed[b] = torch.where(sums > 0, found / torch.where(sums > 0, sums, 1), 0)
-    if isinstance(how.layers, int):
-        listed, how = [listed[how.layers]], Aggregation(layers=0, rows=how.rows)
-    elif not isinstance(how.layers, str):
-        listed, how = [listed[n] for n in how.layers], Aggregation(layers="mean", rows=how.rows)
-    values = how.reduce(listed, row, real)
+        found /= torch.where(sums > 0, sums, 1)
+    values = how.reduce(list(maps.values()), row, real)
     diagnostics = {"block_passes": len(tokens) * len(chosen)}
     return Scores(values, recording.logits, diagnostics=diagnostics)
 
