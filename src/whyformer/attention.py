@@ -152,4 +152,4 @@ def attention_maps(
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
         return ready.finish(task.lay_out(scores), resolver, name, settings)
 
-    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.tokens, made)
+    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, made)

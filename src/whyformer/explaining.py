@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explanation.result import Explanation
+from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
@@ -181,23 +181,26 @@ def finish(
         level = "pixel"
     elif inputs.modality == "image":
         level, grid = "patch", scores.grid
-    else:
+    rows = list(values)
+    if level == "token":
         hidden = torch.zeros_like(values, dtype=torch.bool)
         if inputs.mask is not None and inputs.mask.shape == values.shape:
             hidden |= ~inputs.mask
         if inputs.special is not None and inputs.special.shape == values.shape:
             hidden |= inputs.special
+        rows = [own[~h] for own, h in zip(values, hidden, strict=True)]
         values = values.masked_fill(hidden, 0)
     index, names = resolver.describe(logits)
     diagnostics = dict(scores.diagnostics)
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
+    warned = [[*diagnostics.get("warnings", ()), *degenerate(row)] for row in rows]
+    if any(warned):
+        diagnostics["warnings"] = warned
+    features = replace(inputs.features, image_size=inputs.image_size, grid=grid)
     return Explanation(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, grid=grid, tokens=inputs.tokens,
-        offsets=inputs.offsets, texts=inputs.texts, labels=labels, multi_label=multi_label,
-        image_size=inputs.image_size, pictures=inputs.pictures, originals=inputs.originals,
-        geometry=inputs.geometry, diagnostics=diagnostics,
+        target_names=names, features=features, labels=labels, multi_label=multi_label, diagnostics=diagnostics,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from whyformer.errors import InputError, ModelError
 from whyformer.evaluate.holdout import split
 from whyformer.evaluate.metrics.faithfulness import ranked_faithfulness
 from whyformer.evaluate.select import Arbitration, arbitrate
+from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
 
 # the package's attribute of that name is the function
@@ -423,12 +424,12 @@ def test_pixels_and_other_grids_are_averaged_over_cells() -> None:
     pixel = whyformer.explain(model, x, "saliency", target=1)
     assert pixel.level == "pixel"
     cells = pixel.scores.reshape(2, 4, 8, 4, 8).mean((2, 4)).reshape(2, 16)
-    patch = Explanation(cells, "patch", "by hand", {}, pixel.target, pixel.logits, grid=(4, 4), image_size=(32, 32))
+    patch = Explanation(cells, "patch", "by hand", {}, pixel.target, pixel.logits, features=Features(grid=(4, 4), image_size=(32, 32)))
     found = arbitrate(model, x, [pixel, patch], target=1)
     assert torch.allclose(found.selection[0], found.selection[1], atol=1e-12)
     assert found.candidates == ["given saliency", "given by hand"]
     coarse = Explanation(
-        cells[:, :4], "patch", "by hand", {}, pixel.target, pixel.logits, grid=(2, 2), image_size=(32, 32)
+        cells[:, :4], "patch", "by hand", {}, pixel.target, pixel.logits, features=Features(grid=(2, 2), image_size=(32, 32))
     )
     assert torch.isfinite(arbitrate(model, x, [coarse], target=1).heldout).all()
     # cells of another size than the model's patches, cut off at the border

@@ -6,23 +6,30 @@ import json
 import pytest
 import torch
 
+import whyformer
 from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.result import degenerate
+from zoo import build
 
 
 def batch(e, times=3):
     """The same sample several times, scores scaled by 1, 2, 3 ..."""
-    tensors = {n: torch.cat([getattr(e, n)] * times) for n in ("scores", "target", "logits", "pictures") if getattr(e, n) is not None}
+    tensors = {n: torch.cat([getattr(e, n)] * times) for n in ("scores", "target", "logits")}
     tensors["scores"] = torch.cat([e.scores * (i + 1) for i in range(times)])
-    lists = {n: getattr(e, n) * times for n in ("tokens", "offsets", "texts", "target_names") if getattr(e, n) is not None}
-    return dataclasses.replace(e, **tensors, **lists, diagnostics={"conservation": [0.1 * i for i in range(times)], "note": "x"})
+    lists = {n: getattr(e, n) * times for n in ("tokens", "offsets", "texts") if getattr(e, n) is not None}
+    pictures = None if e.pictures is None else torch.cat([e.pictures] * times)
+    e = e.with_features(**lists, pictures=pictures)
+    return dataclasses.replace(e, **tensors, target_names=e.target_names * times, diagnostics={"conservation": [0.1 * i for i in range(times)], "note": "x"})
 
 
 def same(a, b):
-    for field in dataclasses.fields(Explanation):
-        x, y = getattr(a, field.name), getattr(b, field.name)
-        assert torch.equal(x, y) and x.dtype == y.dtype if isinstance(x, torch.Tensor) else x == y, field.name
+    for one, other in ((a, b), (a.features, b.features)):
+        for field in dataclasses.fields(one):
+            x, y = getattr(one, field.name), getattr(other, field.name)
+            if field.name != "features":
+                assert torch.equal(x, y) and x.dtype == y.dtype if isinstance(x, torch.Tensor) else x == y, field.name
 
 
 @pytest.mark.parametrize("e", [picture(), sentence(), batch(picture()), batch(sentence()), sentence(ATTACK), picture(pictures=None),
@@ -111,3 +118,90 @@ def test_its_shapes_in_words():
     assert repr(picture()) == "Explanation(transformer_attribution, patch scores 1x24, target [1])"
     assert str(picture()).startswith("Top 3 classes:")
     assert picture()._repr_html_().startswith("<div")
+
+
+# -- what is kept is checked -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "value"), [
+    ("tokens", 3), ("tokens", ["a"]), ("offsets", [[[1]]]), ("texts", [3]), ("grid", [1, 2, 3]), ("image_size", "32"), ("multi_label", 1), ("level", None),
+    ("settings", []), ("diagnostics", None), ("labels", ["a"]), ("target_names", "dog"), ("geometry", [3]), ("model", 3), ("method", 3), ("surprise", 1),
+])  # fmt: skip
+def test_a_value_of_another_kind_is_refused_by_its_name(name, value):
+    facts = json.loads(json.dumps(sentence().to_dict()))
+    with pytest.raises(InputError, match=name):
+        Explanation.from_dict({**facts, name: value})
+
+
+def test_what_may_be_unknown_may_be_missing_and_the_rest_may_not():
+    facts = json.loads(json.dumps(sentence().to_dict()))
+    for name in ("tokens", "offsets", "texts", "grid", "image_size", "geometry", "model", "labels", "target_names"):
+        assert Explanation.from_dict({k: v for k, v in facts.items() if k != name}).method == facts["method"]
+    for name in ("level", "method", "settings", "multi_label", "diagnostics", "scores", "target", "logits"):
+        with pytest.raises(InputError, match=name):
+            Explanation.from_dict({k: v for k, v in facts.items() if k != name})
+
+
+def test_a_file_of_another_kind_inside_is_no_explanation(tmp_path):
+    from safetensors.torch import save_file
+
+    e = sentence()
+    for change in ({"tokens": 3}, {"format": 2}, {"geometry": [{}]}):
+        facts = {k: v for k, v in json.loads(json.dumps(e.to_dict())).items() if k not in ("scores", "target", "logits", "probabilities")}
+        header = {"whyformer": json.dumps({"format": 1, **facts, **change})}
+        save_file({n: getattr(e, n) for n in ("scores", "target", "logits")}, tmp_path / "x.safetensors", metadata=header)
+        with pytest.raises(LoadError):
+            Explanation.load(tmp_path / "x.safetensors")
+    save_file({"scores": e.scores}, tmp_path / "x.safetensors", metadata={"whyformer": json.dumps({"format": 1, **facts, "geometry": None})})
+    with pytest.raises(LoadError, match="target"):
+        Explanation.load(tmp_path / "x.safetensors")
+
+
+# -- features ----------------------------------------------------------------------------------------------------------
+def test_features_are_read_through_the_explanation_and_changed_on_a_copy():
+    e = sentence()
+    for field in dataclasses.fields(e.features):
+        assert getattr(e, field.name) is getattr(e.features, field.name)
+    other = e.with_features(texts=["x"])
+    assert (other.texts, other.tokens) == (["x"], e.tokens)
+    assert e.texts != ["x"]
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+ZERO, EQUAL = "all scores are 0, so this map says nothing", "all scores are equal, so this map singles nothing out"
+
+
+@pytest.mark.parametrize(("scores", "warned"), [
+    ([0, 0, 0], [ZERO]), ([2, 2, 2], [EQUAL]), ([1, 1 + 1e-7, 1], [EQUAL]), ([1, 1 + 1e-5, 1], []), ([0, 0, 1e-30], []), ([-3, -3], [EQUAL]), ([5], []), ([0], [ZERO]),
+])  # fmt: skip
+def test_maps_that_say_nothing(scores, warned):
+    assert degenerate(torch.tensor(scores, dtype=torch.float32)) == warned
+
+
+def test_warnings_are_read_in_sentences_with_the_samples_they_are_about(tmp_path):
+    e = dataclasses.replace(batch(picture()), diagnostics={"warnings": [[ZERO], [], [ZERO, "odd"]]})
+    assert e.warnings == [f"sample 0, 2: {ZERO}", "sample 2: odd"]
+    assert [one.warnings for one in e] == [[ZERO], [], [ZERO, "odd"]]
+    assert Explanation.load(e.save(tmp_path / "e.safetensors")).warnings == e.warnings
+    assert Explanation.from_dict(json.loads(json.dumps(e.to_dict()))).warnings == e.warnings
+    assert dataclasses.replace(e, diagnostics={"warnings": [[ZERO]] * 3}).warnings == [ZERO]
+    assert dataclasses.replace(e, diagnostics={"warnings": ["for all"]}).warnings == ["for all"]
+    assert picture().warnings == []
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+def test_a_map_of_zeros_and_a_constant_map_are_warned_of(name):
+    """A model whose classifier is 0 has no gradient; one whose queries are 0 attends evenly."""
+    model, inputs = build(name)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+    e = whyformer.explain(model, inputs, "input_x_gradient")
+    assert e.scores.abs().max() == 0
+    assert e.diagnostics["warnings"] == [[ZERO], [ZERO]]
+    model, inputs = build(name)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "query" in parameter_name or "q_proj" in parameter_name:
+                parameter.zero_()
+    e = whyformer.explain(model, inputs, "raw_attention", aggregation={"layers": -1})
+    assert e.warnings == [EQUAL]
+    assert e[1].warnings == [EQUAL]
+    assert whyformer.explain(build(name)[0], inputs, "raw_attention").warnings == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,8 +73,8 @@ def textured(size: tuple[int, int]) -> Image.Image:
 
 def known(name: str, picture: Image.Image) -> Geometry:
     made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
-    assert made.geometry is not None
-    return made.geometry[0]
+    assert made.features.geometry is not None
+    return made.features.geometry[0]
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -81,14 +82,14 @@ def known(name: str, picture: Image.Image) -> Geometry:
 def test_every_pixel_of_the_input_is_found_on_the_original(name, size):
     """A smooth field of coordinates goes through the processor: what comes out is where the geometry says it was."""
     made = prepare(torch.nn.Linear(1, 1), textured(size), PROCESSORS[name]())
-    assert made.geometry is not None and made.image_size is not None
+    assert made.features.geometry is not None and made.image_size is not None
     # red holds the row, green the column: a linear ramp stays linear under any resampling, away from the border
     down, across = np.mgrid[: size[0], : size[1]]
     ramp = np.stack([255 * (down + 0.5) / size[0], 255 * (across + 0.5) / size[1], 0 * down], -1)
-    seen = prepare(torch.nn.Linear(1, 1), Image.fromarray(ramp.astype(np.uint8)), PROCESSORS[name]()).pictures
+    seen = prepare(torch.nn.Linear(1, 1), Image.fromarray(ramp.astype(np.uint8)), PROCESSORS[name]()).features.pictures
     assert seen is not None
     height, width = made.image_size
-    left, top, right, bottom = made.geometry[0].box
+    left, top, right, bottom = made.features.geometry[0].box
     rows = top + (bottom - top) * (np.arange(height) + 0.5) / height
     columns = left + (right - left) * (np.arange(width) + 0.5) / width
     got = seen[0].numpy().astype(float)
@@ -104,7 +105,7 @@ def test_every_pixel_of_the_input_is_found_on_the_original(name, size):
 
 def peaked(made: Any, patch: int = 8) -> Explanation:
     """A map with a single bright patch: the one in which the model sees the brightest place."""
-    seen = (made.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the ground, and than padding
+    seen = (made.features.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the ground, and than padding
     height, width = seen.shape
     rows, columns = height // patch, width // patch
     sums = seen[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch).mean((1, 3))
@@ -112,7 +113,7 @@ def peaked(made: Any, patch: int = 8) -> Explanation:
     scores[int(sums.argmax())] = 1.0
     return Explanation(
         scores=scores[None], level="patch", method="made", settings={}, target=torch.tensor([0]), logits=torch.zeros(1, 2),
-        grid=(rows, columns), image_size=(height, width), pictures=made.pictures, originals=made.originals, geometry=made.geometry,
+        features=replace(made.features, grid=(rows, columns), image_size=(height, width)),
     )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def test_the_peak_of_the_overlay_lies_on_the_marker(name, height, width, at):
     margin = 0.08 * min(size)
     assume(left + margin < spot[1] < right - margin and top + margin < spot[0] < bottom - margin)
     made = prepare(torch.nn.Linear(1, 1), picture, PROCESSORS[name]())
-    assert made.geometry == [geometry]
+    assert made.features.geometry == [geometry]
     e = peaked(made)
     placed = e.placed().numpy()
     assert placed.shape == size
@@ -163,7 +164,7 @@ def test_what_was_cut_off_has_no_score_and_looks_like_none(size):
     assert rows.tolist() == [(size[0] - square) // 2, (size[1] - square) // 2]
     assert (columns - rows + 1).tolist() == [square, square]
     blank = overlay(e, opacity=0).astype(int)
-    zero = overlay(Explanation(**{**vars(e), "geometry": [Geometry.whole(size)]}), opacity=0).astype(int)
+    zero = overlay(e.with_features(geometry=[Geometry.whole(size)]), opacity=0).astype(int)
     times = blank.shape[0] // size[0]
     unseen = np.kron(~seen, np.ones((times, times), bool))
     # hatched, so it differs from a score of 0 on any ground
@@ -184,14 +185,14 @@ def test_torchvision_and_timm_transforms():
             create_transform((3, 96, 96), crop_pct=0.9, crop_mode="border"),
         ):  # fmt: skip
             made = prepare(torch.nn.Linear(1, 1), textured(size), function)
-            assert made.geometry is not None, (size, function)
-            left, top, right, bottom = made.geometry[0].box
+            assert made.features.geometry is not None, (size, function)
+            left, top, right, bottom = made.features.geometry[0].box
             inside = (max(0, left), max(0, top), min(size[1], right), min(size[0], bottom))
             height, width = made.image_size
             across, down = width / (right - left), height / (bottom - top)
             place = [round((inside[1] - top) * down), round((inside[3] - top) * down), round((inside[0] - left) * across), round((inside[2] - left) * across)]
             wanted = textured(size).resize((place[3] - place[2], place[1] - place[0]), Image.Resampling.BILINEAR, box=inside)
-            got = made.pictures[0].numpy()[place[0] : place[1], place[2] : place[3]].astype(float)
+            got = made.features.pictures[0].numpy()[place[0] : place[1], place[2] : place[3]].astype(float)
             # brightness is known only up to a factor where a function normalises
             pair = np.asarray(wanted, float)[..., 0].ravel(), got[..., 0].ravel()
             assert np.corrcoef(*pair)[0, 1] > 0.995, (size, function)
@@ -201,7 +202,7 @@ def test_weights_of_torchvision_bring_their_own():
     from torchvision.transforms._presets import ImageClassification
 
     made = prepare(torch.nn.Linear(1, 1), textured((300, 400)), ImageClassification(crop_size=96, resize_size=120))
-    assert made.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
+    assert made.features.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
 
 
 @pytest.mark.parametrize("function", [
@@ -210,9 +211,9 @@ def test_weights_of_torchvision_bring_their_own():
 ])  # fmt: skip
 def test_a_function_that_cannot_be_read_gives_no_geometry(function):
     made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), function)
-    assert made.geometry is None
-    assert made.originals is None
-    assert made.pictures is not None
+    assert made.features.geometry is None
+    assert made.features.originals is None
+    assert made.features.pictures is not None
 
 
 def test_a_processor_that_does_something_else_than_it_says_gives_no_geometry():
@@ -227,19 +228,19 @@ def test_a_processor_that_does_something_else_than_it_says_gives_no_geometry():
         def __call__(self, images: Any, return_tensors: str) -> dict[str, Tensor]:
             return {"pixel_values": whole(images=images, return_tensors="pt")["pixel_values"].flip(-1)}
 
-    assert prepare(torch.nn.Linear(1, 1), textured((100, 200)), Mirrored()).geometry is None
+    assert prepare(torch.nn.Linear(1, 1), textured((100, 200)), Mirrored()).features.geometry is None
 
 
 def test_pictures_of_one_colour_have_a_geometry_too():
     for colour in ("white", "black", (40, 80, 10)):
         made = prepare(torch.nn.Linear(1, 1), Image.new("RGB", (60, 90), colour), PROCESSORS["short side and crop"]())
-        assert made.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
+        assert made.features.geometry == [Geometry((90, 60), (0.0, 15.0, 60.0, 75.0))]
 
 
 def test_tensors_have_no_geometry_and_are_drawn_as_they_are():
     pixels = torch.rand(1, 3, 48, 80)
     made = prepare(torch.nn.Linear(1, 1), pixels)
-    assert (made.geometry, made.originals) == (None, None)
+    assert (made.features.geometry, made.features.originals) == (None, None)
 
 
 def test_each_picture_of_a_batch_has_its_own():

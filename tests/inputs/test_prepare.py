@@ -32,16 +32,16 @@ def test_text_becomes_tokens_with_their_places() -> None:
     made = prepare(sst2().model, SENTENCES, sst2().processor)
     assert made.modality == "text"
     assert made.batch == 2
-    assert made.texts == SENTENCES
-    assert made.tokens is not None and made.offsets is not None and made.mask is not None and made.special is not None
-    for sentence, tokens, offsets, special in zip(SENTENCES, made.tokens, made.offsets, made.special.tolist(), strict=True):
+    assert made.features.texts == SENTENCES
+    assert made.features.tokens is not None and made.features.offsets is not None and made.mask is not None and made.special is not None
+    for sentence, tokens, offsets, special in zip(SENTENCES, made.features.tokens, made.features.offsets, made.special.tolist(), strict=True):
         assert tokens[0] == "[CLS]" and special[0]
         for token, (start, end), hidden in zip(tokens, offsets, special, strict=True):
             if not hidden:
                 assert sentence[start:end].lower() == token.removeprefix("##")
             else:
                 assert (start, end) == (0, 0)
-    assert made.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in made.tokens]
+    assert made.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in made.features.tokens]
 
 
 def test_special_tokens_and_padding_get_no_score() -> None:
@@ -99,10 +99,10 @@ def test_pictures_are_prepared_and_kept_for_display() -> None:
     assert made.modality == "image"
     assert made.tensor.shape == (2, 3, 112, 112)
     assert made.image_size == (112, 112)
-    assert made.pictures is not None and made.pictures.dtype == torch.uint8
-    assert made.pictures.shape == (2, 112, 112, 3)
-    assert made.pictures[0, 5, 5].tolist() == [255, 0, 0]
-    assert made.pictures[1, 5, 5].tolist() == [128, 128, 128]
+    assert made.features.pictures is not None and made.features.pictures.dtype == torch.uint8
+    assert made.features.pictures.shape == (2, 112, 112, 3)
+    assert made.features.pictures[0, 5, 5].tolist() == [255, 0, 0]
+    assert made.features.pictures[1, 5, 5].tolist() == [128, 128, 128]
 
 
 def test_a_function_may_be_the_processor() -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
+
+
+def explanation(**facts: Any) -> Explanation:
+    """An explanation and its features out of one list of facts."""
+    own = {f.name for f in fields(Features)}
+    return Explanation(features=Features(**{n: v for n, v in facts.items() if n in own}), **{n: v for n, v in facts.items() if n not in own})
 
 
 def picture(
@@ -34,7 +42,7 @@ def picture(
         "image_size": size, "grid": grid if level == "patch" else None,
         "scores": scores.reshape(1, -1) if level == "patch" else scores[None],
     }  # fmt: skip
-    return Explanation(level=level, **{**facts, **more})
+    return explanation(level=level, **{**facts, **more})
 
 
 def sentence(
@@ -64,7 +72,7 @@ def sentence(
         "target": torch.tensor([target]), "target_names": [labels[target]], "labels": labels, "texts": [text],
         "tokens": [tokens], "offsets": [offsets], "scores": torch.as_tensor(scores, dtype=torch.float32)[None],
     }  # fmt: skip
-    return Explanation(level="token", **{**facts, **more})
+    return explanation(level="token", **{**facts, **more})
 
 
 ATTACK = '<script>alert("x")</script> \x1b[31mred\x1b[0m [bold]b[/bold] \u202eevil &amp; "quoted" $x^2$'

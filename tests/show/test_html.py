@@ -1,6 +1,7 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -127,7 +128,8 @@ def test_settings_tell_rows_of_one_method_apart():
 
 def test_a_batch_gets_a_card_for_each_sample():
     e = picture()
-    two = type(e)(**{**vars(e), **{n: torch.cat([getattr(e, n)] * 2) for n in ("scores", "logits", "target", "pictures")}, "target_names": ["dog", "dog"]})
+    two = replace(e, **{n: torch.cat([getattr(e, n)] * 2) for n in ("scores", "logits", "target")}, target_names=["dog", "dog"])
+    two = two.with_features(pictures=torch.cat([e.pictures] * 2))
     assert html.fragment(two).count("<img") == 2
     assert two._repr_html_() == html.fragment(two)
 

@@ -71,7 +71,7 @@ def perturbation_strip(
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
         raise InputError(f"fractions must rise between 0 and 1, not {fractions}")
     ready = begin(model, inputs, processor)
-    if ready.inputs.modality != "image" or ready.inputs.pictures is None:
+    if ready.inputs.modality != "image" or ready.inputs.features.pictures is None:
         raise InputError("only pictures can be shown with parts removed")
     case = read_case(ready, explanation, None, batch_size)
     if case.constant(sample):
@@ -79,7 +79,7 @@ def perturbation_strip(
     index = int(case.target[sample])
     steps = curve_fractions(fractions)
     # the same as is fed, before the normalisation, where the mean colour is what becomes 0
-    seen = ready.inputs.pictures[sample].permute(2, 0, 1)[None].double() / 255
+    seen = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
     mean = getattr(getattr(ready.processor, "image_processor", ready.processor), "image_mean", None) or [0.5]
     colour = torch.tensor(mean).to(seen)[:, None, None].expand_as(seen)
     base = colour if baseline == "zero" else picture_filler(baseline, seen, [0.0])

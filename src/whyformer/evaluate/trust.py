@@ -15,7 +15,7 @@ from whyformer.errors import InputError
 from whyformer.evaluate.case import Case, read_case
 from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_masks
 from whyformer.explaining import begin
-from whyformer.explanation.result import Explanation
+from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs
 
 STEPS = 10
@@ -188,7 +188,7 @@ def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDAr
 
 def warnings(e: Explanation, words: int | None = None) -> list[str]:
     """Sentences about the map of one sample, from its diagnostics and its scores; ``words``: how many a text has."""
-    found = [str(line) for line in e.diagnostics.get("warnings", ())]
+    found = [f"{e.method}: {line}." for line in dict.fromkeys([*e.warnings, *degenerate(e.scores[0])])]
     conservation = e.diagnostics.get("conservation")
     if isinstance(conservation, dict) and (error := float(conservation["error"][0])) > 0.01:
         found.append(
@@ -207,9 +207,7 @@ def warnings(e: Explanation, words: int | None = None) -> list[str]:
         found.append(
             f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."
         )
-    if not bool((e.scores != 0).any()):
-        found.append(f"{e.method}: all scores are 0, so this map says nothing.")
-    elif words is not None and words < 3:
+    if bool(e.scores.any()) and words is not None and words < 3:
         found.append("With one or two tokens there is little to compare.")
     return found
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError
+from whyformer.explanation import storage, views
+from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Geometry
-from whyformer.explanation.versions import versions
 
 LEVELS = ("patch", "token", "pixel")
-_FORMAT = 1
-_ORIGINAL = "original."
-_PLAIN = (
-    "model", "level", "method", "grid", "tokens", "offsets", "texts", "target_names", "multi_label", "image_size",
-)  # fmt: skip
-_BATCHED_LISTS = ("tokens", "offsets", "texts", "target_names", "originals", "geometry")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,18 +32,12 @@ class Explanation:
         target: ``[B]`` class index explained (the first one of a contrast).
         target_names: a readable name of the target of each sample.
         logits: ``[B, C]`` the model's output for the batch.
-        grid: (rows, columns) of patches, for ``level="patch"``.
-        tokens: token strings of each sample (padding included), for text.
-        offsets: (start, end) characters of each token in ``texts``; (0, 0) for special tokens.
-        texts: the raw sentences, where given.
+        features: what the scores belong to; all of it can be read here too (``e.tokens``, ``e.grid`` ...).
         labels: class index -> name, where the model's config names its classes.
         multi_label: True if the classes do not exclude one another (probability = sigmoid instead of softmax).
-        image_size: (height, width) in pixels of the model's input, for pictures.
-        pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
-        originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
-        geometry: for each of them, where the model's input lies on it.
         model: name of the model: as it was given, as its config has it, or its class.
-        diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods.
+        diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods; ``input``, what
+            reading did to each picture; ``warnings``, sentences for each sample (see :attr:`warnings`).
     """
 
     scores: Tensor
@@ -60,16 +47,9 @@ class Explanation:
     target: Tensor
     logits: Tensor
     target_names: list[str] | None = None
-    grid: tuple[int, int] | None = None
-    tokens: list[list[str]] | None = None
-    offsets: list[list[tuple[int, int]]] | None = None
-    texts: list[str] | None = None
+    features: Features = field(default_factory=Features)
     labels: dict[int, str] | None = None
     multi_label: bool = False
-    image_size: tuple[int, int] | None = None
-    pictures: Tensor | None = None
-    originals: list[Image.Image] | None = None
-    geometry: list[Geometry] | None = None
     model: str | None = None
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
@@ -91,14 +71,71 @@ class Explanation:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of an explanation of {len(self)}")
         i = index % len(self)
-        lists: dict[str, Any] = {n: [getattr(self, n)[i]] for n in _BATCHED_LISTS if getattr(self, n) is not None}
         tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
-        pictures = None if self.pictures is None else self.pictures[i : i + 1]
+        names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
-        return replace(self, **tensors, **lists, pictures=pictures, diagnostics=diagnostics)
+        return replace(
+            self, **tensors, target_names=names, features=self.features.sample(i), diagnostics=diagnostics
+        )
 
     def __iter__(self) -> Iterator[Explanation]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def tokens(self) -> list[list[str]] | None:
+        """Token strings of each sample (padding included), for text."""
+        return self.features.tokens
+
+    @property
+    def offsets(self) -> list[list[tuple[int, int]]] | None:
+        """(start, end) characters of each token in ``texts``; (0, 0) for special tokens."""
+        return self.features.offsets
+
+    @property
+    def texts(self) -> list[str] | None:
+        """The raw sentences, where given."""
+        return self.features.texts
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width) in pixels of the model's input, for pictures."""
+        return self.features.image_size
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(rows, columns) of patches, for ``level="patch"``."""
+        return self.features.grid
+
+    @property
+    def pictures(self) -> Tensor | None:
+        """``[B, H, W, 3]`` uint8, the pictures as the model saw them."""
+        return self.features.pictures
+
+    @property
+    def originals(self) -> list[Image.Image] | None:
+        """The pictures as they were given (RGB, any size), where it is known what the model saw of them."""
+        return self.features.originals
+
+    @property
+    def geometry(self) -> list[Geometry] | None:
+        """For each original, where the model's input lies on it."""
+        return self.features.geometry
+
+    def with_features(self, **changes: Any) -> Explanation:
+        """The same with some of the features' facts changed."""
+        return replace(self, features=replace(self.features, **changes))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What speaks against this result, in sentences that every view shows; with the sample where they differ."""
+        found = self.diagnostics.get("warnings") or []
+        if all(isinstance(one, str) for one in found):
+            return list(found)
+        said = []
+        for line in dict.fromkeys(line for own in found for line in own):
+            where = [str(i) for i, own in enumerate(found) if line in own]
+            said.append(line if len(where) == len(found) else f"sample {', '.join(where)}: {line}")
+        return said
 
     def probabilities(self) -> Tensor:
         """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another."""
@@ -121,8 +158,6 @@ class Explanation:
         Args:
             size: (height, width) in pixels; the model's input size by default.
         """
-        from whyformer.explanation import views
-
         return views.resize(self._maps(), size or self.image_size)
 
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
@@ -134,8 +169,6 @@ class Explanation:
         Args:
             size: (height, width) to draw the whole picture at; the original's own by default.
         """
-        from whyformer.explanation import views
-
         maps = self._maps()
         known = Geometry.whole(self.image_size or (int(maps.shape[1]), int(maps.shape[2])))
         known = known if self.geometry is None else self.geometry[sample]
@@ -154,7 +187,7 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values (lists, numbers, strings), pictures left out: ready for JSON."""
         return {
-            **self._facts(),
+            **storage.to_plain(self),
             "target": self.target.tolist(),
             "logits": self.logits.tolist(),
             "probabilities": self.probabilities().tolist(),
@@ -168,70 +201,19 @@ class Explanation:
         Raises:
             InputError: keys are missing or unknown, or their values are of another kind.
         """
-        try:
-            numbers: dict[str, Any] = {name: torch.tensor(facts[name]) for name in ("scores", "logits", "target")}
-            plain = {k: v for k, v in facts.items() if k not in ("probabilities", *numbers)}
-            made = cls(**numbers, **_typed(plain))
-            logits, batch = made.logits, made.scores.shape[0]
-            if made.scores.dim() < 2 or logits.dim() != 2 or not len(logits) == batch == len(made.target) > 0:
-                raise ValueError("scores, logits and target are for different numbers of samples")
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
-        return made
-
-    def _facts(self) -> dict[str, Any]:
-        facts = {name: getattr(self, name) for name in _PLAIN}
-        facts["geometry"] = None if self.geometry is None else [g.to_dict() for g in self.geometry]
-        facts["settings"] = _plain(self.settings)
-        facts["diagnostics"] = _plain(self.diagnostics)
-        facts["labels"] = None if self.labels is None else {str(k): v for k, v in self.labels.items()}
-        return facts
+        return cls(**storage.from_dict(facts))
 
     def save(self, path: str | Path) -> Path:
         """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); no pickle.
 
         The file appears whole or not at all.
         """
-        from safetensors.torch import save_file
-
-        path = Path(path)
-        tensors = {"scores": self.scores, "target": self.target, "logits": self.logits}
-        if self.pictures is not None:
-            tensors["pictures"] = self.pictures
-        for i, picture in enumerate(self.originals or ()):
-            tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
-        header = {"whyformer": json.dumps({"format": _FORMAT, "versions": versions(), **self._facts()})}
-        partial = path.with_name(path.name + ".partial")
-        try:
-            save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
-            partial.replace(path)
-        except OSError as error:
-            raise LoadError(f"cannot write {path}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
-        return path
+        return storage.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
         """Read what :meth:`save` wrote."""
-        from safetensors import SafetensorError, safe_open
-
-        if not Path(path).is_file():
-            raise LoadError(f"no such file: {path}")
-        try:
-            with safe_open(str(path), "pt") as file:
-                facts = json.loads((file.metadata() or {})["whyformer"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise LoadError(f"{path} is not a saved explanation: {error}") from error
-        if facts.pop("format") != _FORMAT:
-            raise LoadError(f"{path} was saved by another version of whyformer")
-        facts.pop("versions", None)
-        count = sum(name.startswith(_ORIGINAL) for name in tensors)
-        originals = [Image.fromarray(tensors.pop(f"{_ORIGINAL}{i}").numpy()) for i in range(count)]
-        return cls(**tensors, **_typed(facts), originals=originals or None)
+        return cls(**storage.load(path))
 
     # -- showing ---------------------------------------------------------------------------------------------
     def __str__(self) -> str:
@@ -249,30 +231,16 @@ class Explanation:
         return html.fragment(self)
 
 
-def _typed(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Tuples, numbers and geometries again, where JSON has lists, text and objects."""
-    made = dict(facts)
-    made["labels"] = None if made["labels"] is None else {int(k): v for k, v in made["labels"].items()}
-    for name in ("grid", "image_size"):
-        made[name] = None if made[name] is None else tuple(made[name])
-    if made.get("geometry") is not None:
-        made["geometry"] = [Geometry.from_dict(g) for g in made["geometry"]]
-    if made["offsets"] is not None:
-        made["offsets"] = [[tuple(span) for span in sample] for sample in made["offsets"]]
-    return made
+def degenerate(scores: Tensor) -> list[str]:
+    """What speaks against the scores of one sample's features: all are 0, or all are equal.
 
-
-def _plain(value: Any) -> Any:
-    """Tensors, tuples and callables as JSON values."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    Equal up to rounding, that is: they differ by at most 16 units in the last place of the largest.
+    """
+    if not bool(scores.any()):
+        return ["all scores are 0, so this map says nothing"]
+    if scores.numel() > 1 and scores.max() - scores.min() <= 16 * torch.finfo(scores.dtype).eps * scores.abs().max():
+        return ["all scores are equal, so this map singles nothing out"]
+    return []
 
 
 def _select(value: Any, index: int, count: int) -> Any:

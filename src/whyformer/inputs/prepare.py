@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.features import Features
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.geometry import geometry_of
 from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
@@ -31,8 +31,8 @@ class Inputs:
         scored: position or name of the argument whose features get scores.
         mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
-        pictures: ``[B, H, W, 3]`` uint8 as the model saw them; originals: as they were given; geometry: where the
-            former lie on the latter, None if unknown; notes: what reading each did to it, in words.
+        features: what the scores will belong to, carried into the result.
+        notes: what reading each picture did to it, in words.
         fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
             unknown.
     """
@@ -43,12 +43,7 @@ class Inputs:
     scored: str | int
     mask: Tensor | None = None
     special: Tensor | None = None
-    tokens: list[list[str]] | None = None
-    offsets: list[list[tuple[int, int]]] | None = None
-    texts: list[str] | None = None
-    pictures: Tensor | None = None
-    originals: list[Image.Image] | None = None
-    geometry: list[Geometry] | None = None
+    features: Features = field(default_factory=Features)
     notes: list[list[str]] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
     black: tuple[float, ...] | None = None
@@ -181,8 +176,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("the batch is empty")
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() in (4, 5):
-            shown, black = without_normalisation(tensor, processor), black_of(processor)
-            return Inputs(args, kwargs, "image", name, pictures=shown, black=black)
+            seen = Features(pictures=without_normalisation(tensor, processor))
+            return Inputs(args, kwargs, "image", name, features=seen, black=black_of(processor))
     integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
     for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
@@ -192,7 +187,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
         rows = None if tokenizer is None else [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor]
         special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
-        return Inputs(args, kwargs, "text", name, mask, special, rows, fill_ids=_fill_ids(tokenizer))
+        return Inputs(args, kwargs, "text", name, mask, special, Features(rows), fill_ids=_fill_ids(tokenizer))
     for name, tensor in tensors:
         if tensor.is_floating_point() and tensor.dim() == 3:
             return Inputs(args, kwargs, "tensor", name)
@@ -244,13 +239,13 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
     if bool(special.all(1).any()):
         raise InputError("the text holds no tokens the tokenizer knows")
     mask = encoded.get("attention_mask")
-    return Inputs(
-        (), dict(encoded), "text", "input_ids",
-        None if mask is None else mask.bool(), special,
+    features = Features(
         [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids],
         None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets],
-        texts, fill_ids=_fill_ids(tokenizer),
-    )  # fmt: skip
+        texts,
+    )
+    mask = None if mask is None else mask.bool()
+    return Inputs((), dict(encoded), "text", "input_ids", mask, special, features, fill_ids=_fill_ids(tokenizer))
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
@@ -314,8 +309,6 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
         )
     shown = without_normalisation(pixels, processor)
     geometry = geometry_of(processor, rgb, None if shown is None else shown.numpy())
-    return Inputs(
-        args, kwargs, "image", scored, pictures=shown, originals=None if geometry is None else rgb, geometry=geometry,
-        notes=[notes(p) for p in rgb],
-        black=black_of(processor),
-    )  # fmt: skip
+    features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
+    said = [notes(p) for p in rgb]
+    return Inputs(args, kwargs, "image", scored, features=features, notes=said, black=black_of(processor))

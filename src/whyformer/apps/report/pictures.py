@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -35,7 +34,7 @@ def shrunk(e: Explanation, longest: int) -> Explanation:
         made.thumbnail((longest, longest), Image.Resampling.LANCZOS)
         small.append(made)
     places = [g.scaled((p.height, p.width)) for g, p in zip(e.geometry, small, strict=True)]
-    return replace(e, originals=small, geometry=places)
+    return e.with_features(originals=small, geometry=places)
 
 
 def decoded(source: Any) -> Image.Image:

@@ -146,14 +146,12 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
 
 def _with_picture(e: Explanation, picture: Image.Image) -> Explanation:
     """The explanation on a picture that was kept apart from it, perhaps at another size."""
-    from dataclasses import replace
-
     import numpy as np
     import torch
 
     if e.geometry is None:
-        return replace(e, pictures=torch.from_numpy(np.array(picture))[None])
-    return replace(e, originals=[picture], geometry=[e.geometry[0].scaled((picture.height, picture.width))])
+        return e.with_features(pictures=torch.from_numpy(np.array(picture))[None])
+    return e.with_features(originals=[picture], geometry=[e.geometry[0].scaled((picture.height, picture.width))])
 
 
 def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
+from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import observe_gradients
@@ -97,14 +98,16 @@ def _tower_scores(
                 "gae: with side='text', several pictures share one text, whose gradients would "
                 "add up; explain them one at a time"
             )
-        inputs = replace(inputs, tokens=None if inputs.tokens is None else [inputs.tokens[i] for i in chosen])
+        tokens = inputs.features.tokens
+        features = Features(None if tokens is None else [tokens[i] for i in chosen])
+        inputs = replace(inputs, features=features)
     return Scores(values, recording.logits, inputs=inputs)
 
 
 def _text_inputs(inputs: Inputs) -> Inputs:
     mask = inputs.kwargs.get("attention_mask")
     return replace(
-        inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool(), pictures=None
+        inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool()
     )
 
 

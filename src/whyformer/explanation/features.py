@@ -1,0 +1,45 @@
+"""What scores belong to: tokens and their texts, or pictures and the grid on them. Carried from inputs to results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from whyformer.explanation.geometry import Geometry
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """The features of a batch of one input of a model; lists have an entry a sample, and None is unknown or not there.
+
+    Attributes:
+        tokens: token strings of each sample (padding included), for text.
+        offsets: (start, end) characters of each token in ``texts``; (0, 0) for special tokens.
+        texts: the raw sentences, where given.
+        image_size: (height, width) in pixels of the model's input, for pictures.
+        grid: (rows, columns) of patches, where scores are of patches.
+        pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
+        originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
+        geometry: for each of them, where the model's input lies on it.
+    """
+
+    tokens: list[list[str]] | None = None
+    offsets: list[list[tuple[int, int]]] | None = None
+    texts: list[str] | None = None
+    image_size: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
+    pictures: Tensor | None = None
+    originals: list[Image.Image] | None = None
+    geometry: list[Geometry] | None = None
+
+    def sample(self, index: int) -> Features:
+        """Those of one sample, again with a batch axis of 1."""
+        whole = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in whole.items()})
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, list | Tensor)

@@ -1,0 +1,168 @@
+"""Explanations as plain values and as files, each value checked against one table when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from whyformer.errors import InputError, LoadError
+from whyformer.explanation.features import Features
+from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.versions import versions
+
+if TYPE_CHECKING:
+    from whyformer.explanation.result import Explanation
+
+_FORMAT = 1
+_ORIGINAL = "original."
+_TENSORS = ("scores", "target", "logits")
+
+Check = Callable[[Any], bool]
+
+
+def _each(check: Check) -> Check:
+    return lambda value: isinstance(value, list | tuple) and all(map(check, value))
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _is(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
+
+
+def _pair(value: Any) -> bool:
+    return _each(_is(int))(value) and len(value) == 2
+
+
+# What is kept beside the tensors: those of the result, and those of its features.
+_RESULT: dict[str, Check] = {
+    "level": _is(str), "method": _is(str), "settings": _is(Mapping), "model": _or_none(_is(str)),
+    "target_names": _or_none(_each(_is(str))), "labels": _or_none(_is(Mapping)), "multi_label": _is(bool),
+    "diagnostics": _is(Mapping),
+}  # fmt: skip
+_FEATURES: dict[str, Check] = {
+    "grid": _or_none(_pair), "image_size": _or_none(_pair), "tokens": _or_none(_each(_each(_is(str)))),
+    "offsets": _or_none(_each(_each(_pair))), "texts": _or_none(_each(_is(str))),
+    "geometry": _or_none(_each(_is(Mapping))),
+}  # fmt: skip
+
+
+# -- plain values ----------------------------------------------------------------------------------------------------
+def to_plain(e: Explanation) -> dict[str, Any]:
+    """Everything but tensors and pictures as JSON values."""
+    facts = {name: plain(getattr(e, name)) for name in _RESULT}
+    facts |= {name: getattr(e.features, name) for name in _FEATURES}
+    facts["geometry"] = None if e.geometry is None else [g.to_dict() for g in e.geometry]
+    return facts
+
+
+def from_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an Explanation out of :func:`to_plain`: tuples, numbers and geometries again.
+
+    Raises:
+        InputError: a value that is unknown, missing or of another kind.
+    """
+    known = {**_RESULT, **_FEATURES}
+    for name in facts.keys() - known.keys():
+        raise InputError(f"an explanation has no '{name}'")
+    for name, check in known.items():
+        if name not in facts:
+            if not check(None):
+                raise InputError(f"this explanation lacks its {name}")
+        elif not check(facts[name]):
+            raise InputError(f"this explanation's {name} is of another kind: {str(facts[name])[:60]}")
+    made = {name: facts.get(name) for name in _RESULT}
+    if made["labels"] is not None:
+        made["labels"] = {int(k): str(v) for k, v in made["labels"].items()}
+    features = {name: facts.get(name) for name in _FEATURES}
+    for name in ("grid", "image_size"):
+        features[name] = tuple(features[name] or ()) or None
+    if features["geometry"] is not None:
+        features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
+    if features["offsets"] is not None:
+        features["offsets"] = [[(a, b) for a, b in sample] for sample in features["offsets"]]
+    return {**made, "features": Features(**features)}
+
+
+def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an Explanation out of what its ``to_dict`` gave."""
+    try:
+        tensors = {name: torch.tensor(facts[name]) for name in _TENSORS}
+        made = from_plain({k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS)})
+        scores, target, logits = tensors.values()
+        if scores.dim() < 2 or logits.dim() != 2 or not len(logits) == len(scores) == len(target) > 0:
+            raise ValueError("scores, logits and target are for different numbers of samples")
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
+    return {**tensors, **made}
+
+
+def plain(value: Any) -> Any:
+    """Tensors, tuples and callables as JSON values."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+def save(e: Explanation, path: str | Path) -> Path:
+    """One ``.safetensors`` file: tensors, and the rest as JSON in its header. It appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    tensors = {name: getattr(e, name) for name in _TENSORS}
+    if e.pictures is not None:
+        tensors["pictures"] = e.pictures
+    for i, picture in enumerate(e.originals or ()):
+        tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
+    header = {"whyformer": json.dumps({"format": _FORMAT, "versions": versions(), **to_plain(e)})}
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
+        partial.replace(path)
+    except OSError as error:
+        raise LoadError(f"cannot write {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """The arguments of an Explanation out of what :func:`save` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise LoadError(f"no such file: {path}")
+    try:
+        with safe_open(str(path), "pt") as file:
+            facts = json.loads((file.metadata() or {})["whyformer"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if facts.pop("format") != _FORMAT:
+            raise LoadError(f"{path} was saved by another version of whyformer")
+        facts.pop("versions", None)
+        made = from_plain(facts)
+        numbers = {name: tensors[name] for name in _TENSORS}
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path} is not a saved explanation: {error}") from error
+    count = sum(name.startswith(_ORIGINAL) for name in tensors)
+    originals = [Image.fromarray(tensors[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
+    seen = {"pictures": tensors.get("pictures"), "originals": originals or None}
+    return {**made, **numbers, "features": replace(made["features"], **seen)}
