@@ -152,16 +152,10 @@ def agnostic(e: Explanation) -> bool:
     return e.diagnostics.get("class_specific") is False
 
 
-def warnings(e: Explanation) -> list[str]:
-    """What the run itself warns of, in sentences; every view shows them."""
-    found = e.diagnostics.get("warnings") or []
-    return [found] if isinstance(found, str) else [str(line) for line in found]
-
-
 def remarks(explanations: Iterable[Explanation]) -> list[str]:
     """The warnings of several explanations, each once, safe to print, with the map that it is about."""
     shown = list(explanations)
-    said = [(f"{e.method}, {target_name(e)}: " if len(shown) > 1 else "") + line for e in shown for line in warnings(e)]
+    said = [(f"{e.method}, {target_name(e)}: " if len(shown) > 1 else "") + line for e in shown for line in e.warnings]
     return [visible(f"warning: {line}") for line in dict.fromkeys(said)]
 
 

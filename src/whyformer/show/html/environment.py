@@ -16,7 +16,7 @@ from whyformer.show.html import parts
 _FUNCTIONS = (
     colours.code, colours.ground, colours.scale_of, painting.base, painting.drawable, parts.gradient, parts.minimap,
     parts.overlaid, parts.plain, parts.way, words.agnostic, words.figure_of, words.heading, words.probability,
-    words.target_name, words.warnings, words.words,
+    words.target_name, words.words,
 )  # fmt: skip
 
 
