@@ -132,8 +132,8 @@ def test_more_pictures_are_compressed_more(tmp_path):
 def test_a_batch_becomes_its_samples(tmp_path):
     e = sentence()
     twice = replace(
-        e, scores=e.scores.repeat(2, 1), target=e.target.repeat(2), logits=e.logits.repeat(2, 1), tokens=e.tokens * 2, offsets=e.offsets * 2,
-        texts=[e.texts[0], "An utterly charming film, though it drags?"], target_names=e.target_names * 2,
+        e.with_features(tokens=e.tokens * 2, offsets=e.offsets * 2, texts=[e.texts[0], "An utterly charming film, though it drags?"]),
+        scores=e.scores.repeat(2, 1), target=e.target.repeat(2), logits=e.logits.repeat(2, 1), target_names=e.target_names * 2,
     )  # fmt: skip
     twice.save(tmp_path / "two.safetensors")
     assert write_report(tmp_path, tmp_path / "r.html").inputs == 2
