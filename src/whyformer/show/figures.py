@@ -15,7 +15,7 @@ from whyformer.show.colours import array
 from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import Paper, drawable, families, letters, notes
+from whyformer.show.paper import Paper, families, letters, notes, printable
 from whyformer.show.words import figure_of, heading, short, visible
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def matrix(
     axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5)
     for axis, named, turn in ((axes.yaxis, labels[0], 0), (axes.xaxis, labels[1], 90)):
         if named:
-            axis.set_ticks(range(len(named)), [drawable(n) for n in named], rotation=turn, parse_math=False)
+            axis.set_ticks(range(len(named)), [printable(n) for n in named], rotation=turn, parse_math=False)
             for label in axis.get_ticklabels():
                 label.set_fontfamily(list(families()))
     if title:

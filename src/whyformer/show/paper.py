@@ -52,7 +52,7 @@ class Paper:
     def write(self, text: str, x: float, y: float, size: float, **options: Any) -> None:
         """Text taken literally: a ``$`` is no formula, and a missing glyph is a box, not a warning."""
         place = (x / self.width, 1 - y / self.height)
-        self.figure.text(*place, drawable(text), fontsize=size, parse_math=False, family=families(), **options)
+        self.figure.text(*place, printable(text), fontsize=size, parse_math=False, family=families(), **options)
 
     def box(self, x: float, y: float, wide: float, high: float, colour: str) -> None:
         """A filled rectangle."""
@@ -125,7 +125,7 @@ def _coverage() -> frozenset[int]:
     return frozenset(codes)
 
 
-def drawable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with a box for each character that no font at hand can draw."""
     return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
 
@@ -142,7 +142,7 @@ def measure(text: str, size: float) -> float:
     from matplotlib.textpath import text_to_path
 
     font = FontProperties(family=list(families()), size=size)
-    width, _, _ = text_to_path.get_text_width_height_descent(drawable(text), font, ismath=False)
+    width, _, _ = text_to_path.get_text_width_height_descent(printable(text), font, ismath=False)
     if text.isspace():
         # a path has no ink for spaces: take what the space adds between two letters
         return measure(f"a{text}a", size) - measure("aa", size)
