@@ -8,24 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.explaining import Work
-from whyformer.apps.cli.looks import Above, Cmap, Contours, Cover, Keep, Opacity, chosen_look
-from whyformer.apps.cli.options import (
-    AsJson,
-    Debug,
-    Device,
-    Dtype,
-    ModelName,
-    Name,
-    Out,
-    Quiet,
-    Settings,
-    Source,
-    Target,
-    Truncate,
-    chosen_formats,
-    chosen_methods,
-)
 from whyformer.apps.cli.progress import Working
 from whyformer.apps.cli.telling import console, errors_as_sentences
 from whyformer.errors import InputError
@@ -41,7 +25,7 @@ Figures = Annotated[str, typer.Option("--format", "-f", metavar="LIST", help="Fi
 
 
 def attention(
-    source: Source, model: ModelName = None,
+    source: opt.Source, model: opt.ModelName = None,
     block: Annotated[
         int | None, typer.Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")
     ] = None,
@@ -55,17 +39,17 @@ def attention(
     gradient: Annotated[
         bool, typer.Option("--gradient", help="Weighted by the gradient of the target, so that maps speak of a class.")
     ] = False,
-    target: Target = None, out: Out = Path("whyformer-out"), format: Figures = "png", device: Device = None,
-    dtype: Dtype = None, truncate: Truncate = False, opacity: Opacity = None, cmap: Cmap = None, cover: Cover = False,
-    contours: Contours = None, keep: Keep = None, above: Above = None, quiet: Quiet = False, as_json: AsJson = False,
-    debug: Debug = False,
+    target: opt.Target = None, out: opt.Out = Path("whyformer-out"), format: Figures = "png",
+    device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False, opacity: opt.Opacity = None,
+    cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None, keep: opt.Keep = None,
+    above: opt.Above = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False, debug: opt.Debug = False,
 ) -> None:  # fmt: skip
     """Draw the attention maps inside a model: each block, each head, or the matrix of tokens."""
     from whyformer.inputs.argument import read_argument
 
     with errors_as_sentences(debug):
         formats = _formats(format)
-        look = chosen_look(opacity, cmap, cover, contours, keep, above)
+        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
         chosen = int(head) if head.lstrip("-").isdigit() else head
         if isinstance(chosen, str) and chosen not in ("mean", "max", "min"):
             raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
@@ -111,12 +95,14 @@ def _drawn(
 
 
 def perturb(
-    source: Source, model: ModelName = None, method: Name = "transformer_attribution", target: Target = None,
+    source: opt.Source, model: opt.ModelName = None, method: opt.Name = "transformer_attribution",
+    target: opt.Target = None,
     baseline: Annotated[
         str, typer.Option(metavar="black|zero|mean|blur", help="What stands in for removed pixels.")
     ] = "black",
-    setting: Settings = None, out: Out = Path("whyformer-out"), format: Figures = "png", device: Device = None,
-    dtype: Dtype = None, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
+    setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"), format: Figures = "png",
+    device: opt.Device = None, dtype: opt.Dtype = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False,
+    debug: opt.Debug = False,
 ) -> None:  # fmt: skip
     """Remove 10 to 90 % of a picture, highest scores first and lowest first, and show what the model then says."""
     from whyformer.inputs.argument import read_argument
@@ -126,7 +112,7 @@ def perturb(
         asked = read_argument(source)
         if asked.kind != "image":
             raise InputError("perturb shows a picture with parts removed, and this is a text")
-        ((one, given), *others) = chosen_methods(method, setting, asked.kind)
+        ((one, given), *others) = opt.chosen_methods(method, setting, asked.kind)
         if others:
             raise InputError("perturb takes one method")
         with Working(quiet) as working:
@@ -153,7 +139,7 @@ def perturb(
 
 
 def _formats(given: str) -> list[str]:
-    wanted = chosen_formats(given, "")
+    wanted = opt.chosen_formats(given, "")
     for one in wanted:
         if one not in _FIGURES:
             raise InputError(f"this is a figure: it is written as {', '.join(_FIGURES)}, not {one}")

@@ -8,27 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.delivery import Delivery, deliver
-from whyformer.apps.cli.looks import Above, Cmap, Contours, Cover, Keep, Opacity, chosen_look
-from whyformer.apps.cli.options import (
-    AsJson,
-    Debug,
-    Device,
-    Dtype,
-    Formats,
-    ModelName,
-    Names,
-    Out,
-    Quiet,
-    Settings,
-    SomeNames,
-    Source,
-    Targets,
-    Top,
-    Truncate,
-    chosen_formats,
-    chosen_methods,
-)
 from whyformer.apps.cli.progress import Working
 from whyformer.apps.cli.telling import errors_as_sentences, one_line
 from whyformer.errors import InputError, MethodNotApplicable
@@ -51,35 +32,37 @@ Check = Annotated[
 
 
 def explain(
-    source: Source, model: ModelName = None, method: Names = "transformer_attribution",
-    target: Targets = None, top: Top = 5, setting: Settings = None, out: Out = Path("whyformer-out"),
-    format: Formats = None, device: Device = None, dtype: Dtype = None, truncate: Truncate = False,
-    opacity: Opacity = None, cmap: Cmap = None, cover: Cover = False, contours: Contours = None, keep: Keep = None,
-    above: Above = None, check: Check = False, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
+    source: opt.Source, model: opt.ModelName = None, method: opt.Names = "transformer_attribution",
+    target: opt.Targets = None, top: opt.Top = 5, setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"),
+    format: opt.Formats = None, device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False,
+    opacity: opt.Opacity = None, cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None,
+    keep: opt.Keep = None, above: opt.Above = None, check: Check = False, quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False, debug: opt.Debug = False,
 ) -> None:  # fmt: skip
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
     """
     with errors_as_sentences(debug):
-        look = chosen_look(opacity, cmap, cover, contours, keep, above)
+        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
         _run("explain", source, model, method, target, top, setting, out, format, device, dtype, truncate, look, check,
              quiet, as_json, refuse=lambda _: False)  # fmt: skip
 
 
 def compare(
-    source: Source, model: ModelName = None, method: SomeNames = None,
-    target: Targets = None, top: Top = 5, setting: Settings = None, out: Out = Path("whyformer-out"),
-    format: Formats = None, device: Device = None, dtype: Dtype = None, truncate: Truncate = False,
-    opacity: Opacity = None, cmap: Cmap = None, cover: Cover = False, contours: Contours = None, keep: Keep = None,
-    above: Above = None, check: Check = False, quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
+    source: opt.Source, model: opt.ModelName = None, method: opt.SomeNames = None, target: opt.Targets = None,
+    top: opt.Top = 5, setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"), format: opt.Formats = None,
+    device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False, opacity: opt.Opacity = None,
+    cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None, keep: opt.Keep = None,
+    above: opt.Above = None, check: Check = False, quiet: opt.Quiet = False, as_json: opt.AsJson = False,
+    debug: opt.Debug = False,
 ) -> None:  # fmt: skip
     """Show several methods side by side: rows are methods, columns classes; a sentence gets one line a method.
 
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
     with errors_as_sentences(debug):
-        look = chosen_look(opacity, cmap, cover, contours, keep, above)
+        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
         # a method that was asked for by name has to apply
         _run("compare", source, model, method, target, top, setting, out, format, device, dtype, truncate, look, check,
              quiet, as_json, refuse=lambda error: method is None and isinstance(error, MethodNotApplicable),
@@ -95,11 +78,11 @@ def _run(
     """Both commands; ``refuse`` says which errors leave a method out instead of ending the command."""
     from whyformer.inputs.argument import read_argument
 
-    chosen_formats(format, "")
+    opt.chosen_formats(format, "")
     asked = read_argument(source)
     default = "png,html" if command == "compare" else "png" if asked.kind == "image" else "html"
-    formats = chosen_formats(format, default)
-    chosen = chosen_methods(method, setting, asked.kind)
+    formats = opt.chosen_formats(format, default)
+    chosen = opt.chosen_methods(method, setting, asked.kind)
     with Working(quiet) as working:
         work = Work(asked, model, device, dtype, truncate, working)
         wanted: Sequence[Any] = target or work.ready.likeliest(likeliest if asked.kind == "image" else 1)
