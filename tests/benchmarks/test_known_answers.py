@@ -1,0 +1,300 @@
+"""Every column of every benchmark on linear models, whose maps and figures are known and derived here by hand.
+
+A picture of 4×4 white pixels (patches of 2×2): the logit of class 1 is the sum of the pixels' weights 16, 15 ... 1 (over 136), that
+of class 0 is ½ always. Gradient × input then gives each pixel its weight.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import spearmanr
+from sklearn.metrics import average_precision_score
+from torch import Tensor, nn
+
+from whyformer import explaining
+from whyformer.benchmarks import BENCHMARKS
+from whyformer.benchmarks.configurations import generator_for
+from whyformer.benchmarks.report import Report
+from whyformer.benchmarks.runner import run_benchmark
+from whyformer.evaluate.metrics.sanity import randomized_models
+from zoo_evaluate import WORDS, tiny_bert
+
+METHOD = "input_x_gradient"
+WEIGHTS = np.arange(16, 0, -1) / 136
+PATCHES = np.array([54, 46, 22, 14]) / 136  # 16 15 12 11, 14 13 10 9, 8 7 4 3, 6 5 2 1
+TOOL = SimpleNamespace(image_mean=[0.0], image_std=[1.0], resample=0, do_normalize=True)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 1.0
+
+
+class LinearForImageClassification(nn.Module):
+    def __init__(self, weight: Any, bias: Any = (0.5, 0.0)) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(image_size=4, patch_size=2, num_labels=2, id2label={0: "nothing", 1: "something"})
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.classifier = nn.Linear(16, 2, dtype=torch.float64)
+        with torch.no_grad():
+            self.classifier.weight.copy_(torch.as_tensor(np.asarray(weight)))
+            self.classifier.bias.copy_(torch.tensor(bias))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        x = pixel_values.flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.classifier(x[..., 0])
+
+
+class BagForSequenceClassification(nn.Module):
+    """The logits are sums of what each token says for each class."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(num_labels=2, id2label={0: "negative", 1: "positive"}, vocab_size=len(table), max_position_embeddings=64)
+        self.embeddings = nn.Embedding(len(table), 2, dtype=torch.float64)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        with torch.no_grad():
+            self.embeddings.weight.copy_(torch.as_tensor(np.asarray(table)))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embeddings(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return (x * attention_mask[..., None]).sum(1)
+
+
+def white(folder: Path, masks: list[int], level: int = 255) -> Path:
+    """A white picture for each mask: its first so many pixels."""
+    folder.mkdir(parents=True)
+    rows = []
+    for i, inside in enumerate(masks):
+        Image.new("L", (4, 4), level).save(folder / f"p{i}.png")
+        mask = np.where(np.arange(16) < inside, 255, 0).astype(np.uint8).reshape(4, 4)
+        Image.fromarray(mask).save(folder / f"m{i}.png")
+        rows.append({"image": f"p{i}.png", "mask": f"m{i}.png", "imagenet_class": 1})
+    (folder / "index.json").write_text(json.dumps(rows))
+    return folder
+
+
+def run(tmp_path: Path, name: str, model: nn.Module, data: Path | None, tool: Any = TOOL, methods: str = METHOD, **options: Any) -> Report:
+    return run_benchmark(name, model.eval(), data, tmp_path / "out", methods=methods, processor=tool, **options).report
+
+
+def column(report: Report, method: str = METHOD, table: int = 0) -> dict[str, float]:
+    """Title -> figure of a method, whichever way the table lies."""
+    found = {(*place,): cell.measured.value for place, cell in report.tables[table].cells.items() if cell.measured is not None}
+    return {b if a == method else a: value for (a, b), value in found.items() if method in (a, b)}
+
+
+def linear() -> LinearForImageClassification:
+    return LinearForImageClassification([np.zeros(16), WEIGHTS])
+
+
+def p(total: float) -> float:
+    """The probability of class 1 where so much of the weights is left."""
+    return 1 / (1 + math.exp(0.5 - total))
+
+
+def area(values: list[float], width: float) -> float:
+    return width * (sum(values) - (values[0] + values[-1]) / 2)
+
+
+def test_all_are_here() -> None:
+    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias"}
+    assert set(BENCHMARKS) == here
+
+
+def test_perturbation(tmp_path: Path) -> None:
+    options = {"measures": "positive,negative,deletion,insertion", "steps": 4, "insertion_baseline": "zero"}
+    report = run(tmp_path, "perturbation", linear(), white(tmp_path / "data", [4]), **options)
+    # without the k highest (16 − k)(17 − k)/272 is left: above ½ for ⌊16 f⌋ = 0 1 3 4, and no more for 6 8 9 11 12 14;
+    # without the k lowest 1 − k(k + 1)/272: above ½ up to 11
+    rows = {"Positive": 100 * area([1] * 4 + [0] * 6, 0.1), "Negative": 100 * area([1] * 8 + [0] * 2, 0.1)}
+    wanted = {f"{r}, {e} {'↓' if r == 'Positive' else '↑'}": v for r, v in rows.items() for e in ("predicted", "target")}
+    assert rows == pytest.approx({"Positive": 35, "Negative": 75})
+    assert column(report) == pytest.approx(wanted)
+    left = [(16 - k) * (17 - k) / 272 for k in range(17)]
+    along = [p(left[k]) for k in (1, 3, 4, 6, 8, 9, 11, 12, 14)]
+    assert column(report, table=1) == pytest.approx({
+        "AOPC ↑": np.mean([p(1) - one for one in along]), "LOdds ↓": np.mean([math.log(one / p(1)) for one in along]),
+        "Deletion ↓": area([p(left[k]) for k in (0, 4, 8, 12, 16)], 0.25), "Insertion ↑": area([p(1 - left[k]) for k in (0, 4, 8, 12, 16)], 0.25),
+    }, rel=1e-5)  # fmt: skip
+
+
+def test_segmentation_sums_over_the_pictures_first(tmp_path: Path) -> None:
+    report = run(tmp_path, "segmentation", linear(), white(tmp_path / "data", [4, 8]))
+    # above the mean are the first 8 pixels: 12 and 16 of 16 right; ground 8 of 12 and 8 of 8, object 4 of 8 and 8 of 8
+    scaled = (WEIGHTS - WEIGHTS.min()) / (WEIGHTS.max() - WEIGHTS.min())
+    objects = [np.arange(16) < inside for inside in (4, 8)]
+    precision = [average_precision_score(np.r_[~m, m], np.r_[1 - scaled, scaled]) for m in objects]
+    assert column(report) == pytest.approx({
+        "Pixel accuracy ↑": 100 * 28 / 32, "mAP ↑": 100 * np.mean(precision), "mIoU ↑": 50 * (16 / 20 + 12 / 16),
+        "Pointing game ↑": 100, "Energy in mask ↑": 50 * (58 + 100) / 136,
+    }, rel=1e-5)  # fmt: skip
+
+
+def test_ablation_has_columns_of_both(tmp_path: Path) -> None:
+    report = run(tmp_path, "ablation", linear(), white(tmp_path / "data", [4]))
+    found = column(report)
+    assert found.pop("mAP ↑") < 100
+    assert found == pytest.approx({"Pixel accuracy ↑": 75, "mIoU ↑": 50 * (8 / 12 + 4 / 8), "Positive ↓": 35, "Negative ↑": 75})
+
+
+def test_activation_of_patches(tmp_path: Path) -> None:
+    report = run(tmp_path, "activation", linear(), white(tmp_path / "data", [4]), column="own")
+    # ⌈4 f⌉ patches at f = 0, 0.1 ... 1
+    counts = (0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4)
+    auac = area([p(PATCHES[:k].sum()) for k in counts], 0.1)
+    assert column(report) == pytest.approx({"own AUAC ↑": auac, "own AU-MSE ↓": area([PATCHES[4 - k :].sum() ** 2 for k in counts], 0.1)}, rel=1e-5)
+
+
+def test_conservation_of_a_linear_model_without_bias(tmp_path: Path) -> None:
+    data = white(tmp_path / "data", [4, 4, 4])
+    for i, level in enumerate((255, 102, 51)):
+        Image.new("L", (4, 4), level).save(data / f"p{i}.png")
+    model = LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.0))
+    report = run(tmp_path, "conservation", model, data)
+    assert column(report) == pytest.approx({"slope (1)": 1, "intercept (0)": 0, "error (0)": 0, "correlation (1)": 1}, abs=1e-5)
+
+
+def test_conservation_with_a_bias(tmp_path: Path) -> None:
+    """Σ R = f − ¼: the line is parallel, and the error is ¼ of the mean |f|."""
+    data = white(tmp_path / "data", [4, 4])
+    Image.new("L", (4, 4), 51).save(data / "p1.png")
+    report = run(tmp_path, "conservation", LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.25)), data)
+    wanted = {"slope (1)": 1, "intercept (0)": -0.25, "error (0)": 0.25 / np.mean([1.25, 0.45]), "correlation (1)": 1}
+    assert column(report) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_sanity(tmp_path: Path) -> None:
+    model = LinearForImageClassification([-WEIGHTS, WEIGHTS], (0.0, 0.0))
+    report = run(tmp_path, "sanity", model, white(tmp_path / "data", [4]), draws=2, subsets=6)
+    found = column(report)
+    # the head is all there is; the map on the changed model is its own weights
+    ((_, changed),) = randomized_models(model, "cascading", seed=0)
+    other = changed.classifier.weight[1].detach().numpy()
+    disturbed = [WEIGHTS * generator_for(f"p0.png|m0.png/{draw}", 0).uniform(-1, 1, (1, 4, 4)).reshape(-1) * 0.1 for draw in range(2)]
+    assert found["cascading: spearman"] == pytest.approx(spearmanr(WEIGHTS, other)[0], rel=1e-5)
+    assert found["independent: absolute"] == pytest.approx(spearmanr(WEIGHTS, abs(other))[0], rel=1e-5)
+    assert found["class: Spearman (top, least)"] == pytest.approx(-1)  # the weights of class 0 are the negative ones
+    assert found["max-sensitivity ↓"] == pytest.approx(max(np.linalg.norm(d) for d in disturbed) / np.linalg.norm(WEIGHTS), rel=1e-5)
+    assert found["infidelity ↓"] == pytest.approx(0, abs=1e-9)  # each patch takes from the logit what its map says
+    assert set(found) == {*(f"{o}: {k}" for o in ("cascading", "independent") for k in ("spearman", "absolute", "ssim")),
+                          "class: Spearman (top, least)", "max-sensitivity ↓", "infidelity ↓"}  # fmt: skip
+
+
+UPSIDE_DOWN = "saliency"
+
+
+@pytest.fixture
+def upside_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map of one method is turned: what was highest is lowest."""
+    plain = explaining.explain
+
+    def explain(model: Any, inputs: Any, method: str, *rest: Any, **settings: Any) -> Any:
+        e = plain(model, inputs, METHOD, *rest)
+        return replace(e, scores=e.scores.max() + e.scores.min() - e.scores) if method == UPSIDE_DOWN else e
+
+    monkeypatch.setattr(explaining, "explain", explain)
+
+
+def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_down: None) -> None:
+    """A map upside down loses by the criterion and by the held-out figure; all figures by slow loops over the patches."""
+    report = run(tmp_path, "arbitration", linear(), white(tmp_path / "data", [4, 8]), methods=f"{METHOD},{UPSIDE_DOWN}")
+    drops = [p(1) - p(1 - one) for one in PATCHES]
+
+    def rft(order: list[int]) -> float:
+        return sum(drops[patch] / (rank + 1) for rank, patch in enumerate(order))
+
+    def aopc(order: list[int]) -> float:
+        gone = [sum(PATCHES[i] for i in order[: math.floor(4 * k / 10)]) for k in range(1, 10)]
+        return float(np.mean([p(1) - p(1 - g) for g in gone]))
+
+    up, down = [0, 1, 2, 3], [3, 2, 1, 0]
+    first, second = column(report), column(report, UPSIDE_DOWN)
+    assert first == pytest.approx({"Held-out AOPC ↑": aopc(up), "Prime − this": 0, "criterion RFT ↑": rft(up), "chosen in % of samples": 100}, rel=1e-5)
+    assert second == pytest.approx({"Held-out AOPC ↑": aopc(down), "Prime − this": aopc(up) - aopc(down), "criterion RFT ↑": rft(down), "chosen in % of samples": 0}, rel=1e-5)
+    for row in ("Prime (best of each sample)", f"Batch (best on average: {METHOD})"):
+        assert column(report, row) == pytest.approx({"Held-out AOPC ↑": aopc(up), "Prime − this": 0}, rel=1e-5, abs=1e-9)
+
+
+# -- text ---------------------------------------------------------------------------------------------------------
+def bag(said: dict[str, float]) -> tuple[BagForSequenceClassification, Any]:
+    """A model to which these words say so much for class 1, and all other tokens nothing."""
+    tokenizer = tiny_bert()[1]
+    table = np.zeros((len(tokenizer), 2))
+    for word, value in said.items():
+        table[tokenizer.convert_tokens_to_ids(word), 1] = value
+    return BagForSequenceClassification(table), tokenizer
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def test_rationales(tmp_path: Path) -> None:
+    """Twenty words say 20, 19 ... 1 (over 50) for class 1; the rationale are the first, the second and the last."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a").write_text(" ".join(WORDS))
+    spans = [{"docid": "a", "start_token": a, "end_token": b} for a, b in ((0, 2), (19, 20))]
+    (tmp_path / "val.jsonl").write_text("".join(
+        json.dumps({"annotation_id": name, "classification": label, "evidences": [[{**s, "docid": name} for s in spans]]}) + "\n"
+        for name, label in (("a", "positive"), ("b", "negative"))
+    ))  # fmt: skip
+    (tmp_path / "docs" / "b").write_text(" ".join(WORDS))
+    said = [(20 - i) / 50 for i in range(20)]
+    model, tokenizer = bag(dict(zip(WORDS, said, strict=True)))
+    found = column(run(tmp_path, "rationales", model, tmp_path, tokenizer, files="a"))
+    # of the top 10 two are in the rationale of three, of all twenty three
+    wanted = {f"token-F1, top {k} (macro) ↑": 100 * (2 * 2 / 13 if k == 10 else 2 * 3 / 23) for k in range(10, 81, 10)}
+    wanted |= {f"token-F1, top {k} (micro) ↑": wanted[f"token-F1, top {k} (macro) ↑"] for k in (10, 40, 80)}
+    # precision 1 up to recall 2/3, there down to 2/19, and 3/20 at recall 1
+    wanted["AUPRC ↑"] = 100 * (2 / 3 + (2 / 19 + 3 / 20) / 2 / 3)
+    # 1, 5, 10, 20, 50 % of twenty words
+    full, gone = sum(said), [sum(said[:k]) for k in (1, 1, 2, 4, 10)]
+    wanted["comprehensiveness ↑"] = 100 * np.mean([sigmoid(full) - sigmoid(full - g) for g in gone])
+    wanted["sufficiency ↓"] = 100 * np.mean([sigmoid(full) - sigmoid(g) for g in gone])
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
+def test_activation_of_tokens(tmp_path: Path) -> None:
+    """[CLS] good bad film [SEP]: special tokens count among the five, and score nothing."""
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood bad film\t1\n")
+    model, tokenizer = bag({"good": 3, "bad": -2, "film": 1})
+    found = column(run(tmp_path, "activation", model, tmp_path, tokenizer, column="own"))
+    # ⌈5 f⌉ at f = 0, 0.1 ... 1; shown: good, film, [CLS], [SEP], bad; pruned: [CLS], [SEP], film, bad, good
+    counts = (0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+    shown, gone = (0, 3, 4, 4, 4, 2), (0, 0, 0, 1, -1, 2)
+    assert found == pytest.approx({
+        "own AUAC ↑": area([sigmoid(shown[k]) for k in counts], 0.1), "own AU-MSE ↓": area([gone[k] ** 2 for k in counts], 0.1)
+    }, rel=1e-5)  # fmt: skip
+
+
+def test_bias(tmp_path: Path) -> None:
+    """ "ann is bad" and "bob is bad", is = 1, bad = −2: names say 1 and −0.5 for class 1."""
+    (tmp_path / "lists.json").write_text(json.dumps({"templates": ["{} is bad"], "terms": {"a": ["ann"], "b": ["bob"]}}))
+    model, tokenizer = bag({"ann": 1, "bob": -0.5, "is": 1, "bad": -2})
+    report = run(tmp_path, "bias", model, None, tokenizer, lists=str(tmp_path / "lists.json"))
+    assert column(report) == pytest.approx({
+        "a: share of relevance": 1 / 4, "a: rank": 1, "b: share of relevance": -0.5 / 3.5, "b: rank": 2, "a − b: share": 1 / 4 + 1 / 7,
+    }, rel=1e-5)  # fmt: skip
+    outputs = {"a": 0.0, "b": -1.5, "a − b": 1.5}
+    assert column(report, "logit", 1) == pytest.approx(outputs)
+    assert column(report, "probability", 1) == pytest.approx({"a": 0.5, "b": sigmoid(-1.5), "a − b": 0.5 - sigmoid(-1.5)}, rel=1e-5)
+    assert f"- {METHOD}: ann 0.250, bob -0.143" in report.tables[2].note
