@@ -43,7 +43,7 @@ def test_order_and_masks_against_a_slow_loop_with_many_ties(values: list[int], h
     order = removal_order(np.array(values, dtype=float), highest_first=highest)
     assert order.tolist() == slow_order([float(v) for v in values], highest)
     k = removed_count(len(values), fraction)
-    mask = removal_mask(order, k)
+    mask = removal_mask(order, k, (len(values),))
     assert mask.sum() == k
     assert set(np.flatnonzero(mask)) == set(order[:k].tolist())
 

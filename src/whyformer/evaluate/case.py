@@ -18,7 +18,7 @@ from whyformer.explaining import Ready
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import BLUR, content_of, logits_without, removal
+from whyformer.inputs.removal import BLUR, Removal, content_of, logits_without, removal
 from whyformer.targets import Target
 
 Array = NDArray[np.float64]
@@ -45,6 +45,7 @@ class Case:
     batch_size: int
     explanation: Explanation | None = None
     forwards: int = field(default=0)
+    _removals: dict[str | int, Removal] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return int(self.scores.shape[0])
@@ -67,6 +68,16 @@ class Case:
         flat = self.scores[sample].reshape(-1)
         return flat if self.content is None else flat[self.content[sample]]
 
+    def flags(self, what: str, given: Any) -> NDArray[np.bool_]:
+        """A mask or a rationale, one flag a score; a missing batch axis is added."""
+        found = np.asarray(given).astype(bool)
+        found = found[None] if found.ndim == self.scores.ndim - 1 else found
+        if found.shape != self.scores.shape:
+            place = "it at the model's input size" if self.image else "one flag a token"
+            shapes = f"the shape {list(found.shape)} and the scores {list(self.scores.shape)}"
+            raise InputError(f"the {what} has {shapes}: give {place}")
+        return found
+
     def constant(self, sample: int) -> bool:
         """Whether all features have one score, so that they have no order."""
         scores = self.features(sample)
@@ -74,11 +85,14 @@ class Case:
 
     def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
         """``[F, C]`` logits of one sample, each time without some of :meth:`features` (True in ``masks [F, n]``)."""
-        removed = removal(self.ready.task(name="evaluate"), baseline, patch=1 if self.image else None, blur=BLUR)
+        task = self.ready.task(name="evaluate")
+        if baseline not in self._removals:
+            self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
+        removed = self._removals[baseline]
         places = np.arange(removed.features.shape[1])
         places = places if self.content is None else places[self.content[sample]]
         jobs: list[Any] = [(sample, places[mask]) for mask in masks]
-        found = logits_without(self.ready.task(name="evaluate"), removed, jobs, self.batch_size, "taking features out")
+        found = logits_without(task, removed, jobs, self.batch_size, "taking features out")
         self.forwards += len(jobs)
         return found.double().cpu().numpy()
 

@@ -47,11 +47,16 @@ def removed_count(features: int, fraction: float) -> int:
     return math.floor(features * fraction + 1e-9)
 
 
-def removal_mask(order: NDArray[np.int64], count: int, shape: tuple[int, ...] | None = None) -> NDArray[np.bool_]:
-    """True at the first ``count`` features of ``order``: exactly ``count`` of them, whatever the ties."""
-    mask = np.zeros(order.size, dtype=bool)
-    mask[order[:count]] = True
-    return mask if shape is None else mask.reshape(shape)
+def first_masks(order: NDArray[np.int64], counts: Sequence[int]) -> NDArray[np.bool_]:
+    """``[F, n]`` True at the first features of ``order``, exactly ``counts[f]`` of them, whatever the ties."""
+    place = np.empty(order.size, dtype=np.int64)
+    place[order] = np.arange(order.size)
+    return place < np.asarray(counts)[:, None]
+
+
+def removal_mask(order: NDArray[np.int64], count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """One of :func:`first_masks`, in the shape of a map."""
+    return first_masks(order, [count])[0].reshape(shape)
 
 
 def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]:
@@ -71,7 +76,7 @@ def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
 def removal_masks(scores: ArrayLike, fractions: Sequence[float], *, highest_first: bool = True) -> NDArray[np.bool_]:
     """``[F, n]`` True at the features taken out, :func:`removed_count` of them for each fraction."""
     order = removal_order(scores, highest_first=highest_first)
-    return np.stack([removal_mask(order, removed_count(order.size, f)) for f in fractions])
+    return first_masks(order, [removed_count(order.size, f) for f in fractions])
 
 
 def mean_curve_area(values: ArrayLike) -> NDArray[np.float64]:
@@ -188,7 +193,7 @@ def _log_odds() -> Plan:
 def rationale_masks(scores: ArrayLike) -> NDArray[np.bool_]:
     """``[5, n]`` True at the rationale: the highest max(1, round(share · n)) features for each of :data:`SHARES`."""
     order = removal_order(scores)
-    return np.stack([removal_mask(order, max(1, round(share * order.size))) for share in SHARES])
+    return first_masks(order, [max(1, round(share * order.size)) for share in SHARES])
 
 
 def _drops(a: Array, clean: float, y: Array) -> tuple[float, Array]:
@@ -221,20 +226,13 @@ def revealed_count(features: int, fraction: float) -> int:
 def reveal_masks(scores: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.bool_]:
     """``[F, N]`` True where a feature shows: in descending signed relevance, from nothing to everything."""
     order = removal_order(scores)
-    return _masks(order, steps)
+    return first_masks(order, [revealed_count(order.size, f) for f in steps])
 
 
 def prune_masks(scores: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.bool_]:
     """``[F, N]`` True where a feature is removed: in ascending |relevance|, least important first."""
     order = removal_order(np.abs(np.asarray(scores, dtype=np.float64)), highest_first=False)
-    return _masks(order, steps)
-
-
-def _masks(order: NDArray[np.int64], steps: tuple[float, ...]) -> NDArray[np.bool_]:
-    masks = np.zeros((len(steps), order.size), dtype=bool)
-    for row, fraction in zip(masks, steps, strict=True):
-        row[order[: revealed_count(order.size, fraction)]] = True
-    return masks
+    return first_masks(order, [revealed_count(order.size, f) for f in steps])
 
 
 def auac(probabilities: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[np.float64]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,16 +93,20 @@ def mean_iou(intersection: ArrayLike, union: ArrayLike) -> NDArray[np.float64]:
     return 100 * np.divide(i, u, out=np.zeros_like(i), where=u > 0).mean(-1)
 
 
+def precision_recall(scores: ArrayLike, truth: ArrayLike) -> tuple[Array, Array]:
+    """(precision, recall) at the distinct thresholds, highest first; at least one must be true."""
+    s, t = np.asarray(scores, dtype=np.float64).reshape(-1), np.asarray(truth, dtype=bool).reshape(-1)
+    order = np.argsort(-s, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(s[order])), s.size - 1)  # the last element of each group of equal scores
+    hits = np.cumsum(t[order])[last]
+    return hits / (last + 1), hits / hits[-1]
+
+
 def average_precision(scores: ArrayLike, truth: ArrayLike) -> float:
     """Σ_n (R_n − R_{n−1}) P_n over the distinct thresholds, highest first; 0 if nothing is true."""
-    s, t = np.asarray(scores, dtype=np.float64).reshape(-1), np.asarray(truth, dtype=bool).reshape(-1)
-    if not t.any():
+    if not np.any(truth):
         return 0.0
-    order = np.argsort(-s, kind="stable")
-    s, t = s[order], t[order]
-    last = np.append(np.flatnonzero(np.diff(s)), s.size - 1)  # the last element of each group of equal scores
-    hits = np.cumsum(t)[last]
-    precision, recall = hits / (last + 1), hits / hits[-1]
+    precision, recall = precision_recall(scores, truth)
     return float((np.diff(recall, prepend=0.0) * precision).sum())
 
 
@@ -127,56 +133,25 @@ def energy_in_mask(scores: ArrayLike, mask: ArrayLike) -> float:
     return float(positive[np.asarray(mask, dtype=bool)].sum() / total) if total > 0 else 0.0
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
-def _masks(case: Case, mask: Any) -> NDArray[np.bool_]:
-    masks = np.asarray(mask).astype(bool)
-    masks = masks[None] if masks.ndim == 2 else masks
-    if masks.shape != case.scores.shape:
-        raise InputError(
-            f"the mask has the shape {list(masks.shape)} and the maps {list(case.scores.shape)}: give it at the "
-            f"model's input size"
-        )
+_FIGURES: dict[str, tuple[str, Callable[[SegmentationCounts], Any]]] = {
+    "pixel_accuracy": (
+        "pixel accuracy in %, foreground = above the mean",
+        lambda c: pixel_accuracy(c.correct, c.labelled),
+    ),
+    # of each picture; over a data set the benchmark sums numerators and denominators first, as the paper does
+    "miou": ("mean IoU of background and foreground in %", lambda c: mean_iou(c.intersection, c.union)),
+    "map": ("average precision of (1 − s, s) in % (the paper's mAP is its mean)", lambda c: 100 * c.average_precision),
+    "pointing_game": ("1 if the highest score lies on the object", lambda c: float(c.hit)),
+    "energy": ("share of the positive scores that lies on the object", lambda c: c.energy),
+}
+
+
+def _against_mask(read: Callable[[SegmentationCounts], Any], case: Case, *, mask: Any) -> Array:
+    masks = case.flags("mask", mask)
     if not masks.any((1, 2)).all():
         raise InputError("a mask is empty: there is no object in this picture")
-    return masks
+    return np.array([read(counts(s, m)) for s, m in zip(case.scores, masks, strict=True)])
 
 
-def _against_mask(case: Case, mask: Any) -> list[SegmentationCounts]:
-    return [counts(s, m) for s, m in zip(case.scores, _masks(case, mask), strict=True)]
-
-
-@metric(
-    "pixel_accuracy", "pixel accuracy in %, foreground = above the mean",
-    better="higher", modality="image", needs=("mask",),
-)  # fmt: skip
-def _pixel_accuracy(case: Case, *, mask: Any) -> Array:
-    return np.array([pixel_accuracy(c.correct, c.labelled) for c in _against_mask(case, mask)])
-
-
-@metric("miou", "mean IoU of background and foreground in %", better="higher", modality="image", needs=("mask",))
-def _miou(case: Case, *, mask: Any) -> Array:
-    """Of each picture; over a data set the benchmark sums numerators and denominators first, as the paper does."""
-    return np.array([mean_iou(c.intersection, c.union) for c in _against_mask(case, mask)])
-
-
-@metric(
-    "map", "average precision of (1 − s, s) in % (the paper's mAP is its mean)",
-    better="higher", modality="image", needs=("mask",),
-)  # fmt: skip
-def _map(case: Case, *, mask: Any) -> Array:
-    return np.array([100 * c.average_precision for c in _against_mask(case, mask)])
-
-
-@metric(
-    "pointing_game", "1 if the highest score lies on the object", better="higher", modality="image", needs=("mask",)
-)
-def _pointing_game(case: Case, *, mask: Any) -> Array:
-    return np.array([float(c.hit) for c in _against_mask(case, mask)])
-
-
-@metric(
-    "energy", "share of the positive scores that lies on the object",
-    better="higher", modality="image", needs=("mask",),
-)  # fmt: skip
-def _energy(case: Case, *, mask: Any) -> Array:
-    return np.array([c.energy for c in _against_mask(case, mask)])
+for _name, (_summary, _read) in _FIGURES.items():
+    metric(_name, _summary, better="higher", modality="image", needs=("mask",))(partial(_against_mask, _read))

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.errors import InputError
 from whyformer.evaluate.case import Case
 from whyformer.evaluate.metrics.faithfulness import area, removal_order
+from whyformer.evaluate.metrics.localisation import precision_recall
 from whyformer.evaluate.registry import Array, metric
 
 TOP_K: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80)
@@ -50,27 +50,14 @@ def token_counts(predicted: ArrayLike, truth: ArrayLike) -> tuple[int, int, int]
 
 def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.float64]:
     """Harmonic mean of precision and recall, 2·both/(predicted + true); 0 where both are empty."""
-    b, total = (
-        np.asarray(both, dtype=np.float64),
-        np.asarray(predicted, dtype=np.float64) + np.asarray(true, dtype=np.float64),
-    )
+    b = np.asarray(both, dtype=np.float64)
+    total = np.asarray(predicted, dtype=np.float64) + np.asarray(true, dtype=np.float64)
     return np.divide(2 * b, total, out=np.zeros_like(b), where=total > 0)
-
-
-def _flags(case: Case, rationale: Any) -> NDArray[np.bool_]:
-    flags = np.asarray(rationale).astype(bool)
-    flags = flags[None] if flags.ndim == 1 else flags
-    if flags.shape != case.scores.shape:
-        raise InputError(
-            f"the rationale has the shape {list(flags.shape)} and the scores {list(case.scores.shape)}: give one "
-            f"flag a token"
-        )
-    return flags
 
 
 def _content(case: Case, rationale: Any) -> list[NDArray[np.bool_]]:
     """The flags of the content tokens of each sample."""
-    flags = _flags(case, rationale)
+    flags = case.flags("rationale", rationale)
     return [row if case.content is None else row[case.content[i]] for i, row in enumerate(flags)]
 
 
@@ -80,10 +67,8 @@ def _content(case: Case, rationale: Any) -> list[NDArray[np.bool_]]:
 )  # fmt: skip
 def _token_f1(case: Case, *, rationale: Any, k: int) -> Array:
     """One flag a token; the benchmark ``rationales`` works on words."""
-    found = [top_words(case.features(i), k) for i in range(len(case))]
-    return np.array(
-        [f1(*token_counts(top, flags)) for top, flags in zip(found, _content(case, rationale), strict=True)]
-    )
+    truth = _content(case, rationale)
+    return np.array([f1(*token_counts(top_words(case.features(i), k), flags)) for i, flags in enumerate(truth)])
 
 
 def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
@@ -95,15 +80,10 @@ def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
     """
     values, flags = np.asarray(scores, dtype=np.float64), np.asarray(truth, dtype=bool)
     scored = ~np.isnan(values)
-    s, t = values[scored], flags[scored]
-    if not t.any():
+    if not flags[scored].any():
         return float("nan")
-    order = np.argsort(-s, kind="stable")
-    last = np.append(np.flatnonzero(np.diff(s[order])), s.size - 1)
-    hits = np.cumsum(t[order])[last]
-    precision = np.concatenate([[1.0], hits / (last + 1)])
-    recall = np.concatenate([[0.0], hits / hits[-1]])
-    return float(area(recall, precision))
+    precision, recall = precision_recall(values[scored], flags[scored])
+    return float(area(np.append(0.0, recall), np.append(1.0, precision)))
 
 
 @metric(

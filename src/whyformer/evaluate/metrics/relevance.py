@@ -83,14 +83,13 @@ def conservation_fit(relevance: ArrayLike, output: ArrayLike) -> ConservationFit
     r, f = np.asarray(relevance, dtype=np.float64), np.asarray(output, dtype=np.float64)
     if r.shape != f.shape or r.ndim != 1 or not r.size:
         raise ValueError(f"need one sum and one output a sample, got shapes {r.shape} and {f.shape}")
-    scale = np.abs(f).mean()
+    scale, df, dr = np.abs(f).mean(), f - f.mean(), r - r.mean()
     error = float(np.abs(r - f).mean() / scale) if scale > 0 else float("nan")
-    spread = ((f - f.mean()) ** 2).sum()
+    spread, wide, both = (df**2).sum(), (dr**2).sum(), (df * dr).sum()
     if spread == 0:
         return ConservationFit(float("nan"), float("nan"), error, float("nan"))
-    slope = float(((f - f.mean()) * (r - r.mean())).sum() / spread)
-    wide = ((r - r.mean()) ** 2).sum()
-    correlation = float(((f - f.mean()) * (r - r.mean())).sum() / np.sqrt(spread * wide)) if wide > 0 else float("nan")
+    slope = float(both / spread)
+    correlation = float(both / np.sqrt(spread * wide)) if wide > 0 else float("nan")
     return ConservationFit(slope, float(r.mean() - slope * f.mean()), error, correlation)
 
 
