@@ -7,7 +7,9 @@ map scores them 3, −1, 2, ½, 0, −2, 1, which is not the order of their weig
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,3 +193,13 @@ def test_vectors() -> None:
     found = evaluate(First().eval(), torch.ones(1, 7, 3, dtype=torch.float64), np.array([SCORES]), "deletion", target=1, steps=7)
     assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
     assert found.settings["baseline"] == "zero"
+
+
+def test_the_page_lists_every_metric_with_its_direction() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    listed: dict[str, str] = {}
+    for names, _, better, *_ in (line.split("|")[1:] for line in page.splitlines() if line.startswith("| `")):
+        ways, found = better.replace(" ", "").split(","), re.findall(r"`(\w+)`", names)
+        if set(ways) <= {"lower", "higher"}:
+            listed |= dict(zip(found, ways if len(ways) > 1 else ways * len(found), strict=True))
+    assert listed == {name: metric.better for name, metric in METRICS.items()}
