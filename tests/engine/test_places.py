@@ -198,6 +198,8 @@ def test_a_score_stands_at_its_patch(before: int) -> None:
         assert (found.grid, found.scores.shape) == ((3, 4), (2, 12))
         assert torch.allclose(found.scores, wanted.scores, atol=1e-10), method
     assert float(whyformer.explain(model, x, "gradcam", target=1).scores.std()) > 0
+    found, wanted = (whyformer.explain(m, x, "vit_cx", target=1) for m in (model, plain))
+    assert torch.allclose(found.scores, wanted.scores, atol=1e-10)
 
 
 def test_a_planted_signal_is_seen_where_it_is() -> None:
