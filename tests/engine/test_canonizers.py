@@ -20,8 +20,8 @@ from zoo import build
 COMPOSITES = {
     "deep Taylor": deep_taylor(),
     "layerwise": layerwise("epsilon"),
-    "AH+LN": conservative(),
-    "AH+LN, secant": conservative(secant=True),
+    "AH+LN": conservative("AH", "LN"),
+    "AH+LN, secant": conservative("AH", "LN", "secant"),
 }
 WIDTH = 6
 
@@ -166,11 +166,10 @@ def test_gpt2_with_either_activation() -> None:
 
 
 def test_what_is_worth_comparing_with_a_known_operation() -> None:
-    rules = deep_taylor().rules
     for module in (nn.Linear(2, 2), nn.GELU(), nn.RMSNorm(4), nn.LayerNorm(4), nn.Dropout(), nn.Identity()):
-        assert not canonizers.suspect(module, rules)
-    assert canonizers.suspect(WrittenRMSNorm(), rules)
-    assert not canonizers.suspect(WrittenRMSNorm(), {})
+        assert not canonizers.suspect(module, deep_taylor())
+    assert canonizers.suspect(WrittenRMSNorm(), deep_taylor())
+    assert not canonizers.suspect(WrittenRMSNorm(), conservative("AH"))
 
 
 def test_the_difference_that_canonizers_make() -> None:

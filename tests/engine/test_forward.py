@@ -21,7 +21,7 @@ from zoo import WINDOWED, ZOO, build, call, rows
 
 COMPOSITES: dict[str, Composite] = {
     "gradient": GRADIENT,
-    "AH+LN": conservative(secant=True),
+    "AH+LN": conservative("AH", "LN", "secant"),
     "deep Taylor": deep_taylor(),
     "layerwise": layerwise("separate"),
 }

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whyformer.rules.multiplier import detached_norm, secant
+from whyformer.rules import multiplier
+from whyformer.rules.core import Pass, Rule, Ruled
+
+SECANT = Rule("secant", gradient=multiplier.secant, keep_output=True)
+NORM = Rule("normalisation", gradient=multiplier.detached_norm)
 
 ACTIVATIONS = {
     "gelu": functional.gelu,
@@ -23,6 +28,15 @@ ACTIVATIONS = {
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def secant(compute: Any, x: Tensor) -> Tensor:
+    return Ruled.apply(SECANT, Pass(), compute, {}, x)
+
+
+def detached_norm(x: Tensor, value: Tensor, weight: Tensor | None, eps: float, axes: int = 1, centred: bool = True) -> Tensor:
+    info = {"weight": weight, "eps": eps, "axes": axes, "centred": centred}
+    return Ruled.apply(NORM, Pass(), lambda x: value, info, x)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -50,7 +64,7 @@ def test_secant_keeps_a_given_value() -> None:
     """A canonised module keeps the value that it computed itself, to the last bit."""
     x = random(5).requires_grad_()
     given = functional.gelu(x.detach()) + 1e-9
-    value = secant(functional.gelu, x, given)
+    value = secant(lambda _: given, x)
     assert torch.equal(value, given)
     (got,) = torch.autograd.grad(value.sum(), x)
     assert torch.allclose(got, given / x)

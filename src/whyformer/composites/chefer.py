@@ -4,46 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from whyformer.engine import operations as ops
-from whyformer.rules.core import Composite, Rule
+from whyformer.rules.core import NATIVE, Composite, Rule
 from whyformer.rules.relevance import attention, elementary, linear
 
 
-def _common(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule]:
+def _table(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule | None]:
     same = Rule("identity", elementary.identity, books=False)
     weighted = Rule("weighted sum", elementary.z_rule)
     return {
-        **dict.fromkeys(ops.ACTIVATIONS | ops.NORMS | {"softmax", "neg", "div", "batch_norm"}, same),
-        **dict.fromkeys(
-            (
-                "mean",
-                "sum",
-                "avg_pool1d",
-                "avg_pool2d",
-                "adaptive_avg_pool1d",
-                "adaptive_avg_pool2d",
-                "cumsum",
-                "einsum",
-            ),
-            weighted,
-        ),
-        "gelu": Rule("identity", elementary.identity, elementary.gelu_gradient, books=False),
-        "linear": layer,
-        "input": Rule("input layer", linear.box, linear.layer_gradient),
-        **dict.fromkeys(("add", "sub"), Rule("add", add, elementary.add_gradient)),
-        "matmul": Rule("product", elementary.product_halved),
-        "scaled_dot_product_attention": Rule(
+        "view": NATIVE,
+        "layer": layer,
+        "input layer": Rule("input layer", linear.box, linear.layer_gradient),
+        "weighted sum": weighted,
+        **dict.fromkeys(("mean", "sum", "cumsum"), weighted),
+        **dict.fromkeys(("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"), weighted),
+        "add": Rule("add", add, elementary.add_gradient),
+        "shift": Rule("shift", elementary.identity, elementary.add_gradient, books=False),
+        "product": Rule("product", elementary.product_halved),
+        "gate": Rule("product of two branches", elementary.multiply_halved),
+        "attention": Rule(
             "attention", attention.attention_relevance(add), attention.attention_gradient, keep_output=True
         ),
-        "mul": same,
-        "mul_two": Rule("product of two branches", elementary.multiply_halved),
+        **dict.fromkeys(("activation", "normalisation", "batch_norm", "softmax", "neg", "mul", "div"), same),
+        "gelu": Rule("identity", elementary.identity, elementary.gelu_gradient, books=False),
     }
 
 
 def deep_taylor(alpha: float = 1.0) -> Composite:
     """Chefer et al. 2021: αβ with a shared denominator, normalised add, halved products, identity elsewhere."""
-    rules = _common(linear_rule("alpha_beta", alpha=alpha), elementary.add_normalised)
-    return Composite("deep Taylor decomposition (Chefer et al. 2021)", "relevance", rules, ops.VIEWS)
+    rules = _table(linear_rule("alpha_beta", alpha=alpha), elementary.add_normalised)
+    return Composite("deep Taylor decomposition (Chefer et al. 2021)", "relevance", rules)
 
 
 # name -> (rule of α, ε and γ, whether it reads the layer's output)
@@ -72,5 +62,5 @@ def layerwise(
 ) -> Composite:
     """The CVPR 2021 baseline "LRP": as :func:`deep_taylor` with the linear rule chosen and the plain add rule."""
     add = elementary.add_normalised if normalise_add else elementary.add_plain
-    rules = _common(linear_rule(rule, alpha=alpha, epsilon=epsilon, gamma=gamma), add)
-    return Composite(f"LRP ({rule})", "relevance", rules, ops.VIEWS)
+    rules = _table(linear_rule(rule, alpha=alpha, epsilon=epsilon, gamma=gamma), add)
+    return Composite(f"LRP ({rule})", "relevance", rules)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.engine import operations as ops
+from whyformer.engine.operations import operation
 from whyformer.engine.probes import AttentionCall, Edit, Features, Flows, Maps, Projections
+from whyformer.engine.readings import bind, is_map
 from whyformer.rules.core import Call, Composite, Pass, Rule, Ruled
-from whyformer.rules.relevance import elementary
 from whyformer.rules.relevance.attention import attention_gradient
 
 
@@ -40,7 +40,7 @@ class AttentionCapture:
     def _rule_of_attention(self) -> Rule | None:
         """How an attention is opened, or None where it may stay as it is."""
         if self.composite.carrier == "relevance":
-            return self.composite.rules["scaled_dot_product_attention"]
+            return self.composite.rule("scaled_dot_product_attention", "attention")
         return _PLAIN_ATTENTION if self.flows is not None else None
 
     def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
@@ -58,7 +58,7 @@ class AttentionCapture:
         return maps
 
     def _fused_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        a = ops.bind(
+        a = bind(
             "query key value attn_mask dropout_p is_causal scale enable_gqa", args, kwargs,
             attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
         )  # fmt: skip
@@ -70,11 +70,11 @@ class AttentionCapture:
         begin = self._begins(index, carries)
         carries = carries or begin
         rule = self._rule_of_attention() if carries else None
+        own = self.composite.rule("scaled_dot_product_attention", "attention")
+        if carries and own is not None:
+            q, k, v = own.held((q, k, v))
         if rule is None:
-            rules = self.composite.rules
-            if carries and "scaled_dot_product_attention" in rules:
-                output = rules["scaled_dot_product_attention"](func, (q, k, v), {"attn_mask": mask, **options})
-            elif self.maps is None and (self.edit is None or index < 0):
+            if self.maps is None and (self.edit is None or index < 0):
                 output = func(q, k, v, attn_mask=mask, **options)
             else:
                 full = causal_mask(q, k) if a["is_causal"] else mask
@@ -117,9 +117,7 @@ class AttentionCapture:
             with torch.no_grad():
                 output = func(weights, v, *args[2:], **kwargs)
         elif self.composite.carrier == "relevance":
-            output = Ruled.apply(
-                self.composite.rules["matmul"] if v.requires_grad else _HALVED, self.run, func, {}, weights, v
-            )
+            output = Ruled.apply(self.composite.rules["product"], self.run, func, {}, weights, v)
         else:
             output = func(weights, v, *args[2:], **kwargs)
         if self.maps is not None:
@@ -149,17 +147,18 @@ class AttentionCapture:
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Mark attention maps and the features of blocks."""
+        kind = operation(name).kind
         if name == "softmax" and isinstance(result, Tensor) and result.dim() in (3, 4):
             axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if axis in (-1, result.dim() - 1):
                 result._whyformer_map = True  # type: ignore[attr-defined]
-        elif name in ops.VIEWS and args and is_map(args[0]) and isinstance(result, Tensor) and result.dim() in (3, 4):
+        elif kind == "view" and args and is_map(args[0]) and isinstance(result, Tensor) and result.dim() in (3, 4):
             if name != "__getitem__" or result.shape == args[0].shape:
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif self.aside:
             return result
         elif (
-            name in ops.NORMS
+            kind == "normalisation"
             and self.block is not None
             and self.block not in self.attention_blocks
             and self.norm_before != self.block
@@ -181,17 +180,8 @@ def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:
     return [flow, *(torch.zeros_like(a) for a in call.operands[1:])]
 
 
-def _halved(call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
-    return elementary.product_halved(call, relevance)
-
-
-def _gradient_only(call: Call, relevance: Tensor) -> Sequence[Tensor | None]:
-    raise TypeError("this composite carries multipliers, not relevance")
-
-
-_PLAIN_ATTENTION = Rule("attention", _gradient_only, attention_gradient)
+_PLAIN_ATTENTION = Rule("attention", gradient=attention_gradient)
 _OBSERVE = Rule("attention map", _observed, _observed, books=False)
-_HALVED = Rule("product", _halved)
 
 
 def causal_mask(query: Tensor, key: Tensor) -> Tensor:
@@ -205,7 +195,3 @@ def _match_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Ten
         return key, value
     repeats = query.shape[-3] // key.shape[-3]
     return key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-
-
-def is_map(value: Any) -> bool:
-    return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)

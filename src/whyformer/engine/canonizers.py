@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from whyformer.engine.isolation import here, inside
 from whyformer.engine.mode import Interception
+from whyformer.engine.operations import operation
 from whyformer.errors import ModelError
-from whyformer.rules import multiplier
-from whyformer.rules.core import Ruled
+from whyformer.rules.core import NATIVE, Composite, Rule, Ruled
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
-def suspect(module: nn.Module, rules: dict[str, Any]) -> bool:
-    """Whether the module may stand for an operation of the table: worth comparing."""
+def _row(composite: Composite, name: str) -> Rule | None:
+    """The composite's rule for an operation, None where that is its ordinary adjoint."""
+    rule = composite.rule(name, operation(name).kind)
+    return None if rule is NATIVE else rule
+
+
+def suspect(module: nn.Module, composite: Composite) -> bool:
+    """Whether the module may stand for an operation that has a rule of its own: worth comparing."""
     name = type(module).__name__
     if name in ACTIVATIONS:
-        return "gelu" in rules and getattr(module, "act", None) is not functional.gelu
+        return _row(composite, "gelu") is not None and getattr(module, "act", None) is not functional.gelu
     # torch's own are seen as the functions that they call, also in a class that inherits from them
-    if "layer_norm" not in rules or isinstance(module, _TORCH_NORMS) or any(True for _ in module.children()):
+    if not _row(composite, "layer_norm") or isinstance(module, _TORCH_NORMS) or any(True for _ in module.children()):
         return False
     own = list(module.parameters())
     return len(own) <= 2 and all(p.dim() <= 2 for p in own) and ("norm" in name.lower() or bool(_epsilons(module)))
@@ -117,11 +123,10 @@ def _norms(module: nn.Module, x: Tensor, output: Tensor) -> Iterator[Norm]:
 @contextlib.contextmanager
 def canonized(mode: Interception) -> Iterator[None]:
     """For the length of a run, modules that stand for an operation of the composite run as that operation."""
-    rules = mode.composite.rules
     handles = []
     try:
-        for module in mode.model.modules() if rules else ():
-            if suspect(module, rules):
+        for module in mode.model.modules() if mode.composite.rules else ():
+            if suspect(module, mode.composite):
                 handles.extend(_canonize(module, mode))
         yield
     finally:
@@ -156,14 +161,15 @@ def _canonize(module: nn.Module, mode: Interception) -> list[Any]:
         torch._C._set_grad_enabled(True)
         if found is None:
             return module.forward(*args, **kwargs)
-        operation = "gelu" if not isinstance(found, Norm) else "layer_norm" if found.centred else "rms_norm"
-        if mode.composite.carrier == "relevance":
-            # the gradient is recomputed: the rule's closed form may be that of another variant
-            rule = replace(mode.composite.rules[operation], gradient=None)
-            return Ruled.apply(rule, mode.run, _once(output, found), {}, x)
+        rule, info = _row(mode.composite, "gelu"), {}
         if isinstance(found, Norm):
-            return multiplier.detached_norm(x, output, found.weight, found.eps, 1, centred=found.centred)
-        return multiplier.secant(found, x, output)
+            rule = _row(mode.composite, "layer_norm" if found.centred else "rms_norm")
+            info = {"weight": found.weight, "eps": found.eps, "axes": 1, "centred": found.centred}
+        if rule is None:
+            return module.forward(*args, **kwargs)
+        if rule.relevance is not None:  # its closed form of the gradient may be that of another variant
+            rule = replace(rule, gradient=None)
+        return Ruled.apply(rule, mode.run, _once(output, found), info, x)
 
     # around the module's own forward alone: what users' hooks do to its output is seen as it is
     return [

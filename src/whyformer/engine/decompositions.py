@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from whyformer.engine.readings import is_map, is_parameter, tensors
 from whyformer.errors import UnknownOperation
 
 
@@ -110,9 +111,32 @@ def batched_addition(bias: Tensor, left: Tensor, right: Tensor, *, beta: float =
     return (left @ right) * alpha + bias * beta
 
 
-def bilinear(x: Tensor, y: Tensor, **_: Any) -> Tensor:
-    """``bmm`` and ``mm`` are ``matmul``."""
-    return torch.matmul(x, y)
+def moments(deviation: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """``var_mean`` and ``std_mean`` as the two operations that they are."""
+
+    def both(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        axes = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
+        keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
+        return deviation(x, *args, **kwargs), x.mean() if axes is None else x.mean(axes, keepdim)
+
+    return both
+
+
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Tensor:
+    """``torch.nn.functional.normalize`` as a quotient by the norm."""
+    return x / x.norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+def einsum(equation: str, *operands: Any) -> Any:
+    """An einsum of two tensors as matmul or linear, so that it gets their rules and its attention is found."""
+    found = tensors(operands)
+    if len(found) != 2:
+        return NotImplemented
+    first, _, second = equation.partition("->")[0].partition(",")
+    if is_map(found[1]) or is_parameter(found[0]):
+        found, equation = found[::-1], f"{second},{first}->{equation.partition('->')[2]}"
+    product = einsum_product(equation, *found)
+    return NotImplemented if product is None else product()
 
 
 def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] | None:
@@ -141,7 +165,7 @@ def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] 
         return x if list(x.shape) == wanted else x.reshape(wanted)
 
     def run() -> Tensor:
-        if isinstance(b, nn.Parameter) and not batch:
+        if is_parameter(b) and not batch:
             product = functional.linear(arranged(a, left, own[0], shared), arranged(b, right, own[1], shared))
         else:
             product = arranged(a, left, own[0], shared) @ arranged(b, right, shared, own[1])
@@ -171,18 +195,22 @@ def _letters(equation: str, a: Tensor, b: Tensor) -> tuple[str, str, str] | None
     return (left, right, made) if (len(left), len(right)) == (a.dim(), b.dim()) else None
 
 
+# Always, since attention lies in them.
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": multi_head_attention,
 }
-# Needed only where relevance itself is carried; autograd handles these in the multiplier carrier.
-RELEVANCE_DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+# Where they carry, or mix by an attention map; NotImplemented where the call is no such thing.
+PRODUCTS: dict[str, Callable[..., Any]] = {"einsum": einsum}
+# Where the composite has no row for the operation itself.
+PARTS: dict[str, Callable[..., Any]] = {
     "addmm": affine_addmm,
     "baddbmm": batched_addition,
-    "bmm": bilinear,
-    "mm": bilinear,
-    "mv": bilinear,
     "rmatmul": lambda x, y: torch.matmul(y, x),
+    "rsub": lambda x, y: -x + y,
     "rdiv": lambda x, y: torch.mul(torch.reciprocal(x), y),
     "addcmul": lambda x, a, b, *, value=1: x + value * a * b,
     "lerp": lambda x, y, w: x + w * (y - x),
+    "normalize": normalize,
+    "std_mean": moments(torch.std),
+    "var_mean": moments(torch.var),
 }

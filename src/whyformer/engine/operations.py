@@ -1,244 +1,100 @@
-"""Names of torch operations, and what kind each is. Rules, audit and composites all speak in these names."""
+"""The operations: one row each, by name, of what kind it is and how a call of it is read. Everything else speaks in
+these names and kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Rearrange, copy or drop values; the ordinary adjoint passes gradient, multiplier and relevance alike.
-VIEWS = frozenset(
-    [
-        "__get__",
-        "__getitem__",
-        "alias",
-        "as_strided",
-        "broadcast_to",
-        "cat",
-        "chunk",
-        "clone",
-        "concat",
-        "concatenate",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "diagonal",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "expand",
-        "expand_as",
-        "feature_dropout",
-        "flatten",
-        "flip",
-        "gather",
-        "identity",
-        "index_select",
-        "masked_fill",
-        "masked_select",
-        "movedim",
-        "moveaxis",
-        "narrow",
-        "pad",
-        "permute",
-        "ravel",
-        "repeat",
-        "repeat_interleave",
-        "reshape",
-        "reshape_as",
-        "roll",
-        "select",
-        "hsplit",
-        "vsplit",
-        "tensor_split",
-        "split",
-        "squeeze",
-        "stack",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "take",
-        "take_along_dim",
-        "tile",
-        "to",
-        "transpose",
-        "tril",
-        "triu",
-        "type",
-        "type_as",
-        "unbind",
-        "unflatten",
-        "unfold",
-        "unsqueeze",
-        "view",
-        "view_as",
-        "where",
-        "double",
-        "float",
-        "half",
-        "bfloat16",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "channel_shuffle",
-        "scatter",
-        "index_put",
-        "hstack",
-        "vstack",
-        "dstack",
-        "adjoint",
-    ]
+from whyformer.engine import readings
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row.
+
+    Attributes:
+        kind: what it is like, where a composite has no row for the operation itself:
+            "view" rearranges, copies, drops or writes values; the ordinary adjoint passes anything;
+            "linear" in the tensors that carry; "matrix product" the same, of two matrices;
+            "activation" element by element; "power" x^a and quotients of numbers;
+            "normalisation"; "statistic" a deviation or root, which a written-out norm divides by;
+            "softmax"; "attention" fused;
+            "silent" has no gradient; "" nothing is known of it.
+        read: (row, function, arguments by position, by name) -> :class:`~whyformer.engine.readings.Reading`.
+    """
+
+    name: str
+    kind: str = ""
+    read: readings.Reader = readings.first
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def _rows(kind: str, names: str, read: readings.Reader = readings.first) -> None:
+    OPERATIONS.update({name: Operation(name, kind, read) for name in names.split()})
+
+
+_rows(
+    "view",
+    """
+    H T __getitem__ __setitem__ adjoint as_strided bfloat16 broadcast_to cat channel_shuffle chunk clone
+    concat concatenate contiguous copy_ cpu cuda diagonal double dropout dropout1d dropout2d dstack expand
+    expand_as feature_dropout fill_ flatten flip float gather half hsplit hstack index_put index_select
+    mH mT masked_fill masked_select moveaxis movedim narrow pad permute pixel_shuffle pixel_unshuffle ravel
+    repeat repeat_interleave reshape reshape_as roll scatter select split squeeze stack swapaxes swapdims t take
+    take_along_dim tensor_split tile to transpose tril triu type type_as unbind unflatten unfold unsqueeze view
+    view_as vsplit vstack where zero_
+    """,
 )
-
-# Linear in the tensors that carry relevance: autograd already is the multiplier rule.
-LINEAR = frozenset(
-    [
-        "linear",
-        "addmm",
-        "addmv",
-        "addbmm",
-        "baddbmm",
-        "bmm",
-        "mm",
-        "mv",
-        "matmul",
-        "einsum",
-        "tensordot",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose2d",
-        "add",
-        "sub",
-        "rsub",
-        "neg",
-        "mul",
-        "div",
-        "mean",
-        "sum",
-        "cumsum",
-        "embedding",
-        "index_add",
-        "scatter_add",
-        "avg_pool1d",
-        "avg_pool2d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "interpolate",
-        "batch_norm",
-        "_grouped_mm",
-        "lerp",
-        "addcmul",
-        "nansum",
-    ]
+_rows("linear", "linear", readings.layer)
+_rows("linear", "conv1d conv2d conv3d", readings.convolution)
+_rows("matrix product", "matmul bmm mm mv", readings.matmul)
+_rows("linear", "einsum", readings.einsum)
+_rows("linear", "add sub", readings.addition)
+_rows("linear", "mul", readings.multiplication)
+_rows("linear", "div", readings.division)
+_rows(
+    "linear",
+    """
+    _grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d addbmm addcmul addmm addmv avg_pool1d avg_pool2d baddbmm
+    batch_norm conv_transpose2d cumsum embedding index_add interpolate lerp mean nansum neg rsub scatter_add sum
+    tensordot
+    """,
 )
-
-# One input, element by element.
-ACTIVATIONS = frozenset(
-    [
-        "gelu",
-        "relu",
-        "silu",
-        "mish",
-        "tanh",
-        "sigmoid",
-        "elu",
-        "selu",
-        "celu",
-        "leaky_relu",
-        "hardtanh",
-        "hardswish",
-        "hardsigmoid",
-        "softplus",
-        "relu6",
-        "erf",
-        "logsigmoid",
-        "softsign",
-        "exp",
-        "log",
-        "log1p",
-        "expm1",
-        "square",
-        "abs",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "sin",
-        "cos",
-    ]
+_rows("activation", "gelu", readings.gelu)
+_rows("activation", "exp", readings.exponential)
+_rows(
+    "activation",
+    """
+    abs celu clamp clamp_max clamp_min cos elu erf expm1 hardsigmoid hardswish hardtanh leaky_relu log log1p
+    logsigmoid mish relu relu6 selu sigmoid silu sin softplus softsign square tanh
+    """,
 )
-
-NORMS = frozenset(["layer_norm", "rms_norm", "group_norm", "instance_norm"])
-
-# Values without a gradient, bookkeeping and plumbing: never audited, never touched.
-SILENT = frozenset(
-    [
-        "_set_grad_enabled",
-        "__set__",
-        "__delete__",
-        "detach",
-        "item",
-        "tolist",
-        "numpy",
-        "size",
-        "dim",
-        "numel",
-        "stride",
-        "is_floating_point",
-        "is_complex",
-        "data_ptr",
-        "register_hook",
-        "retain_grad",
-        "requires_grad_",
-        "is_contiguous",
-        "storage_offset",
-        "__len__",
-        "__repr__",
-        "__format__",
-        "__str__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__contains__",
-        "__hash__",
-        "__reduce_ex__",
-        "__deepcopy__",
-        "_assert",
-        "ne",
-        "eq",
-        "gt",
-        "ge",
-        "lt",
-        "le",
-        "argmax",
-        "argmin",
-        "isnan",
-        "isinf",
-        "isfinite",
-        "any",
-        "all",
-        "equal",
-        "allclose",
-        "new_ones",
-        "new_zeros",
-        "new_empty",
-        "new_full",
-        "new_tensor",
-        "zeros_like",
-        "ones_like",
-        "empty_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "get_device",
-        "is_same_size",
-        "has_names",
-        "element_size",
-        "dense_dim",
-        "nelement",
-    ]
+_rows("power", "pow", readings.power)
+_rows("power", "rdiv reciprocal")
+_rows("normalisation", "layer_norm rms_norm", readings.norm)
+_rows("normalisation", "group_norm instance_norm")
+_rows("statistic", "linalg_norm linalg_vector_norm norm rsqrt sqrt std var")
+_rows("softmax", "log_softmax softmax")
+_rows("attention", "scaled_dot_product_attention")
+_rows(
+    "silent",
+    """
+    __bool__ __contains__ __deepcopy__ __delete__ __float__ __format__ __hash__ __int__ __len__ __reduce_ex__
+    __repr__ __set__ __str__ _assert _base _set_grad_enabled _version all allclose any argmax argmin data
+    data_ptr dense_dim detach device dim dtype element_size empty_like eq equal full_like ge get_device grad
+    grad_fn gt has_names is_complex is_contiguous is_cuda is_floating_point is_leaf is_mps is_quantized
+    is_same_size is_sparse isfinite isinf isnan item itemsize layout le lt names nbytes ndim ne nelement
+    new_empty new_full new_ones new_tensor new_zeros numel numpy ones_like rand_like randn_like register_hook
+    requires_grad requires_grad_ retain_grad shape size storage_offset stride tolist zeros_like
+    """,
 )
 
 _DUNDERS = {
@@ -258,10 +114,22 @@ _SYNONYMS = {
 
 @lru_cache(maxsize=4096)
 def operation_name(function: Callable[..., Any]) -> str:
-    """The name of a torch function, however it was written: ``x + y``, ``x.add(y)`` and ``torch.add`` are "add"."""
+    """The name of a torch function, however it was written: ``x + y``, ``x.add(y)`` and ``torch.add`` are "add".
+
+    An attribute of a tensor has its own name ("shape", "T").
+    """
     name = getattr(function, "__name__", "") or repr(function)
+    if name == "__get__":
+        name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = _DUNDERS.get(name, name)
     return _SYNONYMS.get(name, name)
+
+
+@lru_cache(maxsize=4096)
+def operation(name: str) -> Operation:
+    """The row of an operation; one that works in place (``relu_``) has the row of what it does, unless its own."""
+    base = name[:-1] if is_in_place(name) and name not in OPERATIONS else name
+    return OPERATIONS.get(base) or Operation(base)
 
 
 def is_in_place(name: str) -> bool:
@@ -274,18 +142,6 @@ def out_of_place(name: str) -> Callable[..., Tensor] | None:
     return getattr(torch, name[:-1], None) or getattr(Tensor, name[:-1], None)
 
 
-def bind(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Arguments by name, positional ones in the order of ``names``."""
-    order = names.split()
-    return {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
-
-
-def tensors(values: Sequence[Any]) -> list[Tensor]:
-    """The tensors among arguments, and in lists and tuples among them."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found.extend(v for v in value if isinstance(v, Tensor))
-    return found
+def names(*kinds: str) -> frozenset[str]:
+    """All operations of these kinds."""
+    return frozenset(name for name, row in OPERATIONS.items() if row.kind in kinds)

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from whyformer.engine import operations as ops
+from whyformer.engine.operations import operation
+from whyformer.engine.readings import bind, tensors
 from whyformer.rules.relevance.attention import masked_softmax
 
 
@@ -123,7 +124,7 @@ class Projections:
         Args:
             post_norm: whether a normalisation here can be the one after that attention.
         """
-        source = next((a for a in ops.tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
+        source = next((a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
         if source is None or not isinstance(result, Tensor):
             return
         stage, index = source._whyformer_mixed
@@ -133,10 +134,10 @@ class Projections:
             )
             self.found[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
             result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
-        elif name in ops.VIEWS or (stage == "projected" and name == "add"):
+        elif operation(name).kind == "view" or (stage == "projected" and name == "add"):
             result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
         elif stage == "summed" and name == "layer_norm" and post_norm(index):
-            a = ops.bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
+            a = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
             projection = self.found[index]
             weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
             projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]

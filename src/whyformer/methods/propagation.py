@@ -99,11 +99,11 @@ Args:
 """
 
 
-def _conservative(name: str, constant: str, formula: str, *, heads: bool, norms: bool) -> None:
-    """Register one of them; ``heads`` and ``norms`` say what is held constant."""
+def _conservative(name: str, constant: str, formula: str, *tables: str) -> None:
+    """Register one of them; ``tables`` of :mod:`whyformer.composites.ali` say what is held constant."""
 
     def explained(task: Task, *, secant: bool = False) -> Scores:
-        recording, (flow,) = explain_root(task, conservative(heads, norms, secant))
+        recording, (flow,) = explain_root(task, conservative(*tables, *(["secant"] if secant else [])))
         return multiply(task, recording, flow)
 
     explained.__name__, explained.__doc__ = name, formula + _SECANT
@@ -115,20 +115,18 @@ _conservative(
     "lrp_ah",
     "attention probabilities",
     "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
-    heads=True,
-    norms=False,
+    "AH",
 )
 _conservative(
     "lrp_ln",
     "LayerNorm's standard deviation",
     "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
-    heads=False,
-    norms=True,
+    "LN",
 )
 _conservative(
     "lrp_ah_ln",
     "attention and LayerNorm's deviation",
     "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases (methods.md §8 #21).",
-    heads=True,
-    norms=True,
+    "AH",
+    "LN",
 )

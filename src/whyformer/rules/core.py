@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 Grads = Sequence[Tensor | None]
-# (function, arguments by position, by name) -> output; multiplier carrier
-MultiplierRule = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Tensor]
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -94,20 +92,30 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """How one operation passes relevance back.
+    """How one operation passes on what flows back.
 
     Attributes:
         relevance: (call, R of the output) -> R of each operand (None for those that carry none).
-        gradient: the same for the ordinary gradient; None recomputes the operation under autograd.
-        keep_output: whether ``relevance`` reads the output.
+        gradient: the same while gradients or multipliers flow. In a composite of multipliers it is the rule; in one of
+            relevance it is the ordinary gradient, where that is cheaper than running the operation again.
+        hold: operands that are held constant: nothing flows back to them.
+        keep_output: whether the rule reads the output.
         books: enter the relevance in the ledger (off for operations that only pass it on).
     """
 
     name: str
-    relevance: Callable[[Call, Tensor], Grads]
+    relevance: Callable[[Call, Tensor], Grads] | None = None
     gradient: Callable[[Call, Tensor], Grads] | None = None
+    hold: tuple[int, ...] = ()
     keep_output: bool = False
     books: bool = True
+
+    def held(self, operands: Sequence[Any]) -> list[Any]:
+        """The operands, those that are held constant detached."""
+        return [o.detach() if i in self.hold else o for i, o in enumerate(operands)]
+
+
+NATIVE = Rule("its ordinary adjoint")
 
 
 @dataclass(frozen=True)
@@ -116,18 +124,22 @@ class Composite:
 
     Attributes:
         name: what error messages call it.
-        carrier: "multiplier" (R = x ⊙ m; empty table = gradient × input) or "relevance".
-        rules: operation -> rule; special keys of the relevance carrier: "mul_two" (product of two carrying branches),
-            "input_conv" (a convolution that reads the root).
-        native: operations whose ordinary adjoint is their rule.
-        audit: refuse operations in none of the tables. Off only for the plain gradient, where autograd is the rule.
+        carrier: "multiplier" (R = x ⊙ m; gradient × input where every rule is the ordinary adjoint) or "relevance".
+        rules: operation, or kind of operation -> rule. Where a call is told apart by its operands (a product of two
+            branches, a layer that reads the root ...) its row is the role of :mod:`whyformer.engine.readings`.
+        audit: refuse operations in no row. Off only for the plain gradient, where autograd is the rule.
     """
 
     name: str
     carrier: str
-    rules: dict[str, Any] = field(default_factory=dict)
-    native: frozenset[str] = frozenset()
+    rules: Mapping[str, Rule | None] = field(default_factory=dict)
     audit: bool = True
+
+    def rule(self, role: str, kind: str) -> Rule | None:
+        """The row of the role, else of the kind; None for an operation to refuse."""
+        if not self.audit:
+            return NATIVE
+        return self.rules.get(role) or self.rules.get(kind)
 
 
 class Ruled(torch.autograd.Function):
@@ -158,6 +170,8 @@ class Ruled(torch.autograd.Function):
             output = ctx.compute(*operands)
         call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
         if ctx.run.relevance:
+            if rule.relevance is None:
+                raise TypeError(f"the rule '{rule.name}' carries multipliers, not relevance")
             parts = rule.relevance(call, flow)
             if rule.books:
                 ctx.run.record(rule.name, flow, parts)

@@ -1,0 +1,233 @@
+"""How one call of an operation is read: the row of a composite it goes by, and the tensors among which it shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Reading:
+    """One call as a rule sees it.
+
+    Attributes:
+        role: the composite's row; mostly the operation's name.
+        kind: the row where there is none of that name.
+        operands: the tensors that the rule gets.
+        compute: operands -> value.
+        info: what else a rule may read.
+        instead: where the rules know the call's parts only: the same written out in these.
+    """
+
+    role: str
+    kind: str
+    operands: Sequence[Any]
+    compute: Callable[..., Any]
+    info: dict[str, Any] = field(default_factory=dict)
+    instead: Callable[[], Any] | None = None
+
+
+Arguments = tuple[Any, ...]
+Named = dict[str, Any]
+# (row of the operation, function, arguments by position, by name) -> reading
+Reader = Callable[[Any, Callable[..., Any], Arguments, Named], Reading]
+
+
+def bind(names: str, args: Arguments, kwargs: Named, **defaults: Any) -> Named:
+    """Arguments by name, positional ones in the order of ``names``."""
+    order = names.split()
+    return {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
+
+
+def tensors(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among arguments, and in lists and tuples among them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found.extend(v for v in value if isinstance(v, Tensor))
+    return found
+
+
+def carries(value: Any) -> bool:
+    """Whether relevance reaches it: foreign leaves are detached before a call is read."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def is_parameter(value: Any) -> bool:
+    """A parameter, or a view of one."""
+    return isinstance(value, nn.Parameter) or getattr(value, "_whyformer_parameter", False)
+
+
+def is_map(value: Any) -> bool:
+    """An attention map that the model computed itself."""
+    return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)
+
+
+def first(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """An operation on its first argument."""
+    return Reading(row.name, row.kind, args[:1], lambda x: function(x, *args[1:], **kwargs))
+
+
+def layer(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """``linear``; weights that were computed from the input make it a product of two branches."""
+    a = bind("input weight bias", args, kwargs, bias=None)
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    reading = Reading("layer", row.kind, operands, function)
+    if carries(weight) or carries(bias):
+        reading.instead = lambda: x @ weight.mT if bias is None else x @ weight.mT + bias
+    return reading
+
+
+def convolution(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A convolution is a linear layer; one that reads the root itself (a leaf that carries) is the input layer."""
+    names = "input weight bias stride padding dilation groups"
+    a = bind(names, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    info = {k: a[k] for k in ("stride", "padding", "dilation", "groups")}
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    return Reading(
+        "input layer" if x.is_leaf else "layer",
+        row.kind,
+        operands,
+        lambda x, w, b=None: function(x, w, b, **info),
+        info,
+    )
+
+
+def matmul(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A product with a parameter is a linear layer, one with another constant a weighted sum."""
+    x, y = args[:2]
+    if carries(x) and is_parameter(y) and y.dim() == 2:
+        return Reading("layer", row.kind, (x, y.mT), lambda x, w: function(x, w.mT))
+    return Reading("product" if carries(x) and carries(y) else "weighted sum", row.kind, (x, y), function)
+
+
+def einsum(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """What no matmul says: linear in each operand."""
+    operands = tensors(args[1:])
+    role = {1: "weighted sum", 2: "product"}.get(sum(map(carries, operands)), row.name)
+    return Reading(role, row.kind, operands, lambda *operands: function(args[0], *operands))
+
+
+def addition(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A number or a bias vector takes no relevance: a shift."""
+    a = bind("input other alpha", args, kwargs, alpha=1)
+    left, right, alpha = a["input"], a["other"], a["alpha"]
+    signs = (1, -1 if row.name == "sub" else 1)
+    reading = Reading("add", row.kind, (left, right), lambda u, v: function(u, v), {"signs": signs})
+    if alpha != 1:
+        reading.instead = lambda: function(left, right * alpha)
+    elif _shifts(right, left):
+        reading = Reading("shift", row.kind, (left,), lambda x: function(x, right), {"signs": signs[:1]})
+    elif _shifts(left, right):
+        reading = Reading("shift", row.kind, (right,), lambda x: function(left, x), {"signs": signs[1:]})
+    return reading
+
+
+def _shifts(value: Any, other: Any) -> bool:
+    if not isinstance(value, Tensor):
+        return True
+    return not value.requires_grad and value.dim() <= 1 and isinstance(other, Tensor) and other.dim() > 1
+
+
+def multiplication(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A gate is a product of two branches; a constant factor takes no relevance."""
+    x, y = args[:2]
+    if carries(x) and carries(y):
+        return Reading("gate", row.kind, (x, y), function)
+    if carries(y):
+        return Reading(row.name, row.kind, (y,), lambda y: function(x, y, **kwargs))
+    return first(row, function, args, kwargs)
+
+
+def division(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """By a constant, or a quotient of what carries."""
+    if carries(args[1]):
+        return Reading("quotient", row.kind, args[:2], function)
+    return first(row, function, args, kwargs)
+
+
+def gelu(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """Its closed-form gradient wants to know which GELU."""
+    reading = first(row, function, args, kwargs)
+    reading.info["approximate"] = kwargs.get("approximate", "none")
+    return reading
+
+
+def norm(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A normalisation over trailing axes; scales that were computed from the input are a gate behind it."""
+    centred = row.name == "layer_norm"
+    names = "input normalized_shape weight bias eps" if centred else "input normalized_shape weight eps"
+    a = bind(names, args, kwargs, weight=None, bias=None, eps=1e-5 if centred else None)
+    x, shape, weight, bias = a["input"], tuple(a["normalized_shape"]), a["weight"], a["bias"]
+    eps = torch.finfo(x.dtype).eps if a["eps"] is None else a["eps"]
+    info = {"weight": weight, "eps": eps, "axes": len(shape), "centred": centred}
+    reading = Reading(row.name, row.kind, (x,), lambda x: function(x, *args[1:], **kwargs), info)
+    if carries(weight) or carries(bias):
+
+        def instead() -> Tensor:
+            y = function(x, shape, eps=eps)
+            y = y if weight is None else y * weight
+            return y if bias is None else y + bias
+
+        reading.instead = instead
+    return reading
+
+
+def power(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """x^a; with a = ±½ it is sqrt or rsqrt."""
+    exponent = bind("input exponent", args, kwargs)["exponent"]
+    reading = first(row, function, args, kwargs)
+    if not carries(exponent) and bool((torch.as_tensor(exponent).abs() == 0.5).all()):
+        reading.kind = "statistic"
+    return reading
+
+
+# -- exp of a multiple of log ------------------------------------------------------------------------------------------
+_STEPS = ("Add", "Clone", "Div", "Expand", "Mul", "Neg", "Permute", "Rsub", "Squeeze", "Sub", "ToCopy", "Transpose",
+          "Unsqueeze", "View")  # fmt: skip
+
+
+def exponential(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """exp(±½ log v) is a root of v; what else depends on a logarithm through sums and products may hide one."""
+    reading = first(row, function, args, kwargs)
+    logs = _logarithms(args[0])
+    if logs:
+        factor = _factor(args[0].detach(), logs[0]) if len(logs) == 1 else None
+        if factor is None:
+            reading.role, reading.kind = "exp of a logarithm", "possible statistic"
+        elif abs(abs(factor) - 0.5) < 1e-2:
+            reading.kind = "statistic"
+    return reading
+
+
+def _logarithms(x: Tensor) -> list[Tensor]:
+    """The values log v on which x depends through sums, products and views alone, read off autograd's graph."""
+    found, seen, ahead = [], set(), [x.grad_fn]
+    while ahead:
+        node: Any = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name().startswith(("LogBackward", "Log1PBackward")):
+            v = node._saved_self.detach()
+            found.append(v.log1p() if node.name().startswith("Log1P") else v.log())
+        elif node.name().startswith(_STEPS):
+            ahead.extend(parent for parent, _ in node.next_functions)
+    return found
+
+
+def _factor(x: Tensor, log: Tensor) -> float | None:
+    """c where x = c · log, else None."""
+    if x.shape != log.shape:
+        return None
+    factor = float((x * log).sum() / log.square().sum())
+    off = float((x - factor * log).abs().max())
+    return factor if off <= torch.finfo(x.dtype).eps ** 0.5 * (1e-6 + float(x.abs().max())) else None
