@@ -19,8 +19,8 @@ from whyformer.errors import ModelError
 WIDTH, TOKENS = 6, 4
 COMPOSITES = {
     "gradient": GRADIENT,
-    "AH+LN": conservative(),
-    "AH+LN, secant": conservative(secant=True),
+    "AH+LN": conservative("AH", "LN"),
+    "AH+LN, secant": conservative("AH", "LN", "secant"),
     "deep Taylor": deep_taylor(),
     "epsilon": layerwise("epsilon"),
     "separate": layerwise("separate"),

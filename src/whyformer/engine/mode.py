@@ -79,8 +79,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
         result = self._dispatch(name, row, func, args, kwargs)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
-                if tensor.requires_grad:  # of a view all of its base: other views of that may come to carry too
-                    (tensor if tensor._base is None else tensor._base)._whyformer_seen = True  # type: ignore[attr-defined]
+                base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
+                if tensor.requires_grad and not self._foreign(base):
+                    base._whyformer_seen = True  # type: ignore[attr-defined]
         return result
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -107,8 +108,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return mixed
         if not carried:
             result = _without_graph(func, args, kwargs)
-            if row.kind == "view" and isinstance(result, Tensor) and is_parameter(args[0] if args else None):
-                result._whyformer_parameter = True  # type: ignore[attr-defined]
+            if row.kind == "view" and args and is_parameter(args[0]) and not isinstance(result, nn.Parameter | tuple):
+                result._whyformer_parameter = True
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
         self.refuse_hidden_graphs(args)
