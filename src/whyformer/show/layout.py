@@ -75,11 +75,11 @@ def method_names(explanations: Sequence[Explanation]) -> list[str]:
     for e in explanations:
         twins = [other.settings for other in explanations if other.method == e.method]
         differing = {k: v for k, v in e.settings.items() if any(str(twin.get(k)) != str(v) for twin in twins)}
-        names.append(visible(f"{e.method} ({listing(differing)})" if differing else e.method))
+        names.append(visible(f"{e.method} ({written(differing)})" if differing else e.method))
     return names
 
 
-def listing(settings: Mapping[str, Any]) -> str:
+def written(settings: Mapping[str, Any]) -> str:
     """Settings as they would be written in a call."""
     return ", ".join(f"{k}={v}" for k, v in settings.items())
 

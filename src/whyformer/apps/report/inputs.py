@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.report.cards import title
 from whyformer.apps.report.contents import Saved
-from whyformer.show.layout import input_of, listing, method_names
+from whyformer.show.layout import input_of, method_names, written
 from whyformer.show.words import figure_of, short, target_name
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Shown:
 
     @property
     def settings(self) -> str:
-        return listing(self.e.settings) or "none"
+        return written(self.e.settings) or "none"
 
     @property
     def diagnostics(self) -> str:
