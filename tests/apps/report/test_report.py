@@ -192,13 +192,16 @@ def test_other_files_are_listed_and_damaged_ones_are_told_apart(tmp_path):
     facts = json.loads((folder / "text/film.json").read_text())
     facts["explanations"][0]["tokens"][0] = ["too", "few"]
     (folder / "misfit.json").write_text(json.dumps(facts))
+    facts = json.loads((folder / "text/film.json").read_text())
+    facts["explanations"][0]["diagnostics"]["warnings"] = 7
+    (folder / "misfit2.json").write_text(json.dumps(facts))
     from safetensors.torch import save_file
 
     save_file({"weight": torch.zeros(2)}, folder / "model.safetensors")
     written = write_report(folder, tmp_path / "r.html")
     assert written.benchmarks == 1
     assert {s.file for s in written.skipped if not s.damaged} == {"notes.txt", "other.json", "model.safetensors"}
-    assert {s.file for s in written.skipped if s.damaged} == {"broken.json", "torn.safetensors", "misfit.json"}
+    assert {s.file for s in written.skipped if s.damaged} == {"broken.json", "torn.safetensors", "misfit.json", "misfit2.json"}
     text = Page(written.path.read_text()).text
     assert "notes.txt" in text
     assert "no saved explanation" in text

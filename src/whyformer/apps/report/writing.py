@@ -86,7 +86,7 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
     good: list[Saved] = []
     for one in contents.saved:
         try:
-            _ = one.e.top(0, 1)[0]
+            _ = one.e.top(0, 1)[0], one.e.warnings
             if one.e.level == "token":
                 words(one.e)
             elif painting.drawable(one.e):
