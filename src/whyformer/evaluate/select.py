@@ -13,7 +13,7 @@ import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
 from whyformer.evaluate.holdout import Goal, measure, split
-from whyformer.evaluate.registry import METRICS, Plan
+from whyformer.evaluate.registry import METRICS
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
@@ -21,8 +21,8 @@ from whyformer.targets import Probability, Resolver, Target
 
 Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
-STEPS = 10
-"""Of curves: the parts hold few features."""
+PLANS = {n: m.plan(**{"steps": 10} if "steps" in m.settings else {}) for n, m in METRICS.items() if m.plan}
+"""Metrics to choose by; curves in ten steps, for the parts hold few features."""
 MEAN_BASELINE = ("raw_attention", {"aggregation": {"heads": "mean", "layers": "mean", "rows": "readout"}})
 
 
@@ -143,7 +143,7 @@ def arbitrate(
     part = 0.0 if mode == "batch" else holdout
     parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
     _refuse_cancelling(mode, entries, explained, logits, ready.multi_label)
-    (selection, heldout), cost = measure(task, removed, _plan(criterion), scores, goals, parts, logits, batch_size)
+    (selection, heldout), cost = measure(task, removed, PLANS[criterion], scores, goals, parts, logits, batch_size)
     sign = 1 if METRICS[criterion].better == "higher" else -1
     winners, choosing, reported = _choose(sign * selection, wanted, mode, holdout, seed)
     by_label = [
@@ -169,8 +169,7 @@ def arbitrate(
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
-    criteria = sorted(name for name, metric in METRICS.items() if metric.plan)
-    for what, value, known in (("criterion", criterion, criteria), ("mode", mode, MODES)):
+    for what, value, known in (("criterion", criterion, sorted(PLANS)), ("mode", mode, MODES)):
         if value not in known:
             raise InputError(f"arbitrate: {what} must be one of {', '.join(known)}, not {value!r}")
     if isinstance(holdout, bool) or not 0 <= holdout < 1:
@@ -178,12 +177,6 @@ def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: i
     for what, count in (("labels", labels), ("batch_size", batch_size)):
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise InputError(f"arbitrate: {what} must be a whole number of at least 1, not {count!r}")
-
-
-def _plan(criterion: str) -> Plan:
-    metric = METRICS[criterion]
-    assert metric.plan is not None
-    return metric.plan(**{"steps": STEPS} if "steps" in metric.settings else {})
 
 
 def _refuse_cancelling(

@@ -77,9 +77,9 @@ class Trust:
         """Plain values, for JSON; NaN is None."""
 
         def plain(values: NDArray[np.float64]) -> Any:
-            return (
-                [None if np.isnan(v) else float(v) for v in values] if values.ndim == 1 else [plain(v) for v in values]
-            )
+            found = values.astype(object)
+            found[np.isnan(values)] = None
+            return found.tolist()
 
         return {
             "method": self.method, "followed": list(self.followed), "fractions": list(self.fractions),

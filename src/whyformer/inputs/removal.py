@@ -12,9 +12,10 @@ Every baseline has one name, here and wherever one is asked for:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -255,15 +256,11 @@ def values_of(target: Callable[[Tensor], Tensor], rows: Tensor, samples: Sequenc
     A target may hold one class a sample, so each row is put in its sample's place among the clean logits ``[B, C]``.
     """
     place = torch.tensor(list(samples), device=rows.device)
-    turns: dict[int, int] = {}
-    turn = []
-    for sample in samples:
-        turn.append(turns.get(sample, 0))
-        turns[sample] = turn[-1] + 1
-    order = torch.tensor(turn, device=rows.device)
+    turns: dict[int, Iterator[int]] = defaultdict(count)
+    turn = torch.tensor([next(turns[sample]) for sample in samples], device=rows.device)
     values = rows.new_zeros(len(rows))
-    for k in range(max(turns.values(), default=0)):
-        now = order == k
+    for k in turn.unique().tolist():
+        now = turn == k
         table = logits.clone()
         table[place[now]] = rows[now]
         values[now] = target(table)[place[now]].to(values.dtype)
