@@ -253,7 +253,7 @@ def test_cross_attention_is_refused() -> None:
         decoder_start_token_id=0,
     )  # fmt: skip
     ids = torch.tensor([[5, 6, 7, 1], [8, 9, 4, 1]])
-    with pytest.raises(MethodNotApplicable, match="value_zeroing has no meaning"):
+    with pytest.raises(MethodNotApplicable, match="a block of it attends more than once"):
         whyformer.explain(T5ForSequenceClassification(config).eval(), {"input_ids": ids}, "value_zeroing")
 
 

@@ -34,13 +34,20 @@ class AttentionCall:
     scale: float = 1.0
     weights: Tensor | None = None
 
-    def map(self, rows: Tensor | None = None) -> Tensor:
-        """The attention map A ``[B, H, Q, K]``; ``rows`` ``[B, Q]`` picks and sums query rows -> ``[B, H, K]``."""
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(batch, queries, keys)"""
+        asked = self.weights if self.query is None else self.query
+        assert asked is not None
+        return int(self.value.shape[0]), int(asked.shape[-2]), int(self.value.shape[-2])
+
+    def map(self) -> Tensor:
+        """The attention map A ``[B, H, Q, K]``."""
         if self.weights is None:
             assert self.query is not None
             assert self.key is not None
             self.weights = masked_softmax((self.query @ self.key.transpose(-2, -1)) * self.scale, self.mask)
-        return self.weights if rows is None else torch.einsum("bq,bhqk->bhk", rows.to(self.weights.dtype), self.weights)
+        return self.weights
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -61,12 +60,19 @@ def value_zeroing(
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
     if how.heads != "mean":
         raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
-    seen: list[_Seen] = []
+    shapes: dict[int, Tensor] = {}
+
+    def watch(call: AttentionCall) -> None:
+        if call.index >= 0:
+            shapes[call.index] = torch.empty(call.shape, device="meta")
+
     kept = BlockCalls()
-    recording, row = task.readout_pass(Maps(lambda call: seen.append(_Seen.of(call))), kept)
+    recording, row = task.readout_pass(Maps(watch), kept)
     calls = kept.found
     how = how.within(len(calls))
-    _refuse(task, seen, row.shape[-1], len(calls))
+    task.global_maps(shapes, row.shape[-1])
+    if set(recording.mode.attention_blocks) != set(range(len(calls))):
+        raise task.refuse("no attention was seen in some of its blocks")
     chosen = [b for b in range(len(calls)) if how.wants(b)]
     real = torch.ones_like(row, dtype=torch.bool)
     if task.inputs.mask is not None and task.inputs.mask.shape == row.shape:
@@ -85,36 +91,6 @@ def value_zeroing(
     values = how.reduce(list(maps.values()), row, real)
     diagnostics = {"block_passes": len(tokens) * len(chosen)}
     return Scores(values, recording.logits, diagnostics=diagnostics)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The shape of an attention, without keeping its tensors alive."""
-
-    block: int | None
-    batch: int
-    queries: int
-    keys: int
-
-    @classmethod
-    def of(cls, call: AttentionCall) -> _Seen:
-        asked = call.weights if call.query is None else call.query
-        assert asked is not None
-        return cls(call.block, call.value.shape[0], asked.shape[-2], call.value.shape[-2])
-
-
-def _refuse(task: Task, seen: list[_Seen], tokens: int, blocks: int) -> None:
-    """Every block must attend from its own tokens to its own tokens."""
-    within = [c for c in seen if c.block is not None]
-    if {c.block for c in within} != set(range(blocks)):
-        raise task.refuse("no attention was seen in some of its blocks")
-    if len(within) > blocks:
-        raise task.refuse("its blocks have several attentions (cross-attention), over different tokens")
-    for call in within:
-        if call.batch != task.inputs.batch or call.keys != call.queries:
-            raise task.refuse("its attention works in windows or at several resolutions, or looks at another sequence")
-        if call.keys != tokens or (task.inputs.modality == "text" and tokens != task.inputs.tensor.shape[1]):
-            raise task.refuse("its blocks do not all work on the tokens of the input")
 
 
 def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task: Task) -> Tensor:
