@@ -23,7 +23,7 @@ from transformers import (
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
-from whyformer.methods.maps.gae import normalised_excess
+from whyformer.methods.maps.gae import _halves, normalised_excess
 from whyformer.methods.maps.rollout import flow_to_inputs
 from whyformer.methods.task import Task
 from whyformer.methods.vectors.norms import mixtures_of
@@ -292,6 +292,12 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
     model, inputs = ZOO["hf_vit"]()
     with pytest.raises(InputError, match="tower"):
         whyformer.explain(model, inputs, "gae", side="text")
+
+
+def test_the_encoder_of_a_detector_is_not_that_of_its_convolutions() -> None:
+    groups = {"model.backbone.encoder.stages": [torch.nn.Identity()], "model.decoder.layers": [torch.nn.ReLU()], "model.encoder.layers": [torch.nn.GELU()]}
+    encoder, decoder = _halves(groups)
+    assert [type(m).__name__ for m in (*encoder, *decoder)] == ["GELU", "ReLU"]
 
 
 JOINED = ["rollout", "transformer_attribution", "norm_attention", "attention_flow"]

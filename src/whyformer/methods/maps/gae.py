@@ -65,10 +65,14 @@ def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _halves(groups: dict[str, list[nn.Module]]) -> tuple[list[nn.Module], list[nn.Module]]:
-    """(encoder blocks, decoder blocks), empty where the model has no such pair."""
-    encoder = next((b for n, b in groups.items() if "encoder" in n.split(".") and "decoder" not in n.split(".")), [])
-    decoder = next((b for n, b in groups.items() if "decoder" in n.split(".")), [])
-    return encoder, decoder
+    """(encoder blocks, decoder blocks), empty where the model has no such pair.
+
+    The encoder is the one named as the decoder is, where there is one: a detector's convolutions may lie in an "encoder".
+    """
+    decoder = next((n for n in groups if "decoder" in n.split(".")), "")
+    encoders = [n for n in groups if "encoder" in n.split(".") and "decoder" not in n.split(".")]
+    encoders.sort(key=lambda name: name != decoder.replace("decoder", "encoder"))
+    return groups[encoders[0]] if encoders else [], groups.get(decoder, [])
 
 
 def _tower(groups: dict[str, list[nn.Module]], kind: str) -> list[nn.Module]:
