@@ -67,7 +67,7 @@ def positive_product(weights: Tensor, gradient: Tensor) -> Tensor:
 def _halves(groups: dict[str, list[nn.Module]]) -> tuple[list[nn.Module], list[nn.Module]]:
     """(encoder blocks, decoder blocks), empty where the model has no such pair.
 
-    The encoder is the one named as the decoder is, where there is one: a detector's convolutions may lie in an "encoder".
+    The encoder is the one named as the decoder is, where there is one: convolutions may lie in an "encoder" too.
     """
     decoder = next((n for n in groups if "decoder" in n.split(".")), "")
     encoders = [n for n in groups if "encoder" in n.split(".") and "decoder" not in n.split(".")]
