@@ -271,7 +271,7 @@ def test_vit_cx_with_the_same_noise(threshold: float) -> None:
 
 
 # -- Ali et al. ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "method"), [("none", "input_x_gradient"), ("ln", "lrp_ln"), ("ah_ln", "lrp_ah_ln")])
+@pytest.mark.parametrize(("name", "method"), [("none", "input_x_gradient"), ("ah", "lrp_ah"), ("ln", "lrp_ln"), ("ah_ln", "lrp_ah_ln")])
 def test_conservative_propagation(name: str, method: str) -> None:
     model, inputs = small.attention_only()
     model, theirs = model.double(), peer("ali")
