@@ -85,7 +85,7 @@ class Case:
 
     def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
         """``[F, C]`` logits of one sample, each time without some of :meth:`features` (True in ``masks [F, n]``)."""
-        task = self.ready.task(name="evaluate")
+        task = self.ready.task(name="taking features out")
         if baseline not in self._removals:
             self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
         removed = self._removals[baseline]

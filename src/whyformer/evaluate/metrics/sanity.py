@@ -19,12 +19,9 @@ ORDERS = ("cascading", "independent")
 def ranks(values: ArrayLike) -> NDArray[np.float64]:
     """Ranks from 1, equal values share the mean of their ranks."""
     flat = np.asarray(values, dtype=np.float64).reshape(-1)
-    order = np.argsort(flat, kind="stable")
-    _, group, sizes = np.unique(flat[order], return_inverse=True, return_counts=True)
+    _, group, sizes = np.unique(flat, return_inverse=True, return_counts=True)
     ends = np.cumsum(sizes)
-    result = np.empty(flat.size)
-    result[order] = ((ends - sizes + 1 + ends) / 2)[group]
-    return result
+    return ((ends - sizes + 1 + ends) / 2)[group]
 
 
 def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> float:

@@ -37,10 +37,11 @@ def occlusion(
     reference: it needs nothing but forward passes, one for each window.
 
     Args:
-        baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "mean" (each
-            channel's mean over this picture), "blur" (the picture blurred with σ = one window). Text: "mask", "unk",
-            "pad" (that token of the tokenizer; default the first it has) or "delete" (the token is taken out and the
-            others move up; the default without a tokenizer, where there is an attention mask). Vectors: "zero", "mean".
+        baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "black" (0 before
+            normalisation; needs the processor), "mean" (each channel's mean over this picture), "blur" (the picture
+            blurred with σ = one window). Text: "mask", "unk", "pad" (that token of the tokenizer; default the first it
+            has) or "delete" (the token is taken out and the others move up; the default without a tokenizer, where
+            there is an attention mask; one token at least must stay). Vectors: "zero", "mean".
         window: patches along each side, or tokens, replaced at once. Special tokens and padding are never replaced.
         stride: patches or tokens from one window to the next; default ``window``, and never more.
         batch_size: forward passes at once.
