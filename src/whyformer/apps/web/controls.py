@@ -10,71 +10,51 @@ from whyformer.errors import InputError
 from whyformer.methods import Method, find
 from whyformer.methods.maps.aggregation import AGGREGATION, HEADS, LAYERS, ROWS
 from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, AtLeast, OneOf
-from whyformer.show.html import text
+from whyformer.show.html import render
 
 Given = Mapping[str, Mapping[str, Any]]
 
 
 def form(methods: Sequence[str], given: Given, blocks: int) -> str:
     """One group a method; ``given`` are settings chosen before, ``blocks`` the number of the model's blocks (or 0)."""
-    groups = [_group(find(name), dict(given.get(name, {})), blocks) for name in methods]
-    return f'<div class="wf-form">{"".join(groups)}</div>' if groups else '<p class="wf-note">Choose a method.</p>'
+    groups = []
+    for name in methods:
+        method, chosen = find(name), dict(given.get(name, {}))
+        fields = [_field(method, key, chosen.get(key, default), blocks) for key, default in method.settings.items()]
+        groups.append((method, fields, bool(chosen)))
+    return render("web/form.html", groups=groups)
 
 
-def _group(method: Method, given: dict[str, Any], blocks: int) -> str:
-    fields = [_field(method, key, given.get(key, default), blocks) for key, default in method.settings.items()]
-    body = f'<div class="wf-fields">{"".join(fields)}</div>' if fields else '<p class="wf-note">It has no settings.</p>'
-    changed = " open" if given else ""
-    head = f"<summary><b>{text(method.name)}</b></summary>"
-    return f'<details{changed}>{head}<p class="wf-note">{text(method.summary)}</p>{body}</details>'
-
-
-def _field(method: Method, key: str, value: Any, blocks: int) -> str:
-    check = method.checks.get(key)
-    default = method.settings[key]
-    what = f'data-method="{text(method.name)}" data-key="{text(key)}"'
-    name = f"<span>{text(key.replace('_', ' '))}</span>"
-    hint = f"<small>{text(check[0] if check else '')}</small>"
+def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
+    """One setting as the template draws it: its kind, and what that kind needs."""
+    check, default = method.checks.get(key), method.settings[key]
+    named = {"key": key, "name": key.replace("_", " "), "hint": check[0] if check else "", "value": value}
     if check is AGGREGATION:
-        return _aggregation(what, value)
+        chosen = value if isinstance(value, Mapping) else {}
+        parts = {"heads": HEADS, "layers": LAYERS, "rows": ROWS}
+        choices = {part: _choices([None, *known], chosen.get(part), "as published") for part, known in parts.items()}
+        return {**named, "kind": "parts", "parts": choices}
     if isinstance(default, bool):
-        return f'<label class="wf-flag"><input type="checkbox" {what}{" checked" if value else ""}>{name}</label>'
+        return {**named, "kind": "flag"}
+    at = value % blocks if blocks and isinstance(value, int) else None
     if check is BLOCK and blocks:
-        at = value % blocks if isinstance(value, int) else 0
-        shown = f"<output>{at}</output>"
-        slider = f'<input type="range" min="0" max="{blocks - 1}" step="1" value="{at}" {what}>'
-        return f"<label>{name}{slider}{shown}<small>blocks count from 0 at the input</small></label>"
+        return {**named, "kind": "block", "last": blocks - 1, "value": at or 0}
     if check is OPTIONAL_BLOCK and blocks:
-        one = value % blocks if isinstance(value, int) else None
-        return f"<label>{name}{_select(what, [None, *range(blocks)], one)}</label>"
+        return {**named, "kind": "choice", "choices": _choices([None, *range(blocks)], at)}
     if check is not None and isinstance(check[1], OneOf):
-        return f"<label>{name}{_select(what, check[1].values, value)}</label>"
+        return {**named, "kind": "choice", "choices": _choices(check[1].values, value)}
     if isinstance(default, int | float):
-        low = f' min="{check[1].low:g}"' if check is not None and isinstance(check[1], AtLeast) else ""
+        low = f"{check[1].low:g}" if check is not None and isinstance(check[1], AtLeast) else None
         step = "1" if isinstance(default, int) else "any"
-        return f'<label>{name}<input type="number" step="{step}"{low} value="{text(repr(value))}" {what}>{hint}</label>'
-    shown = "" if value is None else json.dumps(value)
-    return f'<label>{name}<input type="text" value="{text(shown)}" placeholder="none" {what} data-json>{hint}</label>'
+        return {**named, "kind": "number", "low": low, "step": step, "value": repr(value)}
+    return {**named, "kind": "text", "value": "" if value is None else json.dumps(value)}
 
 
-def _select(what: str, values: Sequence[Any], chosen: Any, first: str = "none") -> str:
-    """Values travel as JSON, so that None, 0 and "0" stay apart."""
-    options = [
-        f'<option value="{text(json.dumps(v))}"{" selected" if v == chosen and type(v) is type(chosen) else ""}>'
-        f"{text(first if v is None else str(v).replace('_', ' '))}</option>"
-        for v in values
-    ]
-    return f"<select {what}>{''.join(options)}</select>"
-
-
-def _aggregation(what: str, value: Any) -> str:
-    given = value if isinstance(value, Mapping) else {}
-    parts = []
-    for part, choices in (("heads", HEADS), ("layers", LAYERS), ("rows", ROWS)):
-        own = f'{what} data-part="{part}"'
-        choice = _select(own, [None, *choices], given.get(part), "as published")
-        parts.append(f"<label><span>{part}</span>{choice}</label>")
-    return f'<fieldset><legend>aggregation</legend><div class="wf-fields">{"".join(parts)}</div></fieldset>'
+def _choices(values: Sequence[Any], chosen: Any, first: str = "none") -> list[tuple[str, str, bool]]:
+    """(value as JSON, what it is called, whether it is chosen) of each."""
+    names = [first if v is None else str(v).replace("_", " ") for v in values]
+    same = [v == chosen and type(v) is type(chosen) for v in values]
+    return list(zip(map(json.dumps, values), names, same, strict=True))
 
 
 def read_form(raw: Any) -> dict[str, dict[str, Any]]:

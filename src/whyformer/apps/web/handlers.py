@@ -22,8 +22,7 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
-from whyformer.show.html import text
-from whyformer.show.words import visible
+from whyformer.show.html import render
 from whyformer.targets import class_index
 
 _LOG = logging.getLogger("whyformer.web")
@@ -89,9 +88,12 @@ def sentences() -> Iterator[None]:
 
 def status(words: str, *, error: bool = False) -> str:
     """A line for people and screen readers."""
-    if error:
-        return f'<p class="wf-status wf-error" role="alert">{text(visible(words))}</p>'
-    return f'<p class="wf-status" role="status">{text(visible(words))}</p>'
+    return piece("error" if error else "status", words=words)
+
+
+def piece(name: str, **facts: Any) -> str:
+    """A small piece of the page."""
+    return render("web/pieces.html", piece=name, **facts)
 
 
 @dataclass(frozen=True)
@@ -278,23 +280,13 @@ def class_choices(prediction: work.Prediction) -> list[tuple[str, str]]:
 
 def says(prediction: work.Prediction) -> str:
     """The top five classes as bars."""
-    rows = "".join(
-        f'<li><bdi>{text(name)}</bdi><span class="wf-share"><span style="width:{100 * share:.1f}%"></span></span>'
-        f"<span>{100 * share:.1f} %</span></li>"
-        for _, name, share in prediction.top()
-    )
-    return f'<div class="wf-says"><h2>The model says</h2><ol>{rows}</ol></div>'
+    return piece("classes", classes=prediction.top())
 
 
 def recipe(view: View) -> str:
     """The snippet and the command line, each with a button that copies it."""
-
-    def block(name: str, code: str) -> str:
-        copy = '<button type="button" class="wf-copy">copy</button>'
-        shown = f'<pre class="wf-code" tabindex="0" role="region" aria-label="{name}"><code>{text(code)}</code></pre>'
-        return f"<h3>{name} {copy}</h3>{shown}"
-
-    return block("Python", reproduce.snippet(view)) + block("Command line", reproduce.command(view))
+    blocks = {"Python": reproduce.snippet(view), "Command line": reproduce.command(view)}
+    return piece("code", blocks=blocks)
 
 
 def _shown(**new: Any) -> tuple[Any, ...]:

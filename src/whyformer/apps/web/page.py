@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,10 +10,10 @@ import gradio as gr
 from whyformer.apps.web import controls
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.catalogue import DEFAULT
-from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered
+from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered, piece
 from whyformer.apps.web.session import Session
+from whyformer.show.html import asset
 
-HERE = Path(__file__).parent
 # system fonts: nothing is fetched from anywhere
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
@@ -37,7 +36,7 @@ def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
         session = gr.State(Session(), time_to_live=4 * 3600)
-        gr.HTML('<header class="wf-head"><h1>whyformer</h1><p>Why did the Transformer say that?</p></header>')
+        gr.HTML(piece("head"))
         with gr.Row(elem_classes="wf-page"):
             with gr.Column(scale=4, min_width=300, elem_id="wf-ask"):
                 kind = gr.Radio(_KIND, value="image", label="Explain", elem_id="wf-kind")
@@ -68,9 +67,9 @@ def build(handlers: Handlers) -> gr.Blocks:
                 with gr.Row():
                     go = gr.Button("Explain", variant="primary", elem_id="wf-explain")
                     cancel = gr.Button("Cancel", elem_id="wf-cancel")
-                status = gr.HTML('<p class="wf-status" role="status">Choose an input.</p>', elem_id="wf-status")
+                status = gr.HTML(piece("status", words="Choose an input."), elem_id="wf-status")
             with gr.Column(scale=8, min_width=300, elem_id="wf-answer"):
-                board = gr.HTML('<p class="wf-empty">The maps appear here.</p>', js_on_load=_WORD, elem_id="wf-board")
+                board = gr.HTML(piece("empty", words="The maps appear here."), js_on_load=_WORD, elem_id="wf-board")
                 with gr.Row(visible=False, elem_id="wf-looks") as looks:
                     style = gr.Radio(_STYLES, value="colours", label="Show", elem_id="wf-style", scale=2)
                     opacity = gr.Slider(
@@ -85,9 +84,9 @@ def build(handlers: Handlers) -> gr.Blocks:
                 )  # fmt: skip
                 attended = gr.HTML(elem_id="wf-attended")
                 with gr.Column(visible=False, elem_id="wf-more") as more:
-                    gr.HTML("<h2>May it be believed?</h2>")
+                    gr.HTML(piece("heading", words="May it be believed?"))
                     trust = gr.HTML(elem_id="wf-trust")
-                    gr.HTML("<h2>Keep it</h2>")
+                    gr.HTML(piece("heading", words="Keep it"))
                     with gr.Row():
                         saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
                     code = gr.HTML(elem_id="wf-code")
@@ -157,6 +156,6 @@ def look() -> dict[str, Any]:
     theme.set(**{f"button_primary_{k}{dark}": v for k, v in shades.items() for dark in ("", "_dark")})
     return {
         "theme": theme,
-        "css": (HERE / "page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{(HERE / 'page.js').read_text(encoding='utf-8')}</script>",
+        "css": str(asset("web/page.css")),
+        "head": piece("script", script=asset("web/page.js")),
     }
