@@ -106,6 +106,15 @@ def test_published_figures_only_where_the_settings_are_the_papers() -> None:
     assert (other.label, other.published) == ("transformer_attribution (start_layer=0)", None)
 
 
+def test_a_label_of_ones_own_brings_no_figures_of_another_method() -> None:
+    from whyformer.benchmarks.published import ABLATION_SETTINGS, CVPR_SETTINGS
+
+    mine, lent, named = parse_methods("mine=lrp,partial_lrp=raw_attention,full method=rollout:start_layer=1", CVPR_SETTINGS | ABLATION_SETTINGS)
+    assert [c.published for c in (mine, lent, named)] == ["lrp", None, None]
+    (full,) = parse_methods("full method=transformer_attribution:start_layer=1", ABLATION_SETTINGS)
+    assert full.published == "full method"
+
+
 def test_shared_forwards_give_the_figures_of_separate_runs(tmp_path: Path, vit, bert) -> None:
     data = picture_folder(tmp_path / "data")
     both = run("perturbation", tmp_path / "both", data, vit, bert, False).report.tables[0].cells

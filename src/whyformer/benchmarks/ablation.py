@@ -83,14 +83,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "ablation",
-    "three variants of Transformer Attribution (CVPR 2021, Table 3)",
-    "image",
-    published.ABLATION_METHODS,
-    published.ABLATION_SETTINGS,
+    "ablation", "three variants of Transformer Attribution (CVPR 2021, Table 3)", "image",
+    published.ABLATION_METHODS, published.ABLATION_SETTINGS,
     {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None},
-    prepare,
-    measure,
-    summarize,
-    perturbation.has_masks,
-)
+    prepare, measure, summarize, perturbation.has_masks,
+)  # fmt: skip

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from whyformer.benchmarks import published
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.labels import check_labels
 from whyformer.benchmarks.pictures import Pictures, conventions
 from whyformer.benchmarks.report import Curves, Report, Results, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
@@ -53,7 +52,7 @@ def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) ->
 
 def prepare(study: Study) -> None:
     study.limit()
-    check_labels(study)
+    study.check_labels()
     if study.modality == "text":
         fill_id(study.processor, study.options["fill"])
 
@@ -69,16 +68,10 @@ def summarize(study: Study, results: Results) -> Report:
     column, text = column_of(study), study.modality == "text"
     titles = f"{column} AUAC ↑", f"{column} AU-MSE ↓"
     table = method_table(
-        "activation",
-        "Activation and pruning (Ali et al. 2022)",
-        "Method",
-        study.configurations,
-        results,
+        "activation", "Activation and pruning (Ali et al. 2022)", "Method", study.configurations, results,
         {titles[0]: mean(lambda v: auac(v["probability"])), titles[1]: mean(lambda v: au_mse(v["change"]))},
-        published={titles[0]: published.AUAC.get(column, {})},
-        digits=3,
-        down=True,
-    )
+        published={titles[0]: published.AUAC.get(column, {})}, digits=3, down=True,
+    )  # fmt: skip
     shown = mean_lines(results, STEPS, lambda v: v["probability"])
     pruned = mean_lines(results, STEPS, lambda v: v["change"])
     curves = (
@@ -102,13 +95,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "activation",
-    "activation curve (AUAC) and pruning (AU-MSE) of Ali et al. 2022",
-    "both",
-    published.ALI_METHODS,
-    published.ALI_SETTINGS,
+    "activation", "activation curve (AUAC) and pruning (AU-MSE) of Ali et al. 2022", "both",
+    published.ALI_METHODS, published.ALI_SETTINGS,
     {"fill": "unk", "longest": 256, "column": None, "resample": None, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-)
+    prepare, measure, summarize,
+)  # fmt: skip

@@ -94,13 +94,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "arbitration",
-    "does the choice by measured faithfulness beat each fixed configuration? (Mylonas et al. 2022)",
-    "both",
-    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient",
-    {},
+    "arbitration", "does the choice by measured faithfulness beat each fixed configuration? (Mylonas et al. 2022)",
+    "both", "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
     {"resample": None, "longest": 128, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-)
+    prepare, measure, summarize,
+)  # fmt: skip

@@ -179,34 +179,13 @@ def summarize(study: Study, results: Results) -> Report:
         outputs |= {(g, quantity): Cell(bootstrap(of(some, g, quantity))) for g in groups}
         outputs |= {(title, quantity): difference(some, pair, quantity) for title, pair in pairs.items()}
     top = {label: _largest(values) for label, values in results.items()}
+    notes = "\n".join(f"- {label}: {', '.join(found)}" for label, found in top.items())
+    columns += [f"{title}: share" for title in pairs]
+    title = "The model's output for the explained class, by group"
     tables = (
-        Table(
-            "bias",
-            "Relevance of the name, by group",
-            "Method",
-            tuple(results),
-            (*columns, *(f"{title}: share" for title in pairs)),
-            cells,
-            digits=3,
-        ),
-        Table(
-            "outputs",
-            "The model's output for the explained class, by group",
-            "Group",
-            (*groups, *pairs),
-            ("logit", "probability"),
-            outputs,
-            digits=3,
-        ),
-        Table(
-            "terms",
-            "Names with the largest mean share of the relevance",
-            "Method",
-            (),
-            (),
-            {},
-            note="\n".join(f"- {label}: {', '.join(found)}" for label, found in top.items()),
-        ),
+        Table("bias", "Relevance of the name, by group", "Method", tuple(results), tuple(columns), cells, digits=3),
+        Table("outputs", title, "Group", (*groups, *pairs), ("logit", "probability"), outputs, digits=3),
+        Table("terms", "Names with the largest mean share of the relevance", "Method", (), (), {}, note=notes),
     )
     stated = {
         "class explained": f"class {study.options['explained']} in every sentence",
@@ -234,14 +213,8 @@ def _largest(values: Mapping[str, Values], count: int = 8) -> list[str]:
 
 
 BENCHMARK = Benchmark(
-    "bias",
-    "name bias on sentiment: relevance and rank of names, difference between groups (Ali et al. 2022)",
-    "text",
-    "input_x_gradient,gae,lrp_ah,lrp_ln,lrp_ah_ln",
-    {},
+    "bias", "name bias on sentiment: relevance and rank of names, difference between groups (Ali et al. 2022)", "text",
+    "input_x_gradient,gae,lrp_ah,lrp_ln,lrp_ah_ln", {},
     {"lists": None, "explained": None, "longest": 256, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-    own_data=own_data,
-)
+    prepare, measure, summarize, own_data=own_data,
+)  # fmt: skip

@@ -53,7 +53,7 @@ def parse_methods(
     ``name=`` in front gives a label: ``"no gradient=transformer_attribution:weighting='none'"``.
 
     Args:
-        published: method (or label) -> the settings under which the papers' figures were made.
+        published: method -> the settings under which the papers' figures were made; or label -> method and settings.
     """
     from whyformer.methods import find
 
@@ -68,7 +68,8 @@ def parse_methods(
         shown = ", ".join(f"{k}={v}" for k, v in settings.items())
         title = label or (f"{name} ({shown})" if shown and settings != published.get(name) else name)
         source = label if label in published else name
-        same = source in published and chosen.complete(published[source]) == full
+        paper = dict(published.get(source, {"method": None}))
+        same = paper.pop("method", source) == name and chosen.complete(paper) == full
         made.append(Configuration(title, "method", name, full, source if same else None, chosen.class_specific))
     if not made:
         raise InputError("no methods were given")

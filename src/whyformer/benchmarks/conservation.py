@@ -34,16 +34,7 @@ def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) ->
                 yield batch.samples[i].id, configuration, {"sum": total, "logit": logits[i], "source": source}
 
 
-def prepare(study: Study) -> None:
-    study.limit()
-
-
-COLUMNS = {
-    "slope (1)": "slope",
-    "intercept (0)": "intercept",
-    "error (0)": "error",
-    "correlation (1)": "correlation",
-}
+COLUMNS = {"slope (1)": "slope", "intercept (0)": "intercept", "error (0)": "error", "correlation (1)": "correlation"}
 
 
 def _fitted(values: Sequence[Values], name: str, draws: int = 500) -> Interval:
@@ -58,15 +49,10 @@ def _fitted(values: Sequence[Values], name: str, draws: int = 500) -> Interval:
 
 def summarize(study: Study, results: Results) -> Report:
     table = method_table(
-        "conservation",
-        "Σ relevance against the logit (the value of exact conservation in brackets)",
-        "Method",
-        study.configurations,
-        results,
-        {title: partial(_fitted, name=name) for title, name in COLUMNS.items()},
-        digits=3,
-        down=True,
-    )
+        "conservation", "Σ relevance against the logit (the value of exact conservation in brackets)", "Method",
+        study.configurations, results, {title: partial(_fitted, name=name) for title, name in COLUMNS.items()},
+        digits=3, down=True,
+    )  # fmt: skip
     scored = {label: list(values.values()) for label, values in results.items() if values}
     stated = {
         "class explained": "predicted",
@@ -84,13 +70,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "conservation",
-    "Σ relevance against the logit: slope and error (Ali et al. 2022)",
-    "both",
-    "input_x_gradient,lrp_ah,lrp_ln,lrp_ah_ln,transformer_attribution",
-    {},
+    "conservation", "Σ relevance against the logit: slope and error (Ali et al. 2022)", "both",
+    "input_x_gradient,lrp_ah,lrp_ln,lrp_ah_ln,transformer_attribution", {},
     {"resample": None, "longest": 256, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-)
+    Study.limit, measure, summarize,
+)  # fmt: skip

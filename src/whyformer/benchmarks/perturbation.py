@@ -12,22 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from whyformer.benchmarks import published
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.labels import check_labels
 from whyformer.benchmarks.pictures import Pictures, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import (
-    FRACTIONS,
-    accuracy_auc,
-    aopc,
-    curve_fractions,
-    log_odds,
-    mean_curve_area,
-    removal_mask,
-    removal_order,
-    removed_count,
-)
+from whyformer.evaluate.metrics import faithfulness
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS
 from whyformer.evaluate.statistics import Interval, bootstrap
 from whyformer.inputs.removal import PICTURE_BASELINES
 
@@ -96,7 +86,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
 def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
     """Flat indices in the order of removal; with ``ties="topk"`` the scores, highest to be removed first."""
     if ties == "index":
-        return removal_order(scores, highest_first=highest_first).astype(np.int32)
+        return faithfulness.removal_order(scores, highest_first=highest_first).astype(np.int32)
     flat = np.asarray(scores, dtype=np.float32).reshape(-1)
     low, high = flat.min(), flat.max()
     scaled = (flat - low) / (high - low) if high > low else np.zeros_like(flat)  # its rounding makes ties, too
@@ -112,8 +102,8 @@ def _run(batch: Pictures, jobs: Sequence[Job]) -> list[NDArray[np.float64]]:
         for (i, name, order), fractions in zip(jobs, steps, strict=True):
             baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
             for fraction in fractions:
-                count = removed_count(order.size, fraction)
-                mask = (removal_mask if options["ties"] == "index" else topk_mask)(order, count, shape)
+                count = faithfulness.removed_count(order.size, fraction)
+                mask = (faithfulness.removal_mask if options["ties"] == "index" else topk_mask)(order, count, shape)
                 yield i, ~mask if name == "insertion" else mask, baseline
 
     return np.split(batch.run(removed()), np.cumsum([len(s) for s in steps])[:-1]) if jobs else []
@@ -137,7 +127,7 @@ def prepare(study: Study) -> None:
     study.check_one("constant", CONSTANT)
     if not isinstance(study.options["steps"], int) or study.options["steps"] < 1:
         raise InputError(f"steps must be a whole number from 1, not {study.options['steps']!r}")
-    check_labels(study)
+    study.check_labels()
 
 
 def _correct(v: Values, row: str) -> list[int]:
@@ -148,7 +138,7 @@ def _correct(v: Values, row: str) -> list[int]:
 
 def auc(values: Sequence[Values], row: str) -> Interval:
     """AUC of the top-1 accuracy for "direction/explained class", with its interval over samples."""
-    return bootstrap(accuracy_auc(curve_fractions(), [_correct(v, row) for v in values]))
+    return bootstrap(faithfulness.accuracy_auc(faithfulness.curve_fractions(), [_correct(v, row) for v in values]))
 
 
 def summarize(study: Study, results: Results) -> Report:
@@ -166,7 +156,7 @@ def summarize(study: Study, results: Results) -> Report:
     curves = []
     for row in rows:
         heading = "{} perturbation, {} class".format(*row.split("/"))
-        lines = mean_lines(results, curve_fractions(), partial(_correct, row=row))
+        lines = mean_lines(results, faithfulness.curve_fractions(), partial(_correct, row=row))
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
     stated = {
         "class explained": ", ".join(options["explained"]) + "; accuracy always against the label",
@@ -196,12 +186,12 @@ def _probability_figures(study: Study) -> dict[str, Figure]:
 
     figures: dict[str, Figure] = {}
     if "positive" in study.options["measures"]:
-        figures["AOPC ↑"] = mean(lambda v: aopc(v["clean"]["probability"], along(v, "positive")))
-        figures["LOdds ↓"] = mean(lambda v: log_odds(v["clean"]["probability"], along(v, "positive")))
+        figures["AOPC ↑"] = mean(lambda v: faithfulness.aopc(v["clean"]["probability"], along(v, "positive")))
+        figures["LOdds ↓"] = mean(lambda v: faithfulness.log_odds(v["clean"]["probability"], along(v, "positive")))
     if "deletion" in study.options["measures"]:
-        figures["Deletion ↓"] = mean(lambda v: mean_curve_area(along(v, "deletion")))
+        figures["Deletion ↓"] = mean(lambda v: faithfulness.mean_curve_area(along(v, "deletion")))
     if "insertion" in study.options["measures"]:
-        figures["Insertion ↑"] = mean(lambda v: mean_curve_area(along(v, "insertion")))
+        figures["Insertion ↑"] = mean(lambda v: faithfulness.mean_curve_area(along(v, "insertion")))
     return figures
 
 
@@ -210,28 +200,12 @@ def has_masks(study: Study) -> bool:
 
 
 OPTIONS: dict[str, Any] = {
-    "explained": EXPLAINED,
-    "measures": ("positive", "negative"),
-    "baseline": "black",
-    "constant": "leave_out",
-    "ties": "index",
-    "steps": 28,
-    "deletion_baseline": "zero",
-    "insertion_baseline": "blur",
-    "resample": None,
-    "count": None,
-    "files": None,
-}
-
+    "explained": EXPLAINED, "measures": ("positive", "negative"), "baseline": "black", "constant": "leave_out",
+    "ties": "index", "steps": 28, "deletion_baseline": "zero", "insertion_baseline": "blur", "resample": None,
+    "count": None, "files": None,
+}  # fmt: skip
 BENCHMARK = Benchmark(
-    "perturbation",
-    "positive and negative perturbation, top-1 AUC (CVPR 2021, Table 1)",
-    "image",
-    published.CVPR_METHODS,
-    published.CVPR_SETTINGS,
-    OPTIONS,
-    prepare,
-    measure,
-    summarize,
-    has_masks,
-)
+    "perturbation", "positive and negative perturbation, top-1 AUC (CVPR 2021, Table 1)", "image",
+    published.CVPR_METHODS, published.CVPR_SETTINGS, OPTIONS,
+    prepare, measure, summarize, has_masks,
+)  # fmt: skip

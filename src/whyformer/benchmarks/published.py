@@ -58,10 +58,10 @@ TABLE_2 = _rows(
 )
 
 ABLATION_SETTINGS: dict[str, dict[str, Any]] = {
-    "without gradient": {"start_layer": 1, "weighting": "none"},
-    "last block": {"block": -1},
-    "first block": {"block": 1},
-    "full method": {"start_layer": 1},
+    "without gradient": {"method": "transformer_attribution", "start_layer": 1, "weighting": "none"},
+    "last block": {"method": "transformer_attribution", "block": -1},
+    "first block": {"method": "transformer_attribution", "block": 1},
+    "full method": {"method": "transformer_attribution", "start_layer": 1},
 }
 """The variants of Table 3. "first block" is the paper's ∇A^(B−1)R, which the reference code takes from block 1
 (from 0)."""

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from whyformer.benchmarks import published
 from whyformer.benchmarks.configurations import TRUTH, Configuration
-from whyformer.benchmarks.labels import check_labels
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import Benchmark, Measured, Scores, Study, Unusable
 from whyformer.benchmarks.texts import Texts
@@ -89,7 +88,7 @@ def prepare(study: Study) -> None:
             f"like ERASER's"
         )
     study.leave_out({s.id for s in study.texts if not any(s.rationale or ())}, "texts with an empty rationale")
-    check_labels(study)
+    study.check_labels()
 
 
 def _f1(v: Values, k: int) -> float:
@@ -109,14 +108,8 @@ def summarize(study: Study, results: Results) -> Report:
     if study.options["erasure"]:
         figures["comprehensiveness ↑"] = mean(lambda v: 100 * np.mean(v["comprehensiveness"]))
         figures["sufficiency ↓"] = mean(lambda v: 100 * np.mean(v["sufficiency"]))
-    table = method_table(
-        "rationales",
-        "Agreement with human rationales, × 100 (CVPR 2021, Figure 4: a curve, no published numbers)",
-        "Figure",
-        study.configurations,
-        results,
-        figures,
-    )
+    title = "Agreement with human rationales, × 100 (CVPR 2021, Figure 4: a curve, no published numbers)"
+    table = method_table("rationales", title, "Figure", study.configurations, results, figures)
     lines = mean_lines(results, [float(k) for k in TOP_K], lambda v: [_f1(v, k) for k in TOP_K])
     some = list(next(iter(results.values())).values())
     cut = float(np.mean([v["scored"] < v["words"] for v in some])) if some else 0.0
@@ -140,13 +133,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 BENCHMARK = Benchmark(
     "rationales",
-    "agreement with human rationales: token-F1, AUPRC, comprehensiveness, sufficiency (CVPR 2021, Figure 4)",
-    "text",
-    published.CVPR_METHODS,
-    {},
+    "agreement with human rationales: token-F1, AUPRC, comprehensiveness, sufficiency (CVPR 2021, Figure 4)", "text",
+    published.CVPR_METHODS, {},
     {"explained": "target", "clamp": True, "erasure": True, "longest": 512, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-    lambda study: True,
-)
+    prepare, measure, summarize, lambda study: True,
+)  # fmt: skip

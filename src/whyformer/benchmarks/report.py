@@ -115,17 +115,10 @@ def percent(values: Sequence[Values], read: Callable[[Values], Any]) -> str:
 
 
 def method_table(
-    name: str,
-    title: str,
-    corner: str,
-    compared: Sequence[Configuration],
-    results: Results,
-    figures: Mapping[str, Figure],
-    *,
-    published: Mapping[str, Mapping[str, float]] | None = None,
-    digits: int = 2,
+    name: str, title: str, corner: str, compared: Sequence[Configuration], results: Results,
+    figures: Mapping[str, Figure], *, published: Mapping[str, Mapping[str, float]] | None = None, digits: int = 2,
     down: bool = False,
-) -> Table:
+) -> Table:  # fmt: skip
     """Figures of every configuration: methods across, as in CVPR 2021, or ``down``, as in Ali et al.
 
     Args:

@@ -14,7 +14,7 @@ from torch import nn
 
 from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
-from whyformer.benchmarks.cost import estimate
+from whyformer.benchmarks.cost import bill
 from whyformer.benchmarks.pictures import read_pictures
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
@@ -97,7 +97,7 @@ def run_benchmark(
             say(f"{total - measured} of {total} are there from an earlier run")
         if todo:
             trial = read_batch(study, [s for s in study.samples if s.id in todo][:1])
-            say(estimate(benchmark, trial, todo).sentence())
+            say(bill(benchmark, trial, todo))
             _measure(benchmark, study, store, todo, keys, samples_per_batch, track)
         found = {
             label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
@@ -113,14 +113,9 @@ def read_batch(study: Study, samples: Sequence[Any]) -> Batch:
 
 
 def _measure(
-    benchmark: Benchmark,
-    study: Study,
-    store: RecordFile,
-    todo: dict[str, list[Configuration]],
-    keys: dict[str, str],
-    size: int,
-    track: Track,
-) -> None:
+    benchmark: Benchmark, study: Study, store: RecordFile, todo: dict[str, list[Configuration]], keys: dict[str, str],
+    size: int, track: Track,
+) -> None:  # fmt: skip
     """Batches of samples that lack the same configurations."""
     batches: list[list[Any]] = []
     for _, alike in groupby((s for s in study.samples if s.id in todo), key=lambda s: todo[s.id]):
@@ -175,15 +170,9 @@ def _kind(study: Study, record: Record) -> str:
 
 
 def _open(
-    benchmark: Benchmark,
-    model: nn.Module | str,
-    processor: Any,
-    device: str | None,
-    data: str | Path | None,
-    reader: str | None,
-    split: str | None,
-    options: dict[str, Any],
-) -> Study:
+    benchmark: Benchmark, model: nn.Module | str, processor: Any, device: str | None, data: str | Path | None,
+    reader: str | None, split: str | None, options: dict[str, Any],
+) -> Study:  # fmt: skip
     from whyformer.datasets.opening import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
 

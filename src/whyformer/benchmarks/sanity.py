@@ -16,16 +16,8 @@ from whyformer.benchmarks.pictures import Pictures, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, method_table
 from whyformer.benchmarks.study import Benchmark, Measured, Scores, Study, Unusable
 from whyformer.benchmarks.texts import Texts
+from whyformer.evaluate.metrics import sanity as metrics
 from whyformer.evaluate.metrics.relevance import infidelity, random_subsets
-from whyformer.evaluate.metrics.sanity import (
-    ORDERS,
-    class_sensitivity,
-    max_sensitivity,
-    randomized_models,
-    spearman,
-    ssim,
-    stages,
-)
 
 CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
 Batches = Pictures | Texts
@@ -43,8 +35,8 @@ def measure(batch: Batches, configurations: Sequence[Configuration]) -> Iterator
     checks, top = batch.study.options["checks"], batch.predicted
     own = {c.label: _scores(batch, c, top) for c in configurations}
     values: dict[tuple[str, int], Values] = {(c.label, i): {} for c in configurations for i in range(len(top))}
-    for order in (o for o in ORDERS if o in checks):
-        for stage, changed in randomized_models(batch.study.model, order, seed=batch.study.seed):
+    for order in (o for o in metrics.ORDERS if o in checks):
+        for stage, changed in metrics.randomized_models(batch.study.model, order, seed=batch.study.seed):
             other = replace(batch, study=replace(batch.study, model=changed))
             for c in configurations:
                 for i, again in enumerate(_again(other, c, stage, own[c.label])):
@@ -55,7 +47,7 @@ def measure(batch: Batches, configurations: Sequence[Configuration]) -> Iterator
         extra: dict[str, list[float | None]] = {}
         if "class" in checks:
             least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if c.kind == "method" else []
-            extra["class"] = [_compared(class_sensitivity, *pair) for pair in zip(mine, least, strict=False)]
+            extra["class"] = [_compared(metrics.class_sensitivity, *pair) for pair in zip(mine, least, strict=False)]
         if "sensitivity" in checks:
             disturbed = _disturbed(batch, c) if c.kind == "method" and isinstance(batch, Pictures) else []
             extra["sensitivity"] = [_compared(_largest_change, a, *bs) for a, bs in zip(mine, disturbed, strict=False)]
@@ -87,8 +79,8 @@ def _again(batch: Batches, c: Configuration, stage: str, own: Sequence[Scores]) 
 
 
 def _similarity(one: NDArray[np.float64], other: NDArray[np.float64]) -> Values:
-    made = {"spearman": spearman(one, other), "absolute": spearman(one, other, absolute=True)}
-    return {**made, "ssim": ssim(one, other)} if one.ndim == 2 else made
+    made = {"spearman": metrics.spearman(one, other), "absolute": metrics.spearman(one, other, absolute=True)}
+    return {**made, "ssim": metrics.ssim(one, other)} if one.ndim == 2 else made
 
 
 def _disturbed(batch: Pictures, c: Configuration) -> Iterator[tuple[Scores, ...]]:
@@ -103,7 +95,7 @@ def _disturbed(batch: Pictures, c: Configuration) -> Iterator[tuple[Scores, ...]
 
 
 def _largest_change(original: NDArray[np.float64], *changed: NDArray[np.float64]) -> float:
-    return max_sensitivity(original, changed)
+    return metrics.max_sensitivity(original, changed)
 
 
 def _removal(batch: Batches, index: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -122,8 +114,8 @@ def _infidelity(
 def prepare(study: Study) -> None:
     study.limit()
     study.check_some("checks", CHECKS)
-    if set(ORDERS) & set(study.options["checks"]):
-        stages(study.model)
+    if set(metrics.ORDERS) & set(study.options["checks"]):
+        metrics.stages(study.model)
 
 
 def _stage(v: Values, order: str, stage: str, kind: str) -> float:
@@ -141,8 +133,8 @@ def summarize(study: Study, results: Results) -> Report:
     image, checks = study.modality == "image", study.options["checks"]
     figures: dict[str, Figure] = {}
     curves = []
-    for order in (o for o in ORDERS if o in checks):
-        names = [s for s, _ in stages(study.model)]
+    for order in (o for o in metrics.ORDERS if o in checks):
+        names = [s for s, _ in metrics.stages(study.model)]
         for kind in ("spearman", "absolute", "ssim") if image else ("spearman", "absolute"):
             figures[f"{order}: {kind}"] = mean(partial(_over_stages, order=order, names=names, kind=kind))
         lines = {}
@@ -154,16 +146,8 @@ def summarize(study: Study, results: Results) -> Report:
         curves.append(Curves(order, f"{order} randomisation, Spearman", axis, "similarity", lines))
     more = {"class": "class: Spearman (top, least)", "sensitivity": "max-sensitivity ↓", "infidelity": "infidelity ↓"}
     figures |= {title: mean(lambda v, name=name: v.get(name)) for name, title in more.items() if name in checks}  # type: ignore[misc]
-    table = method_table(
-        "sanity",
-        "Sanity checks (means over samples and stages)",
-        "Method",
-        study.configurations,
-        results,
-        figures,
-        digits=3,
-        down=True,
-    )
+    title = "Sanity checks (means over samples and stages)"
+    table = method_table("sanity", title, "Method", study.configurations, results, figures, digits=3, down=True)
     stated = {
         "class explained": "the class first predicted, also on the randomised models",
         "randomisation": "each tensor redrawn from a normal of its own mean and spread; cascading: from the head "
@@ -180,23 +164,9 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "sanity",
-    "parameter randomisation (Spearman, SSIM), class sensitivity, max-sensitivity, infidelity",
-    "both",
-    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient",
-    {},
-    {
-        "checks": CHECKS,
-        "draws": 3,
-        "radius": 0.1,
-        "subsets": 50,
-        "share": 0.2,
-        "resample": None,
-        "longest": 256,
-        "count": None,
-        "files": None,
-    },
-    prepare,
-    measure,
-    summarize,
-)
+    "sanity", "parameter randomisation (Spearman, SSIM), class sensitivity, max-sensitivity, infidelity", "both",
+    "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
+    {"checks": CHECKS, "draws": 3, "radius": 0.1, "subsets": 50, "share": 0.2, "resample": None, "longest": 256,
+     "count": None, "files": None},
+    prepare, measure, summarize,
+)  # fmt: skip

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from whyformer.benchmarks import published
 from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.labels import check_labels
 from whyformer.benchmarks.pictures import Pictures, conventions
 from whyformer.benchmarks.report import Figure, Report, Results, Values, mean, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
@@ -68,7 +67,7 @@ def prepare(study: Study) -> None:
     study.check_one("explained", (None, "predicted", "target"))
     study.check_one("constant", CONSTANT)
     if explained_class(study) == "target":
-        check_labels(study)
+        study.check_labels()
     empty = {s.id for s in study.pictures if s.mask is not None and not s.mask().any()}
     study.leave_out(empty, "pictures with an empty mask")
 
@@ -92,14 +91,9 @@ def summarize(study: Study, results: Results) -> Report:
     explained = explained_class(study)
     paper = {TITLES[row]: figures for row, figures in published.TABLE_2.items()} if explained == "predicted" else {}
     table = method_table(
-        "segmentation",
-        "Agreement with the object's mask, in % (CVPR 2021, Table 2)",
-        "Figure",
-        study.configurations,
-        results,
-        {TITLES[row]: figure for row, figure in FIGURES.items()},
-        published=paper,
-    )
+        "segmentation", "Agreement with the object's mask, in % (CVPR 2021, Table 2)", "Figure",
+        study.configurations, results, {TITLES[row]: figure for row, figure in FIGURES.items()}, published=paper,
+    )  # fmt: skip
     some = list(next(iter(results.values())).values())
     share = float(np.mean([v["foreground"] for v in some])) if some else float("nan")
     labelled = any(s.label is not None for s in study.samples)
@@ -127,14 +121,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "segmentation",
-    "pixel accuracy, mAP, mIoU, pointing game, energy in mask (CVPR 2021, Table 2)",
-    "image",
-    published.CVPR_METHODS,
-    published.CVPR_SETTINGS,
+    "segmentation", "pixel accuracy, mAP, mIoU, pointing game, energy in mask (CVPR 2021, Table 2)", "image",
+    published.CVPR_METHODS, published.CVPR_SETTINGS,
     {"explained": None, "constant": "leave_out", "resample": None, "count": None, "files": None},
-    prepare,
-    measure,
-    summarize,
-    lambda study: True,
-)
+    prepare, measure, summarize, lambda study: True,
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from whyformer.datasets.samples import Picture, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
-from whyformer.models.structure import class_names
+from whyformer.models.structure import class_count, class_names
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,41 @@ class Study:
             self.remarks.append(f"{len(gone)} {what} were left out: {', '.join(sorted(gone)[:5])}")
             if not self.samples:
                 raise InputError(f"all samples are {what}")
+
+    def check_labels(self) -> None:
+        """Every sample must have one among the model's classes; names bring those of texts into the model's order."""
+        if missing := sum(s.label is None for s in self.samples):
+            raise InputError(
+                f"{missing} of {len(self.samples)} samples have no label in the model's classes, which this benchmark "
+                "needs. Give labelled data; without labels of the model's, only the predicted class can be explained"
+            )
+        classes = class_count(self.model)
+        if self.labels and not self._ordered_by_name() and classes is not None and classes != len(self.labels):
+            found = f"the data have {len(self.labels)} classes ({', '.join(self.labels)}) and the model {classes}"
+            raise InputError(f"{found}: label sets do not match")
+        worst = max(s.label or 0 for s in self.samples)
+        if classes is not None and worst >= classes:
+            found = f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1})"
+            raise InputError(f"{found}: label sets do not match")
+
+    def _ordered_by_name(self) -> bool:
+        """Bring the labels into the order of the model's classes, if names (or their first three letters) tell it."""
+        names, _ = class_names(self.model)
+        wanted = [label.casefold() for label in self.labels]
+        if not names or len(names) != len(wanted):
+            return False
+        known = {name.casefold(): index for index, name in names.items()}
+        short = {name[:3]: index for name, index in known.items()}
+        in_order = list(range(len(wanted)))
+        for order in ([known.get(w, known.get(w[:3])) for w in wanted], [short.get(w[:3]) for w in wanted]):
+            if sorted(-1 if i is None else i for i in order) == in_order:
+                if order != in_order:
+                    self.samples = [replace(s, label=order[s.label or 0]) for s in self.samples]
+                    self.remarks.append(f"labels were put into the model's order by name: {', '.join(names.values())}")
+                return True
+        known_as = f"the model calls its classes {', '.join(names.values())}, the data {', '.join(self.labels)}"
+        self.remarks.append(f"{known_as}: taken to be in the same order")
+        return False
 
 
 @dataclass(frozen=True)

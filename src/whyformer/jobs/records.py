@@ -10,7 +10,6 @@ import json
 import math
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from whyformer.errors import InputError, LoadError
@@ -43,9 +42,8 @@ class RecordFile:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise InputError(
-                f"another run is writing to {self.path.parent}; wait for it, or give another --out"
-            ) from error
+            place = self.path.parent
+            raise InputError(f"another run is writing to {place}; wait for it, or give another --out") from error
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -83,9 +81,7 @@ class RecordFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
