@@ -1,0 +1,51 @@
+"""The recipes of docs/contributing.md, followed to the letter; what they add is taken away again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from whyformer.benchmarks import BENCHMARKS
+from whyformer.datasets.opening import PICTURE_READERS
+from whyformer.engine.operations import OPERATIONS, operation
+from whyformer.errors import UnknownOperation
+from whyformer.evaluate import METRICS
+from whyformer.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+REGISTRIES = (METHODS, METRICS, BENCHMARKS, PICTURE_READERS, OPERATIONS)
+
+
+@pytest.fixture
+def _as_found():
+    before = [dict(registry) for registry in REGISTRIES]
+    operation.cache_clear()
+    yield
+    for registry, kept in zip(REGISTRIES, before, strict=True):
+        registry.clear()
+        registry.update(kept)
+    operation.cache_clear()
+
+
+@pytest.mark.usefixtures("_as_found")
+def test_the_recipes(tmp_path, monkeypatch):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    space: dict = {"__name__": "__recipe__"}
+    for block in blocks:
+        exec(compile(block, "contributing.md", "exec"), space)
+    assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 8
+    OPERATIONS.pop("erfc")
+    operation.cache_clear()
+    with pytest.raises(UnknownOperation, match="erfc"):
+        space["whyformer"].explain(space["Tail"]().eval(), space["x"], "lrp_ah_ln", 0)
+
+
+def test_every_file_and_folder_that_the_page_names_is_there():
+    named = set(re.findall(r"`((?:src|tests|scripts|docs)/[\w/.]+)`", PAGE))
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
