@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Flows, Maps
+from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
@@ -129,22 +129,17 @@ def attention_maps(
         return maps.detach().cpu()
 
     with task.at_work():
-        kept: dict[int, Tensor] = {}
         if gradient:
+            kept: dict[int, Tensor] = {}
 
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                 kept[index] = counted((weights * flow).clamp(min=0))
 
             recording = task.record(GRADIENT, Flows(observe))
             _, row = task.gradient_pass(recording)
+            maps = task.global_maps(kept, row.shape[-1])
         else:
-
-            def watch(call: AttentionCall) -> None:
-                if call.index >= 0:
-                    kept[call.index] = counted(call.map())
-
-            recording, row = task.readout_pass(Maps(watch))
-        maps = task.global_maps(kept, row.shape[-1])
+            recording, maps, row = task.map_pass(lambda call: counted(call.map()))
         logits = recording.logits.detach()
         places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
 

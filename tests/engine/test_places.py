@@ -35,7 +35,8 @@ class Unfolded(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        cells = self.patches(F.unfold(x, SIDE, stride=SIDE).transpose(1, 2))[:, self.order]
+        cells = self.patches(F.unfold(x, SIDE, stride=SIDE).transpose(1, 2))
+        cells = cells[:, self.order] if len(self.order) == cells.shape[1] else cells
         around = [part.expand(len(x), -1, -1) for part in (self.before, self.after)]
         hidden = self.encoder(torch.cat([around[0], cells, around[1]], 1) + self.positions)
         return self.head(hidden[:, 0] if self.before.shape[1] else hidden.mean(1))
@@ -101,6 +102,49 @@ def test_unfold_and_linear(grid: tuple[int, int], before: int, after: int, order
             assert found is not None
             assert (found.grid, found.tokens) == (grid, before + len(rows) + after)
             assert torch.equal(found.rows, rows)
+
+
+def test_margins_and_sizes() -> None:
+    """Pixels behind the last whole patch feed nothing; another size of picture is measured by itself."""
+    model = unfolded((3, 4))
+    for height, width in ((24, 32), (29, 38)):
+        found = measured(model, torch.randn(1, 3, height, width, dtype=torch.float64))
+        assert found is not None
+        assert (found.grid, found.rows.tolist()) == ((3, 4), list(range(1, 13)))
+    free = unfolded((3, 4))
+    free.positions = nn.Parameter(torch.zeros(1, 1, WIDTH, dtype=torch.float64))  # fits any number of rows
+    grids = [measured(free, picture(*grid)) for grid in ((2, 3), (3, 2), (1, 1))]
+    assert [g and g.grid for g in grids] == [(2, 3), (3, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("fed", "cells"),
+    [
+        ([[0, 0, 1], [0, 0, 1], [2, 2, 3]], [[0, 1], [2, 3]]),
+        ([[0, 0, -1], [2, 2, -1]], [[0], [2]]),
+        ([[0, 1, 0], [0, 1, 0]], None),  # one row for two boxes
+        ([[0, 0, 1], [0, 2, 2]], None),  # no lattice
+        ([[0, -1], [1, 2]], None),  # a hole
+        ([[-1, -1]], None),
+    ],
+)
+def test_cells(fed: list[list[int]], cells: list[list[int]] | None) -> None:
+    found = room._cells(torch.tensor(fed))
+    assert (None if found is None else found.tolist()) == cells
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (1, 4), (4, 1), (3, 3)])
+def test_lattice(shape: tuple[int, int]) -> None:
+    """Points in any order that scatter less than lines lie apart; more, and there is none."""
+    generator = torch.Generator().manual_seed(5)
+    whole = torch.cartesian_prod(torch.arange(shape[0]), torch.arange(shape[1])).double() * 8
+    order = torch.randperm(len(whole), generator=generator)
+    scatter = torch.rand(len(whole), 2, generator=generator, dtype=torch.float64)
+    found = room._lattice((whole + 3 * scatter)[order])
+    assert found is not None
+    assert torch.equal(order[found], torch.arange(len(whole)).reshape(shape))
+    if min(shape) > 1:
+        assert room._lattice((whole + 30 * scatter)[order]) is None
 
 
 def yolos() -> tuple[nn.Module, Tensor]:

@@ -23,8 +23,8 @@ from transformers import (
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
+from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
-from whyformer.methods.maps.rollout import flow_to_inputs
 from whyformer.methods.task import Task
 from whyformer.methods.vectors.norms import mixtures_of
 from zoo import ZOO, build

@@ -2,7 +2,7 @@
 
 from whyformer.methods import propagation  # noqa: F401 - each fills the registry
 from whyformer.methods.gradients import gradcam, input_gradients  # noqa: F401
-from whyformer.methods.maps import gae, gradcam_attention, rollout, transformer_attribution  # noqa: F401
+from whyformer.methods.maps import flow, gae, gradcam_attention, rollout, transformer_attribution  # noqa: F401
 from whyformer.methods.perturbation import occlusion, vit_cx  # noqa: F401
 from whyformer.methods.registry import METHODS, Method, find, methods
 from whyformer.methods.vectors import norms, value_zeroing  # noqa: F401

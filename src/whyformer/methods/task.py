@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
-from whyformer.engine.probes import Probe
+from whyformer.engine.probes import AttentionCall, Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
@@ -135,6 +135,19 @@ class Task:
                 f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
             )
         return recording, readout_row(gradient)
+
+    def map_pass(self, fuse: Callable[[AttentionCall], Tensor | None]) -> tuple[Recording, list[Tensor], Tensor]:
+        """(recording, ``[B, N, N]`` that ``fuse`` makes of each attention of the blocks, readout row): one forward
+        pass; what it makes None of is left out, and one map is alive at a time."""
+        kept: dict[int, Tensor] = {}
+
+        def watch(call: AttentionCall) -> None:
+            fused = fuse(call) if call.index >= 0 else None
+            if fused is not None:
+                kept[call.index] = fused
+
+        recording, row = self.readout_pass(Maps(watch))
+        return recording, self.global_maps(kept, row.shape[-1]), row
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

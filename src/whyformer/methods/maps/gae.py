@@ -110,9 +110,7 @@ def _tower_scores(
 
 def _text_inputs(inputs: Inputs) -> Inputs:
     mask = inputs.kwargs.get("attention_mask")
-    return replace(
-        inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool()
-    )
+    return replace(inputs, modality="text", scored="input_ids", mask=None if mask is None else mask.bool())
 
 
 # -- encoder and decoder -----------------------------------------------------------------------------------------

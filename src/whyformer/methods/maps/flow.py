@@ -1,0 +1,83 @@
+"""Attention flow: how much can flow from the readout to each token through the graph of all attentions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.engine.probes import AttentionCall
+from whyformer.errors import InputError, MissingExtra
+from whyformer.methods.maps.aggregation import Aggregation
+from whyformer.methods.maps.rollout import ROLLOUT, Fusion
+from whyformer.methods.registry import Count, method
+from whyformer.methods.task import Scores, Task
+
+
+@method(
+    "maximum flow from the readout token to each input token through the attention graph",
+    family="attention",
+    citation=ROLLOUT + "; baseline of Ali et al., ICML 2022",
+    class_specific=False,
+)
+def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4096) -> Scores:
+    """Max-flow from the readout tokens at the top to token j at the bottom; capacities Â_b = rownorm(fuse_h A_b + I).
+
+    Solved by scipy (Dinic) with capacities in units of 1e-6, one problem for each input token. Each score is a flow by
+    itself; the authors' code divides the flows by their sum, so scale the scores to sum 1 to compare.
+
+    Args:
+        limit: largest tokens × blocks accepted; ViT-B/16 is 197 × 12 = 2364 and takes tens of seconds a picture.
+
+    Raises:
+        InputError: the problem is larger than ``limit``.
+        MissingExtra: scipy is not installed.
+    """
+    try:
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import maximum_flow
+    except ImportError as error:
+        raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
+    how = Aggregation(head_fusion)
+
+    def fused(call: AttentionCall) -> Tensor:
+        tokens, blocks = call.value.shape[-2], task.blocks()
+        if tokens * blocks > limit:
+            raise InputError(
+                f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}; "
+                "raise limit to accept the time (it grows with tokens³ × blocks), or use rollout"
+            )
+        return how.fuse(call.map())
+
+    recording, maps, row = task.map_pass(fused)
+    identity = torch.eye(row.shape[-1], dtype=torch.float64)
+    flows = torch.zeros_like(row, dtype=torch.float64)
+    samples = task.progress(range(len(row)), "attention flow", len(row))
+    for b in samples:
+        capacities = [m[b].double().cpu() + identity for m in maps]
+        flows[b] = flow_to_inputs(
+            [c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow
+        )
+    return Scores(flows.to(row.dtype), recording.logits)
+
+
+def flow_to_inputs(capacities: list[Tensor], row: Tensor, coo_array: Any, maximum_flow: Any) -> Tensor:
+    """``[N]`` maximum flow to each input token; a source feeds the top level with the readout row's weights."""
+    import numpy as np
+
+    unit, blocks, n = 1_000_000, len(capacities), len(row)
+    source = (blocks + 1) * n
+    starts, ends, sizes = [], [], []
+    for level, capacity in enumerate(capacities):  # level b: edges from node b+1 (output of block b) down to b
+        i, j = np.nonzero(capacity.numpy() > 0)
+        starts.append((level + 1) * n + i)
+        ends.append(level * n + j)
+        sizes.append(capacity.numpy()[i, j])
+    top = np.nonzero(row.numpy() > 0)[0]
+    starts.append(np.full(len(top), source))
+    ends.append(blocks * n + top)
+    sizes.append(row.numpy()[top])
+    amounts = np.round(np.concatenate(sizes) * unit).astype(np.int32)
+    graph = coo_array((amounts, (np.concatenate(starts), np.concatenate(ends))), shape=(source + 1, source + 1)).tocsr()
+    return torch.tensor([maximum_flow(graph, source, j).flow_value / unit for j in range(n)], dtype=torch.float64)
