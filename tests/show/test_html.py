@@ -193,3 +193,12 @@ def test_html_is_made_in_one_place():
     root = Path(whyformer.__file__).parent
     found = [p.relative_to(root) for p in sorted(root.rglob("*.py")) if re.search(r"</?(div|span|p|td|tr|li|ul|b|svg|section|figure|img|label|h\d|script)\b", p.read_text())]
     assert found == []
+
+
+def test_every_template_can_be_read():
+    from whyformer.show.html.environment import _environment
+
+    names = [name for name in _environment().list_templates() if name.endswith(".html")]
+    assert len(names) > 12
+    for name in names:
+        _environment().get_template(name)

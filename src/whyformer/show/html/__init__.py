@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from whyformer.show.html.environment import asset, render, text
+from whyformer.show.html.environment import asset, render
 from whyformer.show.html.parts import data_uri
 from whyformer.show.layout import sections
 from whyformer.show.look import Look
@@ -16,7 +16,7 @@ from whyformer.show.look import Look
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
-__all__ = ["asset", "data_uri", "fragment", "page", "render", "text"]
+__all__ = ["asset", "data_uri", "fragment", "page", "render"]
 
 
 def fragment(e: Explanation, **look: Any) -> str:

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from whyformer.show import colours, painting, words
 from whyformer.show.html import parts
@@ -23,11 +23,6 @@ _FUNCTIONS = (
 def render(template: str, **facts: Any) -> str:
     """A template of this folder, filled with facts; only :class:`markupsafe.Markup` among them is not escaped."""
     return _environment().get_template(template).render(**facts)
-
-
-def text(raw: str) -> str:
-    """Escaped for HTML text and attributes, with control characters written out."""
-    return str(escape(_visible(raw)))
 
 
 def asset(name: str) -> Markup:
