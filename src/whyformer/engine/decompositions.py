@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import string
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,66 +18,45 @@ from whyformer.engine.readings import is_map, is_parameter, tensors
 from whyformer.errors import UnknownOperation
 
 
-def multi_head_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``torch.nn.functional.multi_head_attention_forward`` as linear, scaled_dot_product_attention, linear.
 
     Inputs are ``[N, B, E]`` (or ``[N, E]``) as ``nn.MultiheadAttention`` hands them over.
     """
-    if bias_k is not None or bias_v is not None or add_zero_attn or static_k is not None or static_v is not None:
+    bound = _MULTI_HEAD.bind(*args, **kwargs)
+    bound.apply_defaults()
+    a = SimpleNamespace(**bound.arguments)
+    if a.add_zero_attn or any(extra is not None for extra in (a.bias_k, a.bias_v, a.static_k, a.static_v)):
         raise UnknownOperation(
             "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys has extra keys that are no tokens; "
             "whyformer cannot lay out its attention map"
         )
-    batched = query.dim() == 3
-    q, k, v = (x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value))
-    if use_separate_proj_weight:
-        weights = [q_proj_weight, k_proj_weight, v_proj_weight]
-    else:
-        assert in_proj_weight is not None
-        weights = list(in_proj_weight.chunk(3))
-    biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
-    q, k, v = (functional.linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True))  # type: ignore[arg-type]
-    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
-    mask = _merge_masks(attn_mask, key_padding_mask, q, num_heads)
-    if need_weights:
+    batched = a.query.dim() == 3
+    inputs = [x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (a.query, a.key, a.value)]
+    separate = (a.q_proj_weight, a.k_proj_weight, a.v_proj_weight)
+    weights = separate if a.use_separate_proj_weight else a.in_proj_weight.chunk(3)
+    biases = [None] * 3 if a.in_proj_bias is None else a.in_proj_bias.chunk(3)
+    q, k, v = (
+        functional.linear(x, w, b).unflatten(-1, (a.num_heads, -1)).transpose(1, 2)
+        for x, w, b in zip(inputs, weights, biases, strict=True)
+    )
+    mask = _merge_masks(a.attn_mask, a.key_padding_mask, q, a.num_heads)
+    if a.need_weights:
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
         maps = functional.softmax(scores if mask is None else scores + mask, dim=-1)
         mixed = maps @ v
     else:
         maps = None
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    joined = functional.linear(mixed.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias)
+    joined = functional.linear(mixed.transpose(1, 2).flatten(-2), a.out_proj_weight, a.out_proj_bias)
     joined = joined.transpose(0, 1) if batched else joined.squeeze(0)
     if maps is None:
         return joined, None
-    maps = maps.mean(1) if average_attn_weights else maps
+    maps = maps.mean(1) if a.average_attn_weights else maps
     return joined, maps if batched else maps.squeeze(0)
+
+
+_MULTI_HEAD = inspect.signature(functional.multi_head_attention_forward)
 
 
 def _merge_masks(mask: Tensor | None, padding: Tensor | None, query: Tensor, heads: int) -> Tensor | None:
