@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import networkx
@@ -23,6 +24,8 @@ from transformers import (
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
+from whyformer.inputs import prepare
+from whyformer.inputs.removal import picture_filler
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
 from whyformer.methods.task import Task
@@ -127,6 +130,35 @@ def test_integrated_gradients_are_complete(name: str) -> None:
     explanation = whyformer.explain(model.double(), _double(inputs), "integrated_gradients", steps=200)
     figure = explanation.diagnostics["completeness"]
     assert max(figure["error"]) < 1e-3 * max(1e-3, *map(abs, figure["difference"]))
+
+
+def test_baselines_of_integrated_gradients_are_those_of_every_removal() -> None:
+    model, x = ZOO["hf_vit"]()
+    model, x = model.double(), x.double()
+    made = prepare(model, x)
+    for name in ("zero", "mean", "blur"):
+        start = picture_filler(name, x, None, (4.0, None))
+        with torch.no_grad():
+            wanted = model(x).logits[:, 1] - model(start).logits[:, 1]
+        found = whyformer.explain(model, made, "integrated_gradients", 1, baseline=name, blur=4.0, steps=5)
+        torch.testing.assert_close(torch.tensor(found.diagnostics["completeness"]["difference"], dtype=wanted.dtype), wanted)
+    with pytest.raises(InputError, match="what is black to the model is unknown"):
+        whyformer.explain(model, made, "integrated_gradients", baseline="black")
+    with pytest.raises(InputError, match="its baselines are zero, black, mean, blur"):
+        whyformer.explain(model, made, "integrated_gradients", baseline="unk")
+    bert, inputs = ZOO["bert"]()
+    bert = bert.double()
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    special = torch.zeros_like(ids, dtype=torch.bool)
+    special[:, 0] = True
+    made = replace(prepare(bert, inputs), special=special, fill_ids=(("unk", 7),))
+    with torch.no_grad():
+        below = bert(input_ids=ids.masked_fill(~special & mask.bool(), 7), attention_mask=mask).logits[:, 1]
+        wanted = bert(**inputs).logits[:, 1] - below
+    found = whyformer.explain(bert, made, "integrated_gradients", 1, baseline="unk", steps=5)
+    torch.testing.assert_close(torch.tensor(found.diagnostics["completeness"]["difference"], dtype=wanted.dtype), wanted)
+    with pytest.raises(InputError, match="the tokenizer has no mask token"):
+        whyformer.explain(bert, made, "integrated_gradients", baseline="mask")
 
 
 def _double(inputs: Any) -> Any:

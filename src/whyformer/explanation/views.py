@@ -48,12 +48,11 @@ def _interpolation(cells: int, start: float, end: float, pixels: int) -> Tensor:
     return torch.where(((share >= 0) & (share < 1))[:, None], weights, torch.nan)
 
 
-def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None, border: str = "reflect") -> Tensor:
-    """Separable Gaussian blur of ``[B, C, H, W]``, normalised to sum 1; σ in pixels.
+def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> Tensor:
+    """Separable Gaussian blur of ``[B, C, H, W]``, normalised to sum 1; σ in pixels, mirrored at the edges.
 
     Args:
         radius: of the kernel; 3σ by default. No more than a picture's side allows.
-        border: "reflect" (mirrored) or "replicate" (the edge repeated).
     """
     flat = pictures.reshape(-1, 1, *pictures.shape[-2:])
     for axis in (2, 3):
@@ -64,7 +63,7 @@ def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None, bor
         weights = torch.exp(-((offsets / sigma) ** 2) / 2)
         kernel = (weights / weights.sum()).to(flat).reshape((1, 1, -1, 1) if axis == 2 else (1, 1, 1, -1))
         pad = (0, 0, reach, reach) if axis == 2 else (reach, reach, 0, 0)
-        flat = torch.nn.functional.conv2d(torch.nn.functional.pad(flat, pad, mode=border), kernel)
+        flat = torch.nn.functional.conv2d(torch.nn.functional.pad(flat, pad, mode="reflect"), kernel)
     return flat.reshape(pictures.shape)
 
 

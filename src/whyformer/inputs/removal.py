@@ -121,14 +121,14 @@ def removal(
     patch: int | None = None,
     window: int = 1,
     prefer: Sequence[str] = TEXT_BASELINES[:3],
-    blur: tuple[float, int] | None = None,
+    blur: tuple[float, int | None] | None = None,
 ) -> Removal:
     """The way to take features out of the task's input; settings as in :func:`occlusion`.
 
     Args:
         baseline: a name, or the id of the token that stands in.
         prefer: baselines of text by default, the first that the tokenizer has.
-        blur: (σ, radius) in pixels; by default σ is the window's longer side.
+        blur: (σ, radius) in pixels, radius None for 3σ; by default σ is the window's longer side.
 
     Raises:
         InputError: a baseline that this input or its tokenizer does not have.

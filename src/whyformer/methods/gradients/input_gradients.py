@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,15 +12,14 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.run import Recording
-from whyformer.errors import InputError
-from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
+from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
-Baseline = Literal["zero", "mean", "blur", "pad", "mask", "unk"]
+Baseline = Literal["zero", "black", "mean", "blur", "pad", "mask", "unk"]
 
 
 def explain_root(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, list[Tensor]]:
@@ -99,24 +99,23 @@ def own_input(task: Task) -> tuple[Tensor, Tensor]:
     return recording.roots[0].detach(), recording.logits.detach()
 
 
-def gradients_at(task: Task, points: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient and value of the target at k points of each sample.
+def gradients_at(
+    task: Task, logits: Tensor, points: Callable[[int, int], Tensor], count: int, batch_size: int, name: str
+) -> Iterator[tuple[int, int, Tensor]]:
+    """(start, stop, gradients ``[B, stop − start, ...]`` of the target at these points), chunk by chunk.
 
     Args:
-        points: ``[B·k, ...]``, the k points of a sample next to each other.
         logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
+        points: (start, stop) -> ``[B, stop − start, ...]``.
+        batch_size: samples × points in one pass.
     """
-    copies = task.copies(points.shape[0] // task.inputs.batch, logits)
-    recording = copies.record(GRADIENT, root_value=points, **_root(copies.inputs))
-    (flow,) = recording.backward(copies.seed(recording.logits))
-    return flow, copies.value(recording.logits.detach())
-
-
-def _chunks(task: Task, count: int, batch_size: int, description: str) -> Any:
-    """(start, stop) of chunks of copies, so that B × chunk samples make one pass."""
     width = max(1, batch_size // task.inputs.batch)
     spans = [(i, min(i + width, count)) for i in range(0, count, width)]
-    return task.progress(spans, description, len(spans))
+    for start, stop in task.progress(spans, name, len(spans)):
+        copies = task.copies(stop - start, logits)
+        recording = copies.record(GRADIENT, root_value=points(start, stop).flatten(0, 1), **_root(copies.inputs))
+        (flow,) = recording.backward(copies.seed(recording.logits))
+        yield start, stop, flow.unflatten(0, (task.inputs.batch, stop - start))
 
 
 @method(
@@ -149,12 +148,13 @@ def smoothgrad(
     x, logits = own_input(task)
     sigma = noise * _range(task.inputs, x)
     total = torch.zeros_like(x)
-    for start, stop in _chunks(task, samples, batch_size, "smoothgrad"):
+
+    def noisy(start: int, stop: int) -> Tensor:
         # a generator for each copy, so that neither chunks nor padding change a token's noise
         drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(x.shape[1:]) for k in range(start, stop)])
-        noisy = x[:, None] + sigma[:, None] * torch.from_numpy(drawn).to(x)[None]
-        flow, _ = gradients_at(task, noisy.flatten(0, 1), logits)
-        flow = flow.unflatten(0, (x.shape[0], stop - start))
+        return x[:, None] + sigma[:, None] * torch.from_numpy(drawn).to(x)[None]
+
+    for _, _, flow in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad"):
         total += (flow.square() if squared else flow).sum(1)
     mean = total / samples
     values, kind = reduce(task.inputs, x * mean if multiply_by_input else mean, norm)
@@ -192,8 +192,8 @@ def integrated_gradients(
     Args:
         steps: quadrature points.
         baseline: x′. "zero": zeros in the model's input space (for pictures normalised with their mean: the mean
-            colour; for text: zero vectors into the first block). Pictures: "mean" (each channel's mean), "blur". Text:
-            "pad", "mask", "unk" (that token everywhere but at special tokens).
+            colour; for text: zero vectors into the first block). Pictures: "black", "mean" (each channel's mean),
+            "blur". Text: "pad", "mask", "unk" (that token everywhere but at special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
 
@@ -204,14 +204,17 @@ def integrated_gradients(
     x, logits = own_input(task)
     start = _baseline(task, x, baseline, blur)
     nodes, weights = leggauss(steps)
-    t = torch.tensor((nodes + 1) / 2, dtype=x.dtype, device=x.device)
-    share = torch.tensor(weights / 2, dtype=x.dtype, device=x.device)
-    lead = [1, -1] + [1] * (x.dim() - 1)
+    t, share = (
+        torch.tensor(v / 2, dtype=x.dtype, device=x.device).reshape([1, -1] + [1] * (x.dim() - 1))
+        for v in (nodes + 1, weights)
+    )
     total = torch.zeros_like(x)
-    for low, high in _chunks(task, steps, batch_size, "integrated gradients"):
-        points = start[:, None] + t[low:high].reshape(lead) * (x - start)[:, None]
-        flow, _ = gradients_at(task, points.flatten(0, 1), logits)
-        total += (flow.unflatten(0, (x.shape[0], high - low)) * share[low:high].reshape(lead)).sum(1)
+
+    def between(low: int, high: int) -> Tensor:
+        return start[:, None] + t[:, low:high] * (x - start)[:, None]
+
+    for low, high, flow in gradients_at(task, logits, between, steps, batch_size, "integrated gradients"):
+        total += (flow * share[:, low:high]).sum(1)
     product = (x - start) * total
     values, kind = reduce(task.inputs, product, norm)
     below = task.record(GRADIENT, root_value=start, **_root(task.inputs)).logits.detach()
@@ -225,22 +228,9 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
     """x′ of the given kind, of x's shape."""
     if baseline == "zero":
         return torch.zeros_like(x)
-    image = task.inputs.modality == "image"
-    if image != (baseline in ("mean", "blur")):
-        raise InputError(
-            f"{task.method}: baseline {baseline!r} is for {'text' if image else 'pictures'}; "
-            f"here: {'zero, mean, blur' if image else 'zero, pad, mask, unk'}"
-        )
-    if baseline == "mean":
-        return x.mean((-2, -1), keepdim=True).expand_as(x).clone()
-    if baseline == "blur":
-        return gaussian_blur(x, blur, border="replicate")
-    fills = dict(task.inputs.fill_ids)
-    if baseline not in fills or task.inputs.special is None:
-        raise InputError(
-            f"{task.method}: baseline {baseline!r} needs a tokenizer that has this token; pass "
-            "processor=tokenizer, or use 'zero'"
-        )
-    ids = task.inputs.tensor.masked_fill(~task.inputs.special, fills[baseline])
+    removed = removal(task, baseline, blur=(blur, None))
+    if task.inputs.modality != "text":
+        return removed.filler.clone()
+    ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
     recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(GRADIENT, root="embedding")
     return recording.roots[0].detach()
