@@ -26,6 +26,7 @@ from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.configurations import generator_for
 from whyformer.benchmarks.report import Report
 from whyformer.benchmarks.runner import run_benchmark
+from whyformer.errors import InputError
 from whyformer.evaluate.metrics.sanity import randomized_models
 from zoo_evaluate import WORDS, tiny_bert
 
@@ -162,6 +163,16 @@ def test_activation_of_patches(tmp_path: Path) -> None:
     counts = (0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 4)
     auac = area([p(PATCHES[:k].sum()) for k in counts], 0.1)
     assert column(report) == pytest.approx({"own AUAC ↑": auac, "own AU-MSE ↓": area([PATCHES[4 - k :].sum() ** 2 for k in counts], 0.1)}, rel=1e-5)
+
+
+def test_activation_from_another_baseline(tmp_path: Path) -> None:
+    """The mean of a white picture is white, so nothing ever changes."""
+    data = white(tmp_path / "data", [4])
+    assert column(run(tmp_path, "activation", linear(), data, column="own", baseline="mean")) == pytest.approx(
+        {"own AUAC ↑": p(1), "own AU-MSE ↓": 0}, abs=1e-5
+    )
+    with pytest.raises(InputError, match="baseline must be one of zero, black, mean, blur"):
+        run(tmp_path, "activation", linear(), data, baseline="unk")
 
 
 def test_conservation_of_a_linear_model_without_bias(tmp_path: Path) -> None:

@@ -13,36 +13,38 @@ from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.pictures import Pictures, conventions
 from whyformer.benchmarks.report import Curves, Report, Results, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
-from whyformer.benchmarks.texts import Texts, fill_id
+from whyformer.benchmarks.texts import Texts
 from whyformer.evaluate.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
+from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES
 
 Job = tuple[int, bytes]
+"""(sample, masks of its features), to be run once."""
 
 
 def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     """Features are all tokens, special ones too, or the patches; what several methods ask for is run once."""
-    image = isinstance(batch, Pictures)
-    truth, baseline = [s.label or 0 for s in batch.samples], "black" if image else batch.study.options["fill"]
-    scores = {c.label: batch.scores(c, truth) for c in configurations}
-    asked: dict[Job, list[tuple[int, NDArray[np.bool_], str]]] = {}
-    needs: dict[tuple[str, int], tuple[Job, Job]] = {}
-    for label, found in scores.items():
-        for i, one in enumerate(found):
-            if isinstance(one, Unusable):
-                continue
+    image, truth = isinstance(batch, Pictures), [s.label or 0 for s in batch.samples]
+    baseline = batch.study.options["baseline"] or batch.baseline
+    scores = {(c.label, i): one for c in configurations for i, one in enumerate(batch.scores(c, truth))}
+    jobs: dict[Job, list[tuple[int, NDArray[np.bool_], str]]] = {}
+    needs: dict[tuple[str, int], list[Job]] = {}
+    for (label, i), one in scores.items():
+        if not isinstance(one, Unusable):
             features = batch.features(i, one) if image else one
-            both = ~reveal_masks(features), prune_masks(features)
-            needs[label, i] = (i, both[0].tobytes()), (i, both[1].tobytes())
-            for job, masks in zip(needs[label, i], both, strict=True):
-                asked.setdefault(job, [(i, batch.covered(i, m) if image else m, baseline) for m in masks])
-    run = batch.run(one for jobs in asked.values() for one in jobs)
-    logits = dict(zip(asked, np.split(run, len(asked)) if asked else [], strict=True))
+            for masks in (~reveal_masks(features), prune_masks(features)):
+                needs.setdefault((label, i), []).append((i, masks.tobytes()))
+                jobs.setdefault(
+                    (i, masks.tobytes()), [(i, batch.covered(i, mask) if image else mask, baseline) for mask in masks]
+                )
+    run = batch.run(one for masked in jobs.values() for one in masked)
+    logits = dict(zip(jobs, np.split(run, len(jobs) or 1), strict=False))
     for configuration in configurations:
-        for i, (sample, one) in enumerate(zip(batch.samples, scores[configuration.label], strict=True)):
-            if isinstance(one, Unusable):
-                yield sample.id, configuration, one
+        for i, sample in enumerate(batch.samples):
+            place = configuration.label, i
+            if isinstance(found := scores[place], Unusable):
+                yield sample.id, configuration, found
                 continue
-            shown, pruned = (logits[job] for job in needs[configuration.label, i])
+            shown, pruned = (logits[job] for job in needs[place])
             yield sample.id, configuration, {
                 "probability": batch.study.probabilities(shown)[:, truth[i]].tolist(),
                 "change": squared_change(batch.logits[i], pruned).tolist(),
@@ -53,8 +55,7 @@ def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) ->
 def prepare(study: Study) -> None:
     study.limit()
     study.check_labels()
-    if study.modality == "text":
-        fill_id(study.processor, study.options["fill"])
+    study.check_one("baseline", (None, *(PICTURE_BASELINES if study.modality == "image" else TEXT_BASELINES[:3])))
 
 
 def column_of(study: Study) -> str:
@@ -66,6 +67,7 @@ def column_of(study: Study) -> str:
 
 def summarize(study: Study, results: Results) -> Report:
     column, text = column_of(study), study.modality == "text"
+    baseline = study.options["baseline"] or ("unk" if text else "black")
     titles = f"{column} AUAC ↑", f"{column} AU-MSE ↓"
     table = method_table(
         "activation", "Activation and pruning (Ali et al. 2022)", "Method", study.configurations, results,
@@ -80,9 +82,9 @@ def summarize(study: Study, results: Results) -> Report:
     )
     stated = {
         "class explained": "the true class",
-        "start": "every token [UNK], special ones included"
+        "start": f"every token {baseline}, special ones included"
         if text
-        else "a black picture; features are the model's patches, each the mean of its pixels' scores",
+        else f"baseline {baseline}; features are the model's patches, each the mean of its pixels' scores",
         "order": "activation: descending signed score; pruning: ascending |score|; ⌈f · N⌉ features at f = 0, 0.1 … 1",
         "special tokens": "score 0, and they count among the N" if text else "not scored, always there",
         "AUAC": "trapezoid over f of the probability of the true class; AU-MSE: of Σ_c (change of logit c)², a "
@@ -97,6 +99,6 @@ def summarize(study: Study, results: Results) -> Report:
 BENCHMARK = Benchmark(
     "activation", "activation curve (AUAC) and pruning (AU-MSE) of Ali et al. 2022", "both",
     published.ALI_METHODS, published.ALI_SETTINGS,
-    {"fill": "unk", "longest": 256, "column": None, "resample": None, "count": None, "files": None},
+    {"baseline": None, "longest": 256, "column": None, "resample": None, "count": None, "files": None},
     prepare, measure, summarize,
 )  # fmt: skip

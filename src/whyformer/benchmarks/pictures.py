@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -95,6 +95,7 @@ class Pictures(Batch):
 
     pixels: Tensor
     spec: PixelSpec
+    baseline: ClassVar = "black"
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
         """The object's mask at the model's size."""
@@ -169,7 +170,7 @@ class Pictures(Batch):
 
     def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Logits ``[S, C]`` of one picture with each subset of its patches ``[S, n]`` black."""
-        return self.run((index, self.covered(index, gone), "black") for gone in removed)
+        return self.run((index, self.covered(index, gone), self.baseline) for gone in removed)
 
 
 def read_pictures(study: Study, samples: Sequence[Picture]) -> Pictures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,7 @@ class Texts(Batch):
     """Some texts as the model sees them."""
 
     encoded: Sequence[Encoded]
+    baseline: ClassVar = "unk"
 
     def explanations(self, configuration: Configuration, targets: Sequence[int]) -> list[Explanation | Unusable]:
         """Of all the texts, each for its own target; scores of padding are behind those of the tokens."""
@@ -140,7 +141,7 @@ class Texts(Batch):
 
     def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Logits ``[S, C]`` of one text with each subset of its content tokens ``[S, n]`` [UNK]."""
-        return self.run((index, self.covered(index, gone), "unk") for gone in removed)
+        return self.run((index, self.covered(index, gone), self.baseline) for gone in removed)
 
 
 def read_texts(study: Study, samples: Sequence[Text]) -> Texts:
