@@ -38,7 +38,7 @@ def test_the_recipes(tmp_path, monkeypatch):
     space: dict = {"__name__": "__recipe__"}
     for block in blocks:
         exec(compile(block, "contributing.md", "exec"), space)
-    assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 8
+    assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 9
     OPERATIONS.pop("erfc")
     operation.cache_clear()
     with pytest.raises(UnknownOperation, match="erfc"):
