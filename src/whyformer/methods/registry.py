@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.errors import InputError, unknown
@@ -86,27 +86,28 @@ class Method:
     Attributes:
         name: what ``explain(method=...)`` takes.
         summary: one line.
+        settings: setting -> default.
+        checks: setting -> (what it must be, whether a value is), where there is something to check.
         family: "attention", "propagation", "gradient" or "perturbation".
+        citation: where it was published.
         level: level of its scores on pictures and on text, e.g. "patch or token", "pixel or token".
         modality: "both", "image" or "text".
-        citation: where it was published.
-        settings: setting -> default.
         class_specific: False if the scores do not depend on the target.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
-        checks: setting -> (what it must be, whether a value is), where there is something to check.
     """
 
     name: str
     summary: str
-    family: str
-    level: str
-    modality: str
-    citation: str
     settings: dict[str, Any]
-    class_specific: bool
-    anywhere: bool
+    checks: dict[str, Checked] = field(repr=False)
     function: Callable[..., Scores] = field(repr=False)
-    checks: dict[str, Checked] = field(repr=False, default_factory=dict)
+    _: KW_ONLY
+    family: str
+    citation: str
+    level: str = "patch or token"
+    modality: str = "both"
+    class_specific: bool = True
+    anywhere: bool = False
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""
@@ -130,17 +131,9 @@ class Method:
 METHODS: dict[str, Method] = {}
 
 
-def method(
-    summary: str,
-    *,
-    family: str,
-    citation: str,
-    level: str = "patch or token",
-    modality: str = "both",
-    class_specific: bool = True,
-    anywhere: bool = False,
-) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
-    """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its own name.
+def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
+    """Register a function ``(task, *, setting: type = default, ...) -> Scores`` under its own name; ``facts`` are those
+    of :class:`Method`: its family, its citation, and what differs from the defaults.
 
     Its signature says which settings there are and what they may be: ``bool``, a ``Literal``, or ``Annotated`` with a
     check. What the registry runs is the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods
@@ -152,15 +145,12 @@ def method(
         parameters = inspect.signature(function).parameters.values()
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         checks = {name: check for name in settings if (check := _check_of(hints[name])) is not None}
-        title = function.__name__
 
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
             return task.lay_out(function(task, **chosen))
 
-        METHODS[title] = Method(
-            title, summary, family, level, modality, citation, settings, class_specific, anywhere, laid_out, checks
-        )
+        METHODS[function.__name__] = Method(function.__name__, summary, settings, checks, laid_out, **facts)
         return function
 
     return register
