@@ -1,9 +1,11 @@
-"""Where the model's input lies on the original picture, checked against what real processors do to a marked one."""
+"""Where the model's input lies on the original picture: measured, and checked against what real processors do to a marked one."""
 
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,19 +100,21 @@ def test_every_pixel_of_the_input_is_found_on_the_original(name, size):
         (at > max(0.06 * side, at[len(at) // 12])) & (at < min(0.94 * side, at[-len(at) // 12])) for at, side in ((rows, size[0]), (columns, size[1]))
     )
     assert inside_rows.any() and inside_columns.any()
-    # bytes round by one step of 255, and the ramp itself was cut to whole bytes
-    assert np.abs(got[inside_rows][:, inside_columns, 0].mean(1) - 255 * rows[inside_rows] / size[0]).max() < 1.6
-    assert np.abs(got[:, inside_columns][inside_rows][..., 1].mean(0) - 255 * columns[inside_columns] / size[1]).max() < 1.6
+    # bytes round by one step of 255, the ramp itself was cut to whole bytes, and the box is measured to a part of a pixel
+    tenth = 25.5 / np.array(size)
+    assert np.abs(got[inside_rows][:, inside_columns, 0].mean(1) - 255 * rows[inside_rows] / size[0]).max() < 1.6 + tenth[0]
+    assert np.abs(got[:, inside_columns][inside_rows][..., 1].mean(0) - 255 * columns[inside_columns] / size[1]).max() < 1.6 + tenth[1]
 
 
 def peaked(made: Any, patch: int = 8) -> Explanation:
-    """A map with a single bright patch: the one in which the model sees the brightest place."""
+    """A map with a single bright patch: the one in which the model sees the brightest place, the middle one of equals."""
     seen = (made.features.pictures[0].float().mean(-1) - 130).clamp(min=0)  # brighter than the ground, and than padding
     height, width = seen.shape
     rows, columns = height // patch, width // patch
     sums = seen[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch).mean((1, 3))
     scores = torch.zeros(rows * columns)
-    scores[int(sums.argmax())] = 1.0
+    row, column = (sums >= 0.99 * sums.max()).nonzero().double().mean(0).round().long().tolist()
+    scores[row * columns + column] = 1.0
     return Explanation(
         scores=scores[None], level="patch", method="made", settings={}, target=torch.tensor([0]), logits=torch.zeros(1, 2),
         features=replace(made.features, grid=(rows, columns), image_size=(height, width)),
@@ -205,11 +209,32 @@ def test_weights_of_torchvision_bring_their_own():
     assert made.features.geometry == [Geometry((300, 400), (80.0, 30.0, 320.0, 270.0))]
 
 
-@pytest.mark.parametrize("function", [
-    lambda picture: torch.from_numpy(np.array(picture.resize((96, 96)))).permute(2, 0, 1).float() / 255,
-    type("Odd", (), {"transforms": [object()], "__call__": lambda self, picture: torch.rand(3, 96, 96)})(),
+def squashed(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(picture.resize((96, 64)))).permute(2, 0, 1).float() / 255
+
+
+@pytest.mark.parametrize("change", [
+    lambda pixels: pixels, lambda pixels: -3 * pixels + 1, lambda pixels: pixels[[2, 0, 1]], lambda pixels: pixels.mean(0, keepdim=True),
+    lambda pixels: pixels * torch.tensor([1.0, 0, -5])[:, None, None],
 ])  # fmt: skip
-def test_a_function_that_cannot_be_read_gives_no_geometry(function):
+def test_a_function_of_ones_own_is_measured_too(change):
+    """Whatever it does to colours."""
+    made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), lambda picture: change(squashed(picture)))
+    assert made.features.geometry == [Geometry.whole((100, 200))]
+    cropped = prepare(torch.nn.Linear(1, 1), textured((100, 200)), lambda picture: change(squashed(picture)[:, 10:50, 20:]))
+    box = cropped.features.geometry[0].box
+    assert box == pytest.approx((200 * 20 / 96, 100 * 10 / 64, 200, 100 * 50 / 64), abs=1e-9)
+
+
+@pytest.mark.parametrize("function", [
+    lambda picture: torch.rand(3, 64, 96), lambda picture: squashed(picture).flip(-1), lambda picture: squashed(picture).flip(-2),
+    lambda picture: squashed(picture).mT, lambda picture: squashed(picture)[..., torch.linspace(0, 1, 96).square().mul(95).long()],
+    lambda picture: torch.ones(3, 64, 96), lambda picture: squashed(picture.rotate(20)), lambda picture: squashed(picture)[:, torch.randperm(64)],
+    lambda picture: squashed(picture) if np.ptp(np.asarray(picture)) > 200 else 1 / 0,
+    lambda picture: torch.rand(3, *np.random.default_rng(int(np.asarray(picture).sum())).integers(8, 99, 2)),
+])  # fmt: skip
+def test_what_is_no_box_has_no_geometry(function):
+    """Random, mirrored, turned, warped or shuffled pictures, constants, and functions that fail on a picture of one colour."""
     made = prepare(torch.nn.Linear(1, 1), textured((100, 200)), function)
     assert made.features.geometry is None
     assert made.features.originals is None
@@ -229,6 +254,33 @@ def test_a_processor_that_does_something_else_than_it_says_gives_no_geometry():
             return {"pixel_values": whole(images=images, return_tensors="pt")["pixel_values"].flip(-1)}
 
     assert prepare(torch.nn.Linear(1, 1), textured((100, 200)), Mirrored()).features.geometry is None
+
+
+BOXES = json.loads((Path(__file__).parent / "boxes.json").read_text())
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_boxes_are_those_that_follow_from_what_the_processor_says_of_itself(name):
+    """boxes.json was written out of each processor's settings and rounding. What is measured equals it to rounding, but for a few to a pixel."""
+    off = []
+    for size, wanted in BOXES[name].items():
+        height, width = map(int, size.split("x"))
+        box = known(name, textured((height, width))).box
+        off.append(max(abs(a - b) for a, b in zip(box, wanted, strict=True)))
+    assert max(off) < 1
+    assert sum(error < 1e-5 for error in off) >= (3 if name == "crop, then resize" else 7)
+
+
+def test_each_size_of_a_batch_is_measured_once():
+    fed: list[int] = []
+
+    def processor(picture: Image.Image) -> Tensor:
+        fed.append(1)
+        return squashed(picture)
+
+    made = prepare(torch.nn.Linear(1, 1), [textured((100, 200))] * 5 + [textured((90, 30))], processor)
+    assert [g.size for g in made.features.geometry] == [(100, 200)] * 5 + [(90, 30)]
+    assert len(fed) == 6 + 4 * 2
 
 
 def test_pictures_of_one_colour_have_a_geometry_too():
@@ -254,8 +306,6 @@ def test_each_picture_of_a_batch_has_its_own():
 
 
 def test_kept_in_files_and_in_json(tmp_path):
-    import json
-
     made = prepare(torch.nn.Linear(1, 1), textured((120, 77)), PROCESSORS["short side and crop"]())
     e = peaked(made)
     again = Explanation.load(e.save(tmp_path / "e.safetensors"))

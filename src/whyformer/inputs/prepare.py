@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.argument import read_file
-from whyformer.inputs.geometry import geometry_of
+from whyformer.inputs.geometry import measure_geometry
 from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
@@ -288,27 +289,34 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     # the very pictures where they are RGB already, so that many explanations of a large one share it
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    scored: str | int
+    pixels = _processed(processor, rgb)
+    shown = without_normalisation(pixels, processor)
+    geometry = None
+    if shown is not None:
+        geometry = measure_geometry(partial(_processed, processor), [(p.height, p.width) for p in rgb])
+    features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
+    named = hasattr(processor, "preprocess")
+    args: tuple[Any, ...] = () if named else (pixels,)
+    kwargs = {"pixel_values": pixels} if named else {}
+    said = [notes(p) for p in rgb]
+    return Inputs(
+        args, kwargs, "image", "pixel_values" if named else 0, features=features, notes=said, black=black_of(processor)
+    )
+
+
+def _processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
+    """``[B, C, H, W]`` as the model takes it."""
     if hasattr(processor, "preprocess"):
-        pixels = dict(processor(images=rgb, return_tensors="pt"))["pixel_values"]
-        kwargs, scored = {"pixel_values": pixels}, "pixel_values"
-    elif callable(processor):
-        made = [processor(p) for p in rgb]
-        if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
-            raise InputError("the processor must return a tensor [C, H, W] for a picture")
-        if len({m.shape for m in made}) > 1:
-            raise InputError("the processor must bring pictures of one batch to the same size")
-        pixels = torch.stack(made)
-        args, scored = (pixels,), 0
-    else:
+        pixels: Tensor = dict(processor(images=pictures, return_tensors="pt"))["pixel_values"]
+        return pixels
+    if not callable(processor):
         raise InputError(
             "processor must be a Hugging Face image processor or a function picture -> tensor, "
             f"not {type(processor).__name__}"
         )
-    shown = without_normalisation(pixels, processor)
-    geometry = geometry_of(processor, rgb, None if shown is None else shown.numpy())
-    features = Features(pictures=shown, originals=None if geometry is None else rgb, geometry=geometry)
-    said = [notes(p) for p in rgb]
-    return Inputs(args, kwargs, "image", scored, features=features, notes=said, black=black_of(processor))
+    made = [processor(p) for p in pictures]
+    if not all(isinstance(m, Tensor) and m.dim() == 3 for m in made):
+        raise InputError("the processor must return a tensor [C, H, W] for a picture")
+    if len({m.shape for m in made}) > 1:
+        raise InputError("the processor must bring pictures of one batch to the same size")
+    return torch.stack(made)
