@@ -70,10 +70,36 @@ def imported(path):
             yield (room(rest) if top == "whyformer" else None), top
 
 
+def imported_files(path, names):
+    """The package's files that a file imports; a name that is no file counts for the package that has it."""
+    tree = ast.parse(path.read_text())
+    typing_only = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whyformer.") and id(node) not in typing_only:
+            yield from (f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in names else node.module for a in node.names)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_data_flows_downwards_only(path):
     own = room([part.removesuffix(".py") for part in path.relative_to(SOURCE).parts if path.parent == SOURCE or part != "__init__.py"])
     assert {to for to, _ in imported(path) if to is not None} - {own} <= ARROWS[own]
+
+
+def test_every_arrow_of_the_table_is_there():
+    found = {name: set() for name in ARROWS}
+    for path in FILES:
+        own = room([part.removesuffix(".py") for part in path.relative_to(SOURCE).parts if path.parent == SOURCE or part != "__init__.py"])
+        found[own] |= {to for to, _ in imported(path) if to is not None} - {own}
+    assert found == ARROWS
+
+
+def test_no_file_imports_what_imports_it():
+    """Not even inside of a function; an Explanation, which shows itself, is the exception."""
+    names = {".".join(part for part in path.relative_to(SOURCE.parent).with_suffix("").parts if part != "__init__"): path for path in FILES}
+    imports = {name: {to for to in imported_files(path, names) if not (name == "whyformer.explanation.result" and to.startswith("whyformer.show"))} for name, path in names.items()}
+    while leaves := {name for name, to in imports.items() if not to & imports.keys() - {name}}:
+        imports = {name: to for name, to in imports.items() if name not in leaves}
+    assert sorted(imports) == [], "these files import one another, or import such files"
 
 
 def test_every_room_of_the_table_exists():

@@ -6,10 +6,12 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.errors import InputError, unknown
-from whyformer.methods.task import Scores, Task
+
+if TYPE_CHECKING:
+    from whyformer.methods.task import Scores, Task
 
 Check = Callable[[Any], bool]
 Checked = tuple[str, Check]  # (what a setting must be, whether it is)

@@ -17,6 +17,12 @@ from typing import Any
 import typer
 
 Offers = list[tuple[str, str]]
+FORMATS = ("png", "svg", "pdf", "html", "json")
+# what `compare` shows without --method
+COMPARED = (
+    "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
+    "input_x_gradient", "integrated_gradients",
+)  # fmt: skip
 
 _CMAPS = ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma")
 _DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -81,7 +87,7 @@ def _values(default: Any, check: Any = None) -> list[Any]:
 # -- for each option ---------------------------------------------------------------------------------------------
 def complete_method(incomplete: str) -> Offers:
     """One name of a method."""
-    return _beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["methods"].items()))
+    return beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["methods"].items()))
 
 
 def complete_methods(incomplete: str) -> Offers:
@@ -98,26 +104,22 @@ def complete_configurations(incomplete: str) -> Offers:
     if not colon:
         return complete_methods(incomplete)
     settings = known()["methods"].get(head.partition(":")[0], {}).get("settings", {})
-    return [(f"{before}{comma}{head}:{one}", about) for one, about in _beginning(setting, _assignments(settings))]
+    return [(f"{before}{comma}{head}:{one}", about) for one, about in beginning(setting, _assignments(settings))]
 
 
 def complete_setting(context: typer.Context, incomplete: str) -> Offers:
     """``key=value`` for the settings of the methods that stand on the line before."""
-    from whyformer.apps.cli.options import COMPARED
-
     given = context.params.get("method")
     default = COMPARED if context.info_name == "compare" else ("transformer_attribution",)
     names = given.split(",") if given else default
     settings: dict[str, list[Any]] = {}
     for name in names:
         settings.update(known()["methods"].get(name.strip(), {}).get("settings", {}))
-    return _beginning(incomplete, _assignments(settings))
+    return beginning(incomplete, _assignments(settings))
 
 
 def complete_format(incomplete: str) -> Offers:
     """The last of a list of formats."""
-    from whyformer.apps.cli.options import FORMATS
-
     before, comma, last = incomplete.rpartition(",")
     offered = FORMATS if comma else (*FORMATS, "none")
     return [(f"{before}{comma}{f}", "") for f in offered if f.startswith(last) and f not in before.split(",")]
@@ -125,12 +127,12 @@ def complete_format(incomplete: str) -> Offers:
 
 def complete_model(incomplete: str) -> Offers:
     """Bundled models; for the rest the shell offers folders."""
-    return _beginning(incomplete, ((f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]))
+    return beginning(incomplete, ((f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]))
 
 
 def complete_benchmark(incomplete: str) -> Offers:
     """Names of benchmarks."""
-    return _beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["benchmarks"].items()))
+    return beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["benchmarks"].items()))
 
 
 def complete_option(incomplete: str) -> Offers:
@@ -138,30 +140,23 @@ def complete_option(incomplete: str) -> Offers:
     options: dict[str, list[Any]] = {}
     for facts in known()["benchmarks"].values():
         options.update(facts["options"])
-    return _beginning(incomplete, _assignments(options))
-
-
-def complete_command(incomplete: str) -> Offers:
-    """Commands that print JSON."""
-    from whyformer.apps.cli.schema import commands_with_json
-
-    return _beginning(incomplete, ((name, "") for name in commands_with_json()))
+    return beginning(incomplete, _assignments(options))
 
 
 def complete_cmap(incomplete: str) -> Offers:
     """Colour maps that even steps and the colour-blind can do with, and the one of the papers."""
-    return _beginning(incomplete, ((name, "") for name in (*_CMAPS, "jet")))
+    return beginning(incomplete, ((name, "") for name in (*_CMAPS, "jet")))
 
 
 def complete_device(incomplete: str) -> Offers:
-    return _beginning(incomplete, (("cpu", ""), ("cuda", "")))
+    return beginning(incomplete, (("cpu", ""), ("cuda", "")))
 
 
 def complete_dtype(incomplete: str) -> Offers:
-    return _beginning(incomplete, ((name, "") for name in _DTYPES))
+    return beginning(incomplete, ((name, "") for name in _DTYPES))
 
 
-def _beginning(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
+def beginning(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
     return [(value, about) for value, about in offers if value.startswith(incomplete)]
 
 

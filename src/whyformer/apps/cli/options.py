@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from whyformer.apps.cli import completion
+from whyformer.apps.cli.completion import COMPARED, FORMATS
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
     from whyformer.methods import Method
 
-FORMATS = ("png", "svg", "pdf", "html", "json")
-COMPARED = (
-    "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
-    "input_x_gradient", "integrated_gradients",
-)  # fmt: skip
 
 Source = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whyformer.apps.cli.completion import complete_command
+from whyformer.apps.cli.completion import Offers, beginning
 from whyformer.apps.cli.options import Debug
 from whyformer.apps.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
@@ -24,6 +24,11 @@ def read_schema() -> dict[str, Any]:
 def commands_with_json() -> list[str]:
     """Names of the commands that take ``--json``."""
     return [entry["$ref"].rpartition("/")[2] for entry in read_schema()["oneOf"]]
+
+
+def complete_command(incomplete: str) -> Offers:
+    """Commands that print JSON."""
+    return beginning(incomplete, ((name, "") for name in commands_with_json()))
 
 
 def schema(
