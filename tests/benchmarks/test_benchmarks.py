@@ -309,3 +309,16 @@ def test_ties_may_go_as_topk_takes_them(tmp_path: Path, vit) -> None:
     scores = np.array([[0.5, 0.5], [0.1, 0.9]])
     assert topk_mask(scores, 1, (2, 2)).tolist() == [[False, False], [False, True]]
     assert [int(topk_mask(np.zeros(9), k, (3, 3)).sum()) for k in range(10)] == list(range(10))
+
+
+def test_texts_are_cut_off_where_roberta_ends(tmp_path: Path, bert) -> None:
+    """Its positions count from behind the padding's, so of 12 only 10 are for tokens."""
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    config = RobertaConfig(
+        vocab_size=28, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, max_position_embeddings=12,
+        pad_token_id=1, num_labels=2,
+    )  # fmt: skip
+    (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "good film " * 10 + "\t1\n")
+    report = run("conservation", tmp_path / "out", tmp_path, None, (RobertaForSequenceClassification(config).eval(), bert[1]), True, methods="input_x_gradient")
+    assert report.report.unscored == 0

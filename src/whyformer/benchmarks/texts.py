@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.benchmarks.configurations import RANDOM, Configuration, random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
@@ -16,6 +16,7 @@ from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import padded
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.prepare import longest_text
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,6 @@ def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
     count = len(text.words) if text.words is not None else max(w for w in words if w is not None) + 1
     spans = tuple((int(a), int(b)) for a, b in made["offset_mapping"])
     return Encoded(tuple(made["input_ids"]), tuple(words), spans, count)
-
-
-def longest_text(model: nn.Module, tokenizer: Any, wanted: int | None = None) -> int:
-    """The most tokens a text may have: what is wanted, within what model and tokenizer take."""
-    configured = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    limits = [configured, getattr(tokenizer, "model_max_length", None), wanted]
-    return min([int(n) for n in limits if n and 0 < n < 10**9] or [512])
 
 
 def fill_id(tokenizer: Any, name: str = "unk") -> int:
@@ -145,6 +139,7 @@ class Texts(Batch):
 
 
 def read_texts(study: Study, samples: Sequence[Text]) -> Texts:
-    longest = longest_text(study.model, study.processor, study.options.get("longest"))
+    limits = [study.options.get("longest"), longest_text(study.model, study.processor)]
+    longest = min([n for n in limits if n] or [512])
     encoded = [encode(s, study.processor, longest) for s in samples]
     return Texts(study, samples, study.forwards.ids([e.ids for e in encoded]), encoded)

@@ -182,7 +182,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
     for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
         _check_vocabulary(tensor, model)
-        _check_length(tensor.shape[1], _longest(model, None), "shorten it, or cut the ids off yourself")
+        _check_length(tensor.shape[1], longest_text(model, None), "shorten it, or cut the ids off yourself")
         mask = kwargs.get("attention_mask")
         mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
         tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
@@ -224,7 +224,7 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
             "this tokenizer has no padding token, so sentences of different length make no "
             "batch: set tokenizer.pad_token"
         )
-    limit = _longest(model, tokenizer)
+    limit = longest_text(model, tokenizer)
     encoded = tokenizer(
         texts,
         return_tensors="pt",
@@ -254,7 +254,7 @@ def _check_length(tokens: int, limit: int | None, way_out: str) -> None:
         raise InputError(f"the text has {tokens} tokens and the model takes at most {limit}: {way_out}")
 
 
-def _longest(model: nn.Module, tokenizer: Any) -> int | None:
+def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
     """The most tokens the model takes: the smaller of what tokenizer and position embeddings say."""
     config = getattr(model, "config", None)
     limits = [
