@@ -110,6 +110,25 @@ def test_what_a_module_computes_is_found_out(name: str) -> None:
     assert torch.allclose(found.weight.double(), module.weight.detach() + one_more, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("one_more", [True, False])
+def test_half_precision_cannot_take_one_norm_for_another(one_more: bool, dtype: torch.dtype) -> None:
+    """With a weight near 1, or near 0 beside 1, several norms agree to half precision: the nearest is meant."""
+    kind = "gemma.GemmaRMSNorm" if one_more else "llama.LlamaRMSNorm"
+    file, _, name = kind.partition(".")
+    module = getattr(importlib.import_module(f"transformers.models.{file}.modeling_{file}"), name)(64).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        module.weight.copy_((not one_more) + 0.01 * torch.randn(64, generator=generator))
+    x = torch.randn(2, 30, 64, generator=generator)
+    x = (x - x.mean(-1, keepdim=True) + 0.01).to(dtype)
+    found = stands_for(module, x, module(x).detach())
+    assert isinstance(found, Norm)
+    assert not found.centred
+    assert found.weight is not None
+    assert torch.allclose(found.weight.float(), module.weight.detach().float() + one_more)
+
+
 class Odd(nn.Module):
     """A norm whose name says nothing; with a bias, and a power other than ½ where asked for."""
 
@@ -164,7 +183,7 @@ def test_a_module_that_is_no_norm_is_seen_as_it_is() -> None:
     module = drawn(Odd(power=0.25))
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64)
     assert suspect(module, HELD)
-    assert stands_for(module, x, module(x)) is None
+    assert stands_for(module, x, module(x).detach()) is None
 
 
 @pytest.mark.parametrize("composite", ["AH+LN, secant", "deep Taylor"])

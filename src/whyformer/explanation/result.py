@@ -74,9 +74,7 @@ class Explanation:
         tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
-        return replace(
-            self, **tensors, target_names=names, features=self.features.sample(i), diagnostics=diagnostics
-        )
+        return replace(self, **tensors, target_names=names, features=self.features.sample(i), diagnostics=diagnostics)
 
     def __iter__(self) -> Iterator[Explanation]:
         return (self[i] for i in range(len(self)))
