@@ -64,6 +64,13 @@ class Mixed(Unfolded):
         return super().forward(torch.fft.fft2(x).real)
 
 
+class Folded(Unfolded):
+    """Each row stands for two places: the halves of the picture lie on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(sum(x.chunk(2, -1)))  # type: ignore[arg-type]
+
+
 def unfolded(*given: Any, **options: Any) -> nn.Module:
     return randomise(Unfolded(*given, **options)).double()
 
@@ -218,6 +225,13 @@ def test_rows_made_of_the_whole_picture_are_refused() -> None:
     with pytest.raises(MethodNotApplicable, match="cannot be measured"):
         whyformer.attention_maps(model, x)
     assert whyformer.explain(model, x, "saliency").level == "pixel"
+
+
+def test_rows_of_two_places_are_refused() -> None:
+    model = randomise(Folded((3, 2))).double()
+    assert measured(model, picture(3, 4)) is None
+    with pytest.raises(MethodNotApplicable, match="cannot be measured"):
+        whyformer.explain(model, picture(3, 4), "gae")
 
 
 @pytest.mark.parametrize("before", [0, 1, 3])

@@ -84,13 +84,14 @@ def _measure(model: nn.Module, feed: Feed, scored: str | int, block: int | None)
                 return None
             rows = features[0].flatten(0, -2)
             layout = tuple(features.shape[1:-1])
-        cells = _cells(_fed(leaf, rows))
+        fed = _fed(leaf, rows)
+        cells = None if fed is None else _cells(fed)
         if cells is not None:
             grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
             return Places(cells.flatten(), grid, len(rows))
         if layout is not None and len(layout) == 2:  # [B, rows, columns, D] is laid out as the picture is
             return Places(torch.arange(len(rows)), layout, len(rows))
-        return _overlapping(leaf, rows)
+        return _overlapping(leaf, rows) if fed is None else None
 
 
 class _Seen(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
@@ -154,10 +155,8 @@ def _fed(picture: Tensor, rows: Tensor) -> Tensor | None:
     return place.masked_fill(power == 0, -1).cpu()
 
 
-def _cells(fed: Tensor | None) -> Tensor | None:
+def _cells(fed: Tensor) -> Tensor | None:
     """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice."""
-    if fed is None:
-        return None
     cells = fed
     for axis in range(fed.dim()):
         lines = cells.movedim(axis, 0)
