@@ -16,6 +16,7 @@ _PLAIN = dict.fromkeys(
         "statistic",
         "possible statistic",
         "softmax",
+        "log_softmax",
         "attention",
     ),
     NATIVE,

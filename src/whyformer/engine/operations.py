@@ -24,7 +24,7 @@ class Operation:
             "linear" in the tensors that carry; "matrix product" the same, of two matrices;
             "activation" element by element; "power" x^a and quotients of numbers;
             "normalisation"; "statistic" a deviation or root, which a written-out norm divides by;
-            "softmax"; "attention" fused;
+            "softmax"; "log_softmax"; "attention" fused;
             "silent" has no gradient; "" nothing is known of it.
         read: (row, function, arguments by position, by name) -> :class:`~whyformer.engine.readings.Reading`.
     """
@@ -82,7 +82,8 @@ _rows("power", "rdiv reciprocal")
 _rows("normalisation", "layer_norm rms_norm", readings.norm)
 _rows("normalisation", "group_norm instance_norm")
 _rows("statistic", "linalg_norm linalg_vector_norm norm rsqrt sqrt std var")
-_rows("softmax", "log_softmax softmax")
+_rows("softmax", "softmax")
+_rows("log_softmax", "log_softmax")
 _rows("attention", "scaled_dot_product_attention")
 _rows(
     "silent",
