@@ -140,7 +140,7 @@ def test_benchmark(tmp_path):
 
 def test_app(monkeypatch):
     """Its address, once it answers; that it answers is tested in tests/browser."""
-    monkeypatch.setattr("whyformer.web.serve", lambda catalogue, *, started, **options: started("http://127.0.0.1:7860"))
+    monkeypatch.setattr("whyformer.apps.web.serve", lambda catalogue, *, started, **options: started("http://127.0.0.1:7860"))
     output = printed("app")
     fits("app", output)
     assert output["url"] == "http://127.0.0.1:7860"
