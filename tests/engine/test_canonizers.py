@@ -172,6 +172,16 @@ def test_what_is_worth_comparing_with_a_known_operation() -> None:
     assert not canonizers.suspect(WrittenRMSNorm(), conservative("AH"))
 
 
+def test_an_output_of_another_shape_stands_for_nothing() -> None:
+    from transformers.activations import NewGELUActivation
+
+    module, x = NewGELUActivation(), torch.full((2, 3, 4), 0.5)
+    assert canonizers.stands_for(module, x, module(x)) is not None
+    assert canonizers.stands_for(module, x, module(x)[:, :1]) is None  # equal wherever the shapes are stretched
+    assert canonizers.stands_for(module, x[:0], module(x)[:0]) is None
+    assert canonizers.stands_for(module, x, (module(x),)) is None
+
+
 def test_the_difference_that_canonizers_make() -> None:
     """Without the row the written-out activation gets another answer: why the table exists."""
 

@@ -14,6 +14,7 @@ from snapshot import assert_unchanged, snapshot
 from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine import hooks
 from whyformer.engine.probes import Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.rules.core import Composite
@@ -253,3 +254,29 @@ def test_an_explanation_inside_an_explanation() -> None:
     wanted = whyformer.explain(model, inputs, target=0).scores
     assert torch.equal(outer, wanted)
     assert all(torch.equal(i, wanted) for i in inner)
+
+
+def test_every_gradient_pass_reads_its_own_readout() -> None:
+    def seeded(recording: Recording, target: int) -> Tensor:
+        seed = torch.zeros_like(recording.logits)
+        seed[:, target] = 1
+        return seed
+
+    _, _, both = recorded("bert", GRADIENT)
+    both.backward(seeded(both, 0), keep=True)
+    first = both.readout
+    both.backward(seeded(both, 1))
+    _, _, alone = recorded("bert", GRADIENT)
+    alone.backward(seeded(alone, 1))
+    assert first is not None and both.readout is not None and alone.readout is not None
+    assert torch.equal(both.readout, alone.readout)
+    assert not torch.allclose(first, both.readout)
+
+
+def test_the_hidden_states_may_stand_anywhere_among_the_arguments() -> None:
+    h, new = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
+    for place in range(4):
+        args: tuple[Any, ...] = (*[None] * place, h, "mask", 7)
+        found, value = hooks._hidden(args, {})
+        assert (found, value) == (place, h)
+        assert hooks._replace(args, {}, found, new) == ((*[None] * place, new, "mask", 7), {})

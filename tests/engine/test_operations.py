@@ -243,4 +243,7 @@ def test_what_works_in_place_has_the_row_of_what_it_does() -> None:
     assert ops.operation("requires_grad_").kind == "silent"
     assert not ops.is_in_place("__add__")
     assert ops.is_in_place("__setitem__")
+    for name in ("add_", "sub_", "tanh_"):  # before and after requires_grad_ in the alphabet
+        assert ops.is_in_place(name)
+        assert ops.operation(name).name == name[:-1]
     assert ops.operation("no_such_thing").kind == ""

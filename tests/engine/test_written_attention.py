@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import whyformer
+from whyformer.engine import attention
 
 WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 6, 4
 SCALE = (WIDTH // HEADS) ** -0.5
@@ -201,3 +202,12 @@ def test_a_first_block_that_changes_its_input_in_place(method: str) -> None:
     got = whyformer.explain(model, given(), method=method, target=[0, 3], **settings)
     assert torch.allclose(got.logits, wanted.logits, atol=1e-12)
     assert torch.allclose(got.scores, wanted.scores, atol=1e-8 * float(wanted.scores.abs().max()))
+
+
+def test_keys_and_values_of_grouped_queries_are_repeated_head_by_head() -> None:
+    query, (key, value) = torch.randn(3, 6, 5, 4), torch.randn(2, 3, 2, 7, 4)
+    repeated = attention._match_heads(query, key, value)
+    for got, given in zip(repeated, (key, value), strict=True):
+        assert got.shape == (3, 6, 7, 4)
+        for head in range(6):
+            assert torch.equal(got[:, head], given[:, head // 3])

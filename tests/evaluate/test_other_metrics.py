@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,3 +176,9 @@ def test_bootstrap_of_a_pooled_ratio() -> None:
     found = bootstrap(rows, lambda m: m[..., 0] / m[..., 1])
     assert found.value == pytest.approx(4 / 16)  # Σ/Σ, not the mean of the ratios
     assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize(("sums", "outputs"), [([1.0, 2], [1.0, 2, 3]), ([1.0, 2], [3.0]), ([[1.0, 2]], [[1.0, 2]]), ([], [])])
+def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any], outputs: list[Any]) -> None:
+    with pytest.raises(ValueError, match="one sum and one output a sample"):
+        conservation_fit(sums, outputs)

@@ -99,6 +99,8 @@ def test_auc_is_the_mean_over_pictures_of_their_own() -> None:
 def test_area_refuses_a_wrong_number_of_values() -> None:
     with pytest.raises(ValueError, match="fractions"):
         area([0, 1], [1, 2, 3])
+    with pytest.raises(ValueError, match="3 fractions for 2 values"):  # what numpy would stretch over the steps
+        area([0, 0.5, 1], [1, 2])
 
 
 def test_insertion_area_is_the_causal_metric_of_rise() -> None:

@@ -94,6 +94,8 @@ def test_constant_and_nan_maps_are_errors_and_never_background() -> None:
         counts(np.full((3, 3), np.nan), mask)
     with pytest.raises(ValueError, match="empty"):
         counts(np.arange(9.0).reshape(3, 3), np.zeros((3, 3)))
+    with pytest.raises(ValueError, match="mask"):  # numpy would stretch it over the rows
+        counts(np.arange(9.0).reshape(3, 3), mask, np.ones((1, 3)))
     with pytest.raises(ValueError, match="mask"):
         counts(np.arange(9.0).reshape(3, 3), np.ones((2, 2)))
 

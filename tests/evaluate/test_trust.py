@@ -181,8 +181,9 @@ def test_bad_arguments() -> None:
         whyformer.trust(e, model)
     with pytest.raises(InputError, match="of 2 samples, and the inputs are 1"):
         whyformer.trust(e, model, {k: v[:1] for k, v in BAG.items()})
-    with pytest.raises(InputError, match="steps must be"):
-        whyformer.trust(e, model, BAG, steps=0)
+    for steps in (0, -1, True, 2.5):
+        with pytest.raises(InputError, match="steps must be"):
+            whyformer.trust(e, model, BAG, steps=steps)
     with pytest.raises(InputError, match="at least one seed"):
         whyformer.trust(e, model, BAG, seeds=())
     with pytest.raises(InputError, match="there is no tokenizer; choose another baseline"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import networkx
 import pytest
@@ -26,6 +27,7 @@ from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.inputs import prepare
 from whyformer.inputs.removal import picture_filler
+from whyformer.methods import registry
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
 from whyformer.methods.task import Task
@@ -58,8 +60,10 @@ def test_attention_flow_equals_networkx(seed: int) -> None:
 
 def test_attention_flow_refuses_before_the_work() -> None:
     model, inputs = ZOO["hf_vit"]()
-    with pytest.raises(InputError, match="limit=4"):
+    with pytest.raises(InputError, match=r"(\d+) tokens × 3 blocks = \d+ is more than limit=4") as refused:
         whyformer.explain(model, inputs, "attention_flow", limit=4)
+    tokens, blocks, product = map(int, re.findall(r"\d+", str(refused.value))[:3])
+    assert tokens * blocks == product
 
 
 # -- norms -------------------------------------------------------------------------------------------------------
@@ -360,3 +364,19 @@ def test_long_inputs_go_a_few_heads_at_a_time(heads: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("whyformer.rules.relevance.attention._AT_ONCE", 1)
     parts = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
     torch.testing.assert_close(torch.as_tensor(whole.scores), torch.as_tensor(parts.scores), rtol=1e-10, atol=1e-13)
+
+
+# -- what parameters may be ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "low"), [("Natural", 0), ("OptionalNatural", 0), ("Count", 1), ("OptionalCount", 1)])
+def test_whole_numbers(name: str, low: int) -> None:
+    said, allowed = get_args(getattr(registry, name))[1]
+    optional = name.startswith("Optional")
+    assert said == f"{'None or ' if optional else ''}a whole number of at least {low}"
+    assert [allowed(value) for value in (low, low + 5, low - 1, low + 0.5, True)] == [True, True, False, False, False]
+    assert not optional or allowed(None)
+
+
+def test_amounts_need_not_be_whole() -> None:
+    said, allowed = get_args(registry.Amount)[1]
+    assert said == "a number of at least 0"
+    assert [allowed(value) for value in (0, 0.5, -0.1, True)] == [True, True, False, False]
