@@ -48,7 +48,7 @@ def deliver(
         out = console()
         out.print(terminal.render(results, to.top))
         for e, found in zip(results, checks or (), strict=False):
-            said = f"{found}".replace(e.method, f"{e.method}, {words.heading(e)}", 1)
+            said = f"{found}".replace(e.method, f"{e.method}, measured for {e.label(int(e.target[0]))}", 1)
             out.print(words.visible(said, keep="\n"), markup=False)
         for path in written:
             out.print(f"wrote {words.visible(str(path))}", markup=False, soft_wrap=True)
