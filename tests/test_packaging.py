@@ -136,6 +136,12 @@ def test_no_file_is_named_after_nothing():
     assert not [p for p in FILES if re.search(r"util|helper|common|misc", p.stem)]
 
 
+def test_no_two_files_of_tests_have_one_name():
+    # pytest collects by the name of the file alone
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def tracked():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
