@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whyformer.composites.chefer import deep_taylor
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine import decompositions
 from whyformer.engine.probes import AttentionCall, Maps
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
@@ -168,3 +169,12 @@ def test_the_encoder_layers_fast_path_computes_the_same(norm_first: bool, padded
         wanted = model(x)
     recording = record(model, ((x,), {}), deep_taylor(), root="input", root_input=0)
     assert torch.allclose(recording.logits, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("scales", [{}, {"beta": 0.5}, {"alpha": 2.0}, {"beta": 0.5, "alpha": 2.0}])
+@pytest.mark.parametrize("rows", [None, 1, 3])
+@pytest.mark.parametrize("trained", [False, True])
+def test_addmm_as_a_linear_operation(scales: dict[str, float], rows: int | None, trained: bool) -> None:
+    bias = torch.randn(5) if rows is None else torch.randn(rows, 5)
+    x, weight = torch.randn(3, 4), torch.randn(4, 5, requires_grad=trained)
+    torch.testing.assert_close(decompositions.affine_addmm(bias, x, weight, **scales), torch.addmm(bias, x, weight, **scales))

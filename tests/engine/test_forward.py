@@ -280,3 +280,7 @@ def test_the_hidden_states_may_stand_anywhere_among_the_arguments() -> None:
         found, value = hooks._hidden(args, {})
         assert (found, value) == (place, h)
         assert hooks._replace(args, {}, found, new) == ((*[None] * place, new, "mask", 7), {})
+    named = {"mask": torch.zeros(2, 2), "states": h}  # by its dimensions, under a name that nobody knows
+    assert hooks._hidden((), named) == ("states", h)
+    assert hooks._replace((), named, "states", new)[1] == {"mask": named["mask"], "states": new}
+    assert hooks._hidden((), {"mask": torch.zeros(2, 2)}) == (None, None)

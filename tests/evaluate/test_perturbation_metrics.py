@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from whyformer.evaluate.metrics.faithfulness import (
     FRACTIONS,
+    SHARES,
     accuracy_auc,
     aopc,
     area,
@@ -115,3 +116,7 @@ def test_aopc_and_log_odds_by_hand() -> None:
     assert np.isfinite(log_odds(0.8, [0.0]))
     # a map whose removal raises the probability loses points: the sign is kept
     assert aopc(0.5, [0.7]) == pytest.approx(-0.2)
+
+
+def test_the_shares_of_eraser() -> None:
+    assert SHARES == (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 4: B = {1, 5, 10, 20, 50} %

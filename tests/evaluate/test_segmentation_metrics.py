@@ -105,3 +105,8 @@ def test_pointing_and_energy() -> None:
     assert pointing_hit([[0, 5], [5, 0]], [[0, 0], [1, 0]]) == 0
     assert energy_in_mask([[1, -9], [3, 4]], [[1, 1], [1, 0]]) == pytest.approx(4 / 8)
     assert energy_in_mask([[-1, -2]], [[1, 0]]) == 0
+
+
+def test_a_union_of_one_pixel_counts_and_an_empty_one_is_0() -> None:
+    assert mean_iou([1, 1], [1, 2]) == pytest.approx(100 * (1 + 1 / 2) / 2)
+    assert mean_iou([0, 3], [0, 3]) == pytest.approx(100 * (0 + 1) / 2)

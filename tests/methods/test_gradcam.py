@@ -1,7 +1,7 @@
 """Grad-CAM against the same formula written with hooks: the tokens of the picture alone are averaged over."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.explanation.views import resize
+from whyformer.methods.gradients.gradcam import BlockList
 from zoo import IMAGES, WINDOWED, build
 
 # the first normalisation of each block, by name, and the rows that are no patches
@@ -79,3 +80,9 @@ def test_swin_is_read_at_the_last_block_of_its_last_stage(name: str) -> None:
     wanted = torch.einsum("k,khw->hw", logits.softmax(-1)[:, 2], scaled) / scaled.sum(0) / len(scaled)
     whole = whyformer.explain(model, x, "vit_cx", target=2, distance_threshold=0.0, noise=0.0)
     assert torch.allclose(whole.scores[0], wanted, atol=1e-10)
+
+
+@pytest.mark.parametrize(("blocks", "allowed"), [(0, True), (-1, True), ([0, -1], True), ((1,), True), ([], False), ((), False), ([0.5], False), ([True], False), (1.5, False), ("0", False), (None, False)])
+def test_what_blocks_may_be(blocks: Any, allowed: bool) -> None:
+    _, check = get_args(BlockList)[1]
+    assert check(blocks) is allowed

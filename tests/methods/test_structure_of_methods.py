@@ -30,6 +30,7 @@ from whyformer.inputs.removal import picture_filler
 from whyformer.methods import registry
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
+from whyformer.methods.maps.rollout import Share
 from whyformer.methods.task import Task
 from whyformer.methods.vectors.norms import mixtures_of
 from zoo import ZOO, build
@@ -380,3 +381,19 @@ def test_amounts_need_not_be_whole() -> None:
     said, allowed = get_args(registry.Amount)[1]
     assert said == "a number of at least 0"
     assert [allowed(value) for value in (0, 0.5, -0.1, True)] == [True, True, False, False]
+
+
+def test_a_share_is_from_0_up_to_1() -> None:
+    _, allowed = get_args(Share)[1]
+    assert [allowed(value) for value in (0, 0.99, 1, -0.1, True, False)] == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("number", [3, 4, -4])
+def test_a_block_outside_the_model_is_refused(number: int) -> None:
+    model, inputs = ZOO["hf_vit"]()
+    with pytest.raises(InputError, match=rf"start_layer={number} is outside the model, which has 3 blocks \(0 to 2\)"):
+        whyformer.explain(model, inputs, "rollout", start_layer=number)
+    first, last = (whyformer.explain(model, inputs, "rollout", start_layer=n).scores for n in (-3, 2))
+    assert torch.equal(first, whyformer.explain(model, inputs, "rollout", start_layer=0).scores)
+    assert torch.equal(last, whyformer.explain(model, inputs, "rollout", start_layer=-1).scores)
+    assert not torch.allclose(first, last)
