@@ -120,3 +120,8 @@ def test_aopc_and_log_odds_by_hand() -> None:
 
 def test_the_shares_of_eraser() -> None:
     assert SHARES == (0.01, 0.05, 0.1, 0.2, 0.5)  # DeYoung et al. 2020, section 4: B = {1, 5, 10, 20, 50} %
+
+
+@pytest.mark.parametrize(("given_fractions", "wanted"), [((), (0,)), ((0.5, 1), (0, 0.5, 1)), ((0, 0.5), (0, 0.5)), ((0.5, 0), (0, 0.5, 0))])
+def test_the_clean_point_comes_first_and_once(given_fractions: tuple[float, ...], wanted: tuple[float, ...]) -> None:
+    assert curve_fractions(given_fractions) == wanted

@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
+from torch import Tensor
 from transformers import (
     BartConfig,
     BartForSequenceClassification,
@@ -23,6 +24,9 @@ from transformers import (
 )
 
 import whyformer
+from whyformer.composites.chefer import deep_taylor
+from whyformer.engine.probes import Flows
+from whyformer.engine.run import record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.inputs import prepare
@@ -397,3 +401,24 @@ def test_a_block_outside_the_model_is_refused(number: int) -> None:
     assert torch.equal(first, whyformer.explain(model, inputs, "rollout", start_layer=0).scores)
     assert torch.equal(last, whyformer.explain(model, inputs, "rollout", start_layer=-1).scores)
     assert not torch.allclose(first, last)
+
+
+@pytest.mark.parametrize("weighting", ["gradient", "attention", "none"])
+def test_what_transformer_attribution_multiplies_relevance_by(weighting: str) -> None:
+    model, inputs = ZOO["bert"]()
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index == 2:
+            seen.append((weights.detach(), flow.detach()))
+
+    recording = record(model, ((), dict(inputs)), deep_taylor(), Flows(observe, 0), root="embedding")
+    seed = torch.zeros_like(recording.logits)
+    seed[:, 1] = 1
+    recording.backward(seed, keep=True)
+    recording.backward(seed, relevance=True)
+    (attention, gradient), (_, relevance) = seen
+    factor = {"gradient": gradient, "attention": attention, "none": torch.ones_like(attention)}[weighting]
+    wanted = (factor * relevance).clamp(min=0).mean(1)[:, 0]
+    found = whyformer.explain(model, inputs, "transformer_attribution", target=1, weighting=weighting, block=2).scores
+    torch.testing.assert_close(found, wanted.to(found), rtol=1e-5, atol=1e-12)
