@@ -205,7 +205,7 @@ def test_keep_what_is_shown(site, visit):
         else:
             assert json.loads(content)["explanations"][0]["method"] == "transformer_attribution"
     code = page.locator(".wf-code")
-    assert "whyformer.explaining" in code.nth(0).inner_text()
+    assert "whyformer.explain" in code.nth(0).inner_text()
     assert code.nth(1).inner_text().startswith("whyformer explain digits_37.png --model bundled:digits")
 
 
