@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import networkx
@@ -32,6 +33,7 @@ from whyformer.explaining import begin
 from whyformer.inputs import prepare
 from whyformer.inputs.removal import picture_filler
 from whyformer.methods import registry
+from whyformer.methods.gradients import input_gradients
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
 from whyformer.methods.maps.rollout import Share
@@ -69,6 +71,10 @@ def test_attention_flow_refuses_before_the_work() -> None:
         whyformer.explain(model, inputs, "attention_flow", limit=4)
     tokens, blocks, product = map(int, re.findall(r"\d+", str(refused.value))[:3])
     assert tokens * blocks == product
+    assert product > 4
+    with pytest.raises(InputError, match=f"limit={product - 1}"):
+        whyformer.explain(model, inputs, "attention_flow", limit=product - 1)
+    assert bool(whyformer.explain(model, inputs, "attention_flow", limit=product).scores.any())
 
 
 # -- norms -------------------------------------------------------------------------------------------------------
@@ -422,3 +428,10 @@ def test_what_transformer_attribution_multiplies_relevance_by(weighting: str) ->
     wanted = (factor * relevance).clamp(min=0).mean(1)[:, 0]
     found = whyformer.explain(model, inputs, "transformer_attribution", target=1, weighting=weighting, block=2).scores
     torch.testing.assert_close(found, wanted.to(found), rtol=1e-5, atol=1e-12)
+
+
+def test_padding_takes_no_part_in_the_range_that_noise_is_scaled_by() -> None:
+    x = torch.tensor([[[1.0, 2], [5, 0], [100, -100]], [[1, 2], [5, 0], [9, -1]]])
+    padded = SimpleNamespace(mask=torch.tensor([[True, True, False], [True, True, True]]))
+    assert input_gradients._range(padded, x).flatten().tolist() == [5, 10]
+    assert input_gradients._range(SimpleNamespace(mask=None), x).flatten().tolist() == [200, 10]
