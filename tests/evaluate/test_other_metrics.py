@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from whyformer.evaluate.metrics.faithfulness import (
     squared_change,
     worst_ranks,
 )
-from whyformer.evaluate.metrics.relevance import conservation_fit, infidelity, random_subsets
+from whyformer.evaluate.metrics.relevance import conservation_fit, infidelity, random_subsets, relevance_sum
 from whyformer.evaluate.metrics.sanity import (
     class_sensitivity,
     max_sensitivity,
@@ -182,3 +183,17 @@ def test_bootstrap_of_a_pooled_ratio() -> None:
 def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any], outputs: list[Any]) -> None:
     with pytest.raises(ValueError, match="one sum and one output a sample"):
         conservation_fit(sums, outputs)
+
+
+@pytest.mark.parametrize(
+    ("diagnostics", "wanted"),
+    [
+        ({"conservation": {"sum": [7.0]}, "completeness": {"sum": [5.0]}}, (7.0, "all features")),
+        ({"conservation": {"blocks": {"1": [9.0], "0": [3.0]}, "start": [2.0]}}, (6.0, "input of block 0")),
+        ({"completeness": {"sum": [5.0]}}, (5.0, "all features")),
+        ({}, (3.0, "scored features")),
+    ],
+)
+def test_where_the_sum_of_relevance_is_read(diagnostics: dict[str, Any], wanted: tuple[float, str]) -> None:
+    found = SimpleNamespace(scores=torch.tensor([[1.0, 2]]), logits=torch.tensor([[-1.0, 4]]), target=torch.tensor([1]), diagnostics=diagnostics)
+    assert relevance_sum(found) == wanted

@@ -34,6 +34,7 @@ from whyformer.inputs import prepare
 from whyformer.inputs.removal import picture_filler
 from whyformer.methods import registry
 from whyformer.methods.gradients import input_gradients
+from whyformer.methods.maps.aggregation import _valid
 from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import _halves, normalised_excess
 from whyformer.methods.maps.rollout import Share
@@ -435,3 +436,10 @@ def test_padding_takes_no_part_in_the_range_that_noise_is_scaled_by() -> None:
     padded = SimpleNamespace(mask=torch.tensor([[True, True, False], [True, True, True]]))
     assert input_gradients._range(padded, x).flatten().tolist() == [5, 10]
     assert input_gradients._range(SimpleNamespace(mask=None), x).flatten().tolist() == [200, 10]
+
+
+@pytest.mark.parametrize("choice", [[], [0.5], [True], ["mean", 0], 1.5, None])
+def test_what_heads_and_layers_may_not_be(choice: Any) -> None:
+    for key in ("heads", "layers"):
+        assert _valid({key: 0}) and _valid({key: [0, -1]}) and _valid({key: (1,)})
+        assert not _valid({key: choice})
