@@ -247,3 +247,10 @@ def test_what_works_in_place_has_the_row_of_what_it_does() -> None:
         assert ops.is_in_place(name)
         assert ops.operation(name).name == name[:-1]
     assert ops.operation("no_such_thing").kind == ""
+
+
+def test_the_function_that_another_does_in_place() -> None:
+    assert ops.out_of_place("relu_") is torch.relu
+    assert not hasattr(torch, "type_as")
+    assert ops.out_of_place("type_as_") is Tensor.type_as  # a method where torch has no function
+    assert ops.out_of_place("no_such_thing_") is None
