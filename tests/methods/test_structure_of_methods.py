@@ -443,3 +443,15 @@ def test_what_heads_and_layers_may_not_be(choice: Any) -> None:
     for key in ("heads", "layers"):
         assert _valid({key: 0}) and _valid({key: [0, -1]}) and _valid({key: (1,)})
         assert not _valid({key: choice})
+
+
+@pytest.mark.parametrize(("name", "level"), [("hf_vit", "patch"), ("bert", "token")])
+def test_what_occlusion_takes_out_has_the_scores(name: str, level: str) -> None:
+    model, inputs = ZOO[name]()
+    assert whyformer.explain(model, inputs, "occlusion", target=1).level == level
+
+
+def test_an_unknown_setting_is_told_the_known_ones() -> None:
+    wanted = "Its settings and defaults: head_fusion='mean', discard_ratio=0.0, start_layer=0"
+    with pytest.raises(InputError, match=wanted):
+        registry.METHODS["rollout"].complete({"no_such": 1})
