@@ -17,8 +17,9 @@ from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from whyformer.errors import InputError, LoadError, ModelError
+from whyformer.errors import InputError, ModelError
 from whyformer.explaining import Track, tracking
+from whyformer.explanation.storage import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import without_normalisation
@@ -62,8 +63,7 @@ class Maximized:
         """Write a ``.png`` (picture; facts in a text chunk) or a ``.safetensors`` (everything): whole or not at all."""
         path = Path(path)
         facts = {"unit": self.unit, "activation": self.activation, "history": self.history, "settings": self.settings}
-        partial = path.with_name(path.name + ".partial")
-        try:
+        with written_whole(path) as partial:
             if path.suffix == ".png":
                 note = PngInfo()
                 note.add_itxt("whyformer", json.dumps(facts))
@@ -73,11 +73,6 @@ class Maximized:
                 save_file(tensors, partial, metadata={"whyformer": json.dumps(facts)})
             else:
                 raise InputError(f"{path.name}: save as .png (the picture) or .safetensors (tensor and history too)")
-            partial.replace(path)
-        except OSError as error:
-            raise LoadError(f"cannot write {path}: {error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
         return path
 
 

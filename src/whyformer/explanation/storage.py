@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,15 +135,22 @@ def save(e: Explanation, path: str | Path) -> Path:
     for i, picture in enumerate(e.originals or ()):
         tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
     header = {"whyformer": json.dumps({"format": _FORMAT, "versions": versions(), **to_plain(e)})}
+    with written_whole(path) as partial:
+        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
+    return path
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A passing name beside ``path``: what is written there takes its place at the end, or nothing is left behind."""
     partial = path.with_name(path.name + ".partial")
     try:
-        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
+        yield partial
         partial.replace(path)
     except OSError as error:
         raise LoadError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
-    return path
 
 
 def load(path: str | Path) -> dict[str, Any]:

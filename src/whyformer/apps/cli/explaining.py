@@ -104,7 +104,7 @@ class Work:
     def __init__(
         self, asked: Argument, name: str | None, device: str | None, dtype: str | None, truncate: bool, working: Working
     ) -> None:
-        self.asked, self.truncate, self.working = asked, truncate, working
+        self.working = working
         name = name or DEFAULT_MODEL[asked.kind]
         with working.step(f"loading {name}"):
             from whyformer.explaining import begin
@@ -138,8 +138,7 @@ class Work:
         with self.working.step(f"checking {e.method}"):
             self.checked.append(
                 whyformer.trust(
-                    e, self.loaded.model, self.asked.content, self.loaded.processor, truncate=self.truncate,
-                    known=self.checked,
+                    e, self.loaded.model, self.ready.inputs, self.loaded.processor, known=self.checked
                 )
             )  # fmt: skip
         return self.checked[-1]

@@ -13,6 +13,7 @@ import whyformer
 from whyformer.apps.web.session import Session, Track, View
 from whyformer.comparing import Refusal, each
 from whyformer.errors import WhyformerError
+from whyformer.evaluate.forwards import probabilities
 from whyformer.evaluate.trust import Trust
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
@@ -52,8 +53,7 @@ def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
     """One plain forward pass."""
     prepared = ready(session, loaded, view)
     logits = prepared.logits().double().cpu()
-    several = prepared.multi_label or logits.shape[-1] == 1
-    share = (torch.sigmoid(logits) if several else torch.softmax(logits, -1))[0]
+    share = probabilities(logits[0].numpy(), prepared.multi_label)
     order = logits[0].argsort(descending=True, stable=True).tolist()
     return Prediction(tuple(order), tuple(share.tolist()), prepared.labels or {}, len(find_blocks(loaded.model)))
 
@@ -77,7 +77,7 @@ def judge(
     session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track
 ) -> Iterator[tuple[Explanation, Trust | str]]:
     """How far each map may be believed, or why that cannot be measured."""
-    done: list[Trust] = []
+    inputs, done = ready(session, loaded, view).inputs, list[Trust]()
     for e in track(results, "measuring", len(results)):
         key = view.key("trust", e.method, e.settings, e.target.tolist())
         try:
@@ -85,7 +85,7 @@ def judge(
                 key,
                 lambda: whyformer.trust(
                     e,  # noqa: B023
-                    loaded.model, view.source.content, loaded.processor, truncate=view.truncate, known=done,
+                    loaded.model, inputs, loaded.processor, known=done,
                 ),
             )  # fmt: skip
         except WhyformerError as error:
