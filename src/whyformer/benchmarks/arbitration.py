@@ -8,31 +8,30 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, Configuration
-from whyformer.benchmarks.pictures import Pictures, conventions
+from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
-from whyformer.benchmarks.texts import Texts
+from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, aopc, ranked_faithfulness, removal_masks
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
 from whyformer.evaluate.statistics import Interval, bootstrap
 
 
-def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     """The criterion's forwards, one feature gone in each, serve all configurations; those of the held-out figure, many
     features gone together in the order of the scores, only one."""
-    probabilities, top = batch.study.probabilities, batch.predicted
-    found = {c.label: batch.scores(c, top) for c in configurations}
-    for i, sample in enumerate(batch.samples):
-        clean = float(batch.probabilities[i, top[i]])
-        drops = clean - probabilities(batch.without(i, np.eye(batch.count(i), dtype=bool)))[:, top[i]]
-        for c in configurations:
-            scores = found[c.label][i]
-            if isinstance(scores, Unusable):
-                yield sample.id, c, scores
-                continue
-            features = batch.features(i, scores)
-            kept = float(aopc(clean, probabilities(batch.without(i, removal_masks(features, FRACTIONS)))[:, top[i]]))
-            yield sample.id, c, {"criterion": ranked_faithfulness(features, drops), "held_out": kept}
+    clean = batch.probabilities.max(1)
+
+    def drops(i: int, removed: np.ndarray) -> np.ndarray:
+        return clean[i] - batch.study.probabilities(batch.without(i, removed))[:, batch.predicted[i]]
+
+    alone = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
+    for (c, i), scores in batch.maps(configurations, batch.predicted).items():
+        if isinstance(scores, Unusable):
+            yield batch.samples[i].id, c, scores
+            continue
+        features = batch.features(i, scores)
+        together = float(drops(i, removal_masks(features, FRACTIONS)).mean())
+        yield batch.samples[i].id, c, {"criterion": ranked_faithfulness(features, alone[i]), "held_out": together}
 
 
 def prepare(study: Study) -> None:
@@ -80,16 +79,8 @@ def summarize(study: Study, results: Results) -> Report:
         )
     title = "Choosing by measured faithfulness (Mylonas et al. 2022)"
     table = Table("arbitration", title, "Configuration", tuple(rows), COLUMNS, cells, digits=3)
-    stated = {
-        "class explained": "predicted",
-        "criterion": "RFT = Σ_t term/rank over single features removed; N forwards shared by all configurations",
-        "held-out": "AOPC of the probability, 10 … 90 % of the features removed together, highest first: other "
-        "forwards than the criterion's",
-        "removed": "patches black" if study.modality == "image" else "tokens replaced by [UNK]; special tokens stay",
-        "Prime, Batch": "best configuration of each sample; best on average over these samples. Both by the criterion",
-        "samples": f"{len(complete)} with a figure from every method",
-        **conventions(study),
-    }
+    removed = "patches black" if study.modality == "image" else "tokens replaced by [UNK]; special tokens stay"
+    stated = conventions("arbitration", removed=removed, samples=len(complete))
     return Report((table,), (), stated, tuple(remarks))
 
 

@@ -1,8 +1,8 @@
 """Benchmark ``bias``: does a sentiment classifier lean on people's names? (Ali et al. 2022, section 5; methods.md §6.4)
 
-The paper shows top-ranked names in a figure and publishes no lists. Templates and lists here are ours: short sentences
-that say nothing good or bad about the person, and first names common in the United States in two groups. They are
-placeholders for your own (option ``lists``), not a claim about anybody.
+The paper shows top-ranked names in a figure and publishes no lists. The templates and lists of ``bias.json`` are ours:
+short sentences that say nothing good or bad about the person, and first names common in the United States in two
+groups. They are placeholders for your own (option ``lists``), not a claim about anybody.
 """
 
 from __future__ import annotations
@@ -15,46 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from whyformer.benchmarks.configurations import Configuration
+from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
-from whyformer.benchmarks.study import Benchmark, Measured, Scores, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
 from whyformer.benchmarks.texts import Texts
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.statistics import Interval, bootstrap
 
 Terms = Mapping[str, Sequence[str]]
-TEMPLATES: Sequence[str] = (
-    "{} plays the main part in this film .",
-    "the story follows {} through a single day .",
-    "{} wrote and directed the picture .",
-    "we meet {} in the second half of the movie .",
-    "this is a film about {} and the neighbours .",
-    "{} appears in nearly every scene .",
-    "the camera stays close to {} .",
-    "the last act belongs to {} .",
-)
-TERMS: Terms = {
-    "women": ("mary", "linda", "susan", "karen", "nancy", "lisa", "emily", "anna", "julia", "kate"),
-    "men": ("james", "john", "robert", "david", "michael", "mark", "paul", "kevin", "brian", "peter"),
-}
 
 
 def own_data(options: dict[str, Any]) -> tuple[str, list[Text]]:
-    """The templates filled with the terms: the built-in lists, or those of the JSON file ``lists``."""
+    """The templates filled with the terms."""
     return "templates", fill(*read_lists(options["lists"]))
 
 
 def read_lists(path: str | None) -> tuple[Sequence[str], Terms]:
     """``{"templates": ["{} plays ..."], "terms": {"group": ["name"]}}``; what is left out stays built-in."""
-    if path is None:
-        return TEMPLATES, TERMS
+    built_in = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     expected = f'{path}: expected {{"templates": [...], "terms": {{group: [...]}}}}'
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        templates, terms = found.get("templates", TEMPLATES), found.get("terms", TERMS)
+        found = built_in | (json.loads(Path(path).read_text(encoding="utf-8")) if path else {})
+        templates, terms = found["templates"], found["terms"]
         given = [*templates, *(word for words in terms.values() for word in words)]
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise LayoutError(f"{expected}; {error}") from error
@@ -90,7 +76,7 @@ def find_terms(samples: Sequence[Text], terms: Terms) -> list[Text]:
 
 def prepare(study: Study) -> None:
     if study.reader != "templates":
-        study.samples = find_terms(study.texts, read_lists(study.options["lists"])[1])
+        study.samples = find_terms(study.samples, read_lists(study.options["lists"])[1])
         if not study.samples:
             raise InputError("none of the terms is in these texts; give your own with --option lists=FILE")
     study.limit()
@@ -102,16 +88,14 @@ def prepare(study: Study) -> None:
 
 
 def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    targets = [batch.study.options["explained"]] * len(batch.samples)
-    for configuration in configurations:
-        for i, (sample, found) in enumerate(zip(batch.samples, batch.scores(configuration, targets), strict=True)):
-            yield sample.id, configuration, _figures(batch, i, found)
+    explained = batch.study.options["explained"]
+    for (c, i), scores in batch.maps(configurations, [explained] * len(batch.samples)).items():
+        found = scores if isinstance(scores, Unusable) else _figures(batch, i, scores, explained)
+        yield batch.samples[i].id, c, found
 
 
-def _figures(batch: Texts, index: int, scores: Scores) -> Values | Unusable:
-    if isinstance(scores, Unusable):
-        return scores
-    encoded, explained = batch.encoded[index], batch.study.options["explained"]
+def _figures(batch: Texts, index: int, scores: NDArray[np.float64], explained: int) -> Values | Unusable:
+    encoded = batch.encoded[index]
     start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
     words = np.zeros(encoded.count)
     at = set()
@@ -187,15 +171,8 @@ def summarize(study: Study, results: Results) -> Report:
         Table("outputs", title, "Group", (*groups, *pairs), ("logit", "probability"), outputs, digits=3),
         Table("terms", "Names with the largest mean share of the relevance", "Method", (), (), {}, note=notes),
     )
-    stated = {
-        "class explained": f"class {study.options['explained']} in every sentence",
-        "share": "Σ scores of the name's tokens / Σ |scores| of all words; rank 1 = highest score in the sentence",
-        "lists": "built-in templates and names (whyformer.benchmarks.bias)"
-        if study.options["lists"] is None
-        else "given by the user",
-        "reading": "a difference between groups on sentences that differ only in the name is the model's, not "
-        "the people's",
-    }
+    own = "given by the user" if study.options["lists"] else "built-in templates and names (whyformer.benchmarks.bias)"
+    stated = conventions("bias", explained=study.options["explained"], lists=own)
     remarks = (
         "The paper shows a figure of top-ranked names and publishes no lists, so there is no published column.",
         "A name's score is the sum over its word pieces; the random row shows what the number of pieces does.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from whyformer.errors import InputError
 RANDOM, TRUTH = "random", "ground_truth"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Configuration:
     """A row or column of a table.
 
@@ -46,7 +46,7 @@ CEILING = Configuration(TRUTH, TRUTH, TRUTH, published=TRUTH)
 
 
 def parse_methods(
-    given: str | Sequence[str | tuple[str, dict[str, Any]]], published: dict[str, dict[str, Any]]
+    given: str | Sequence[str | tuple[str, dict[str, Any]]], published: Mapping[str, dict[str, Any]]
 ) -> list[Configuration]:
     """Configurations from ``"rollout:start_layer=1,lrp"`` or a list of such names or of (name, settings).
 
@@ -57,10 +57,9 @@ def parse_methods(
     """
     from whyformer.methods import find
 
-    items = [p for p in given.split(",") if p.strip()] if isinstance(given, str) else list(given)
     made: list[Configuration] = []
-    for item in items:
-        label, name, settings = _split(item) if isinstance(item, str) else (None, item[0], dict(item[1]))
+    for item in _items(given):
+        label, name, settings = _split(item) if isinstance(item, str) else ("", item[0], dict(item[1]))
         if name in (RANDOM, TRUTH):
             continue  # always there
         chosen = find(name)
@@ -73,13 +72,23 @@ def parse_methods(
         made.append(Configuration(title, "method", name, full, source if same else None, chosen.class_specific))
     if not made:
         raise InputError("no methods were given")
-    repeated = {c.label for c in made if sum(c.label == d.label for d in made) > 1}
-    if repeated:
+    if repeated := {c.label for c in made if sum(c.label == d.label for d in made) > 1}:
         raise InputError(f"given twice: {', '.join(sorted(repeated))}")
     return made
 
 
-def _split(item: str) -> tuple[str | None, str, dict[str, Any]]:
+def settings_of(methods: str) -> dict[str, dict[str, Any]]:
+    """Method -> settings, or label -> method and settings, of methods written as for :func:`parse_methods`."""
+    split = map(_split, _items(methods))
+    return {label or name: {**({"method": name} if label else {}), **settings} for label, name, settings in split}
+
+
+def _items(given: Any) -> list[Any]:
+    return [p for p in given.split(",") if p.strip()] if isinstance(given, str) else list(given)
+
+
+def _split(item: str) -> tuple[str, str, dict[str, Any]]:
+    """(label or "", name, settings)."""
     head, *settings = item.strip().split(":")
     label, _, name = head.rpartition("=")
     found = {}
@@ -91,7 +100,7 @@ def _split(item: str) -> tuple[str | None, str, dict[str, Any]]:
             found[key.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             found[key.strip()] = {"true": True, "false": False}.get(value.casefold(), value)
-    return label.strip() or None, name.strip(), found
+    return label.strip(), name.strip(), found
 
 
 def generator_for(sample: str, seed: int) -> np.random.Generator:

@@ -8,30 +8,32 @@ from functools import partial
 import numpy as np
 
 from whyformer.benchmarks.configurations import Configuration, generator_for
-from whyformer.benchmarks.pictures import Pictures
+from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Report, Results, Values, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, usable
-from whyformer.benchmarks.texts import Texts
+from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, usable
 from whyformer.evaluate.metrics.relevance import conservation_fit, relevance_sum
 from whyformer.evaluate.statistics import Interval
 from whyformer.explanation.result import Explanation
 
 
-def measure(batch: Pictures | Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    logits = [float(row.max()) for row in batch.logits]
-    for configuration in configurations:
-        if configuration.kind != "method":
-            for i, sample in enumerate(batch.samples):
-                drawn = float(generator_for(sample.id, batch.study.seed).choice(batch.logits[i]))
-                yield sample.id, configuration, {"sum": drawn, "logit": logits[i], "source": "drawn"}
-            continue
-        for i, found in enumerate(batch.explanations(configuration, batch.predicted)):
-            judged = found if isinstance(found, Unusable) else usable(found.scores[0].double().numpy())
-            if isinstance(judged, Unusable):
-                yield batch.samples[i].id, configuration, judged
-            elif isinstance(found, Explanation):
-                total, source = relevance_sum(found)
-                yield batch.samples[i].id, configuration, {"sum": total, "logit": logits[i], "source": source}
+def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    for c in configurations:
+        explanations = batch.explanations(c, batch.predicted) if c.kind == "method" else None
+        for i, sample in enumerate(batch.samples):
+            drawn = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
+            found = _summed(explanations[i]) if explanations else {"sum": float(drawn), "source": "drawn"}
+            logit = {"logit": float(batch.logits[i].max())}
+            yield sample.id, c, found if isinstance(found, Unusable) else {**found, **logit}
+
+
+def _summed(found: Explanation | Unusable) -> Values | Unusable:
+    if isinstance(found, Unusable):
+        return found
+    judged = usable(found.scores[0].double().numpy())
+    if isinstance(judged, Unusable):
+        return judged
+    total, source = relevance_sum(found)
+    return {"sum": total, "source": source}
 
 
 COLUMNS = {"slope (1)": "slope", "intercept (0)": "intercept", "error (0)": "error", "correlation (1)": "correlation"}
@@ -53,20 +55,13 @@ def summarize(study: Study, results: Results) -> Report:
         study.configurations, results, {title: partial(_fitted, name=name) for title, name in COLUMNS.items()},
         digits=3, down=True,
     )  # fmt: skip
-    scored = {label: list(values.values()) for label, values in results.items() if values}
-    stated = {
-        "class explained": "predicted",
-        "sum": "; ".join(f"{label}: {values[0]['source']}" for label, values in scored.items()),
-        "error": "mean |ΣR − f| / mean |f|",
-        "biases": "the model's own; a rule set that conserves exactly without biases may not with them "
-        "(methods.md §8 #21)",
-        "floor": "random: the logit of a class drawn at random",
-    }
+    found = {label: list(values.values()) for label, values in results.items() if values}
+    sources = "; ".join(f"{label}: {values[0]['source']}" for label, values in found.items())
     panels = []
-    for label, values in scored.items():
+    for label, values in found.items():
         line = [float(v["logit"]) for v in values], [float(v["sum"]) for v in values]
         panels.append(Curves(label, label, "logit", "Σ relevance", {label: line}, points=True))
-    return Report((table,), tuple(panels), stated)
+    return Report((table,), tuple(panels), conventions("conservation", sources=sources))
 
 
 BENCHMARK = Benchmark(

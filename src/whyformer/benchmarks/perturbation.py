@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.benchmarks import published
-from whyformer.benchmarks.configurations import Configuration
-from whyformer.benchmarks.pictures import Pictures, conventions
+from whyformer.benchmarks.configurations import Configuration, settings_of
+from whyformer.benchmarks.pictures import Pictures
+from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
@@ -26,37 +26,34 @@ DIRECTIONS = ("negative", "positive")
 MEASURES = ("positive", "negative", "deletion", "insertion")
 TIES = ("index", "topk")
 """Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
-Job = tuple[int, str, NDArray[Any]]
-"""(picture, measure, order): what several maps may ask for and is run once."""
 
 
 def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     options = batch.study.options
-    maps = {(c.label, i): found for c in configurations for i, found in enumerate(_maps_by_class(batch, c))}
-    jobs: dict[tuple[int, str, bytes], Job] = {}
-    needs: dict[tuple[str, int, str, str], tuple[int, str, bytes]] = {}
-    for (label, i), by_class in maps.items():
-        for explained, found in by_class.items():
-            scores = found.scores if isinstance(found, Unusable) else found
-            for name in options["measures"] if scores is not None else ():
-                order = _order(scores, name != "negative", options["ties"])
-                place = (i, "remove" if name in DIRECTIONS else name, order.tobytes())
-                jobs.setdefault(place, (i, name, order))
-                needs[label, i, explained, name] = place
-    logits = dict(zip(jobs, _run(batch, list(jobs.values())), strict=True))
-    for c in configurations:
-        for i, sample in enumerate(batch.samples):
-            by_class = maps[c.label, i]
-            unusable = [found for found in by_class.values() if isinstance(found, Unusable)]
-            if error := next((u for u in unusable if u.scores is None), None):
-                yield sample.id, c, error
-                continue
-            top, probability = batch.predicted[i], float(batch.probabilities[i, batch.predicted[i]])
-            clean = {"correct": int(top == sample.label), "probability": probability, "predicted": top}
-            values: Values = {"clean": clean}
-            for name in by_class:
-                values[name] = {m: _curve(batch, i, logits[needs[c.label, i, name, m]]) for m in options["measures"]}
-            yield sample.id, c, {**values, "constant": 1} if unusable else values
+    maps = {(c, i): found for c in configurations for i, found in enumerate(_maps_by_class(batch, c))}
+
+    def asked() -> Iterator[tuple[Any, int, Any, str]]:
+        for (c, i), by_class in maps.items():
+            for explained, found in by_class.items():
+                scores = found.scores if isinstance(found, Unusable) else found
+                if scores is None:
+                    continue
+                for name in options["measures"]:
+                    baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
+                    yield (c, i, explained, name), i, _masks(scores, name, options), baseline
+
+    logits = batch.outputs(asked())
+    for (c, i), by_class in maps.items():
+        unusable = [found for found in by_class.values() if isinstance(found, Unusable)]
+        sample, top = batch.samples[i], batch.predicted[i]
+        if error := next((u for u in unusable if u.scores is None), None):
+            yield sample.id, c, error
+            continue
+        probability = float(batch.probabilities[i, top])
+        values: Values = {"clean": {"correct": int(top == sample.label), "probability": probability, "predicted": top}}
+        for name in by_class:
+            values[name] = {m: _curve(batch, i, logits[c, i, name, m]) for m in options["measures"]}
+        yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
 def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[dict[str, Scores]]:
@@ -72,6 +69,20 @@ def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[di
         yield {name: other.get(i, one) if name == "target" else one for name in explained}
 
 
+def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
+    """``[F, H, W]`` the pixels taken out at each step of a measure."""
+    fractions = FRACTIONS if name in DIRECTIONS else tuple(np.linspace(0, 1, options["steps"] + 1))
+    if options["ties"] == "index":
+        masks = faithfulness.removal_masks(scores, fractions, highest_first=name != "negative")
+    else:
+        flat = scores.astype(np.float32).reshape(-1)
+        low, high = flat.min(), flat.max()
+        scaled = (flat - low) / (high - low) if high > low else np.zeros_like(flat)  # its rounding makes ties, too
+        counts = [faithfulness.removed_count(flat.size, f) for f in fractions]
+        masks = np.stack([topk_mask(-scaled if name == "negative" else scaled, k, flat.shape) for k in counts])
+    return (~masks if name == "insertion" else masks).reshape(-1, *scores.shape)
+
+
 def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """True at the ``count`` highest scores, equal ones as ``torch.topk`` picks them on a CPU (Chefer's code does).
 
@@ -81,32 +92,6 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
     mask = np.zeros(flat.numel(), dtype=bool)
     mask[torch.topk(flat, count).indices.numpy()] = True
     return mask.reshape(shape)
-
-
-def _order(scores: Any, highest_first: bool, ties: str) -> NDArray[Any]:
-    """Flat indices in the order of removal; with ``ties="topk"`` the scores, highest to be removed first."""
-    if ties == "index":
-        return faithfulness.removal_order(scores, highest_first=highest_first).astype(np.int32)
-    flat = np.asarray(scores, dtype=np.float32).reshape(-1)
-    low, high = flat.min(), flat.max()
-    scaled = (flat - low) / (high - low) if high > low else np.zeros_like(flat)  # its rounding makes ties, too
-    return scaled if highest_first else -scaled
-
-
-def _run(batch: Pictures, jobs: Sequence[Job]) -> list[NDArray[np.float64]]:
-    """Logits ``[F, C]`` of each job, all in full batches."""
-    options, shape = batch.study.options, batch.spec.size
-    steps = [FRACTIONS if m in DIRECTIONS else np.linspace(0, 1, options["steps"] + 1) for _, m, _ in jobs]
-
-    def removed() -> Iterator[tuple[int, NDArray[np.bool_], str]]:
-        for (i, name, order), fractions in zip(jobs, steps, strict=True):
-            baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
-            for fraction in fractions:
-                count = faithfulness.removed_count(order.size, fraction)
-                mask = (faithfulness.removal_mask if options["ties"] == "index" else topk_mask)(order, count, shape)
-                yield i, ~mask if name == "insertion" else mask, baseline
-
-    return np.split(batch.run(removed()), np.cumsum([len(s) for s in steps])[:-1]) if jobs else []
 
 
 def _curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
@@ -142,61 +127,51 @@ def auc(values: Sequence[Values], row: str) -> Interval:
 
 
 def summarize(study: Study, results: Results) -> Report:
-    options, titles = study.options, published.TABLE_1_ROWS
-    rows = [f"{d}/{e}" for d in DIRECTIONS if d in options["measures"] for e in EXPLAINED if e in options["explained"]]
-    tables = []
+    options = study.options
+    rows = {
+        f"{d.capitalize()}, {e} {'↑' if d == 'negative' else '↓'}": f"{d}/{e}"
+        for d in DIRECTIONS
+        for e in EXPLAINED
+        if d in options["measures"] and e in options["explained"]
+    }
+    tables, curves = [], []
     if rows:
-        paper = {titles[r]: published.TABLE_1[r] for r in rows} if options["baseline"] == "black" else {}
         heading = "Top-1 accuracy under perturbation, AUC in % (CVPR 2021, Table 1)"
-        corner, figures = "Perturbation, class explained", {titles[r]: partial(auc, row=r) for r in rows}
+        paper = PUBLISHED["perturbation"] if options["baseline"] == "black" else {}
+        corner, figures = "Perturbation, class explained", {title: partial(auc, row=row) for title, row in rows.items()}
         tables.append(method_table("auc", heading, corner, study.configurations, results, figures, published=paper))
     if more := _probability_figures(study):
         heading = f"Probability of the predicted class ({options['explained'][0]} class explained)"
         tables.append(method_table("probability", heading, "Figure", study.configurations, results, more, digits=3))
-    curves = []
-    for row in rows:
+    for row in rows.values():
         heading = "{} perturbation, {} class".format(*row.split("/"))
         lines = mean_lines(results, faithfulness.curve_fractions(), partial(_correct, row=row))
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
-    stated = {
-        "class explained": ", ".join(options["explained"]) + "; accuracy always against the label",
-        "removed": "per pixel, exactly ⌊f · pixels⌋ at f = 0.1 … 0.9; positive: highest scores first, negative: "
-        "lowest first",
-        "baseline": {
-            "black": "0 before normalisation (black)",
-            "zero": "0 after normalisation (mean colour)",
-            "mean": "each channel's mean over the picture",
-            "blur": "Gaussian blur, kernel 11, σ 5",
-        }[options["baseline"]],
-        "AUC": "100 · trapezoid of top-1 accuracy over f = 0 … 0.9 from the clean point, not divided by 0.9; at "
-        "most 90",
-        "AOPC, LOdds": "probability of the class first predicted, mean over f = 0.1 … 0.9, positive perturbation",
-        "clean accuracy": percent(list(next(iter(results.values())).values()), lambda v: v["clean"]["correct"]),
-        **conventions(study),
-    }
-    remarks = constant_remarks(results, "their pixels go row by row")
-    return Report(tuple(tables), tuple(curves), stated, tuple(remarks))
+    stated = conventions(
+        "perturbation", explained=", ".join(options["explained"]), ties=CONVENTIONS["ties"][options["ties"]],
+        baseline=CONVENTIONS["baselines"][options["baseline"]],
+        accuracy=percent(results, lambda v: v["clean"]["correct"]),
+    )  # fmt: skip
+    return Report(tuple(tables), tuple(curves), stated, constant_remarks(results, "their pixels go row by row"))
 
 
 def _probability_figures(study: Study) -> dict[str, Figure]:
     explained = study.options["explained"][0]
 
-    def along(v: Values, name: str) -> Any:
-        return v[explained][name]["probability"]
+    def along(name: str, made: Any) -> Figure:
+        return mean(lambda v: made(v["clean"]["probability"], v[explained][name]["probability"]))
 
-    figures: dict[str, Figure] = {}
-    if "positive" in study.options["measures"]:
-        figures["AOPC ↑"] = mean(lambda v: faithfulness.aopc(v["clean"]["probability"], along(v, "positive")))
-        figures["LOdds ↓"] = mean(lambda v: faithfulness.log_odds(v["clean"]["probability"], along(v, "positive")))
-    if "deletion" in study.options["measures"]:
-        figures["Deletion ↓"] = mean(lambda v: faithfulness.mean_curve_area(along(v, "deletion")))
-    if "insertion" in study.options["measures"]:
-        figures["Insertion ↑"] = mean(lambda v: faithfulness.mean_curve_area(along(v, "insertion")))
-    return figures
+    listed: dict[str, tuple[str, Any]] = {
+        "AOPC ↑": ("positive", faithfulness.aopc),
+        "LOdds ↓": ("positive", faithfulness.log_odds),
+        "Deletion ↓": ("deletion", lambda clean, y: faithfulness.mean_curve_area(y)),
+        "Insertion ↑": ("insertion", lambda clean, y: faithfulness.mean_curve_area(y)),
+    }
+    return {title: along(*row) for title, row in listed.items() if row[0] in study.options["measures"]}
 
 
 def has_masks(study: Study) -> bool:
-    return all(s.mask is not None for s in study.pictures)
+    return all(s.mask is not None for s in study.samples)
 
 
 OPTIONS: dict[str, Any] = {
@@ -204,8 +179,8 @@ OPTIONS: dict[str, Any] = {
     "ties": "index", "steps": 28, "deletion_baseline": "zero", "insertion_baseline": "blur", "resample": None,
     "count": None, "files": None,
 }  # fmt: skip
+METHODS = PUBLISHED["perturbation"]["methods"]
 BENCHMARK = Benchmark(
     "perturbation", "positive and negative perturbation, top-1 AUC (CVPR 2021, Table 1)", "image",
-    published.CVPR_METHODS, published.CVPR_SETTINGS, OPTIONS,
-    prepare, measure, summarize, has_masks,
+    METHODS, settings_of(METHODS), OPTIONS, prepare, measure, summarize, has_masks,
 )  # fmt: skip

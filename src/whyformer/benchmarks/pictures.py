@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration, random_scores
+from whyformer.benchmarks.configurations import random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Picture
 from whyformer.errors import InputError
@@ -48,17 +48,12 @@ class PixelSpec:
 
     def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """``[H, W]``, nearest neighbour."""
-        height, width = self.size
         picture = Image.fromarray(mask.astype(np.uint8) * 255)
-        return np.asarray(picture.resize((width, height), Image.Resampling.NEAREST)) > 127
+        return np.asarray(picture.resize(self.size[::-1], Image.Resampling.NEAREST)) > 127
 
 
 def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) -> PixelSpec:
-    """Size, filter and normalisation of a model's image processor.
-
-    Args:
-        resample: filter; the processor's own by default (bilinear if it has none).
-    """
+    """Size, filter (the processor's by default, or bilinear) and normalisation of a model's image processor."""
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
     if mean is None or std is None:
@@ -91,11 +86,11 @@ def _size(model: nn.Module, processor: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Pictures(Batch):
-    """Some pictures as the model sees them: ``pixels [B, C, H, W]``."""
+    """Some pictures as the model sees them: ``pixels [B, C, H, W]``; what can be taken out are patches."""
 
     pixels: Tensor
     spec: PixelSpec
-    baseline: ClassVar = "black"
+    baseline = "black"
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
         """The object's mask at the model's size."""
@@ -108,56 +103,47 @@ class Pictures(Batch):
         samples = [self.samples[i] for i in chosen]
         return replace(self, samples=samples, logits=self.logits[chosen], pixels=self.pixels[chosen])
 
-    def explanations(
-        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
-    ) -> list[Explanation | Unusable]:
-        """Of some of the pictures (all by default), each for its own target."""
-        chosen = range(len(self.samples)) if which is None else which
-        return self.explain(configuration, [self.pixels[i] for i in chosen], [targets[i] for i in chosen], torch.stack)
+    def inputs(self, which: Sequence[int]) -> Tensor:
+        return self.pixels[list(which)]
 
-    def scores(
-        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
-    ) -> list[Scores]:
-        """``[H, W]`` maps of some of the pictures, each for its own target; or why there is none.
+    def drawn(self, index: int) -> NDArray[np.float64]:
+        """One uniform score a patch (16 pixels where the model tells no patch size), resized like any map."""
+        shape = (max(1, side // patch) for side, patch in zip(self.spec.size, self.patch, strict=True))
+        drawn = random_scores(self.samples[index].id, tuple(shape), self.study.seed)
+        return resize(torch.from_numpy(drawn)[None], self.spec.size)[0].numpy()
 
-        The floor has one uniform score a patch (16 pixels where the model tells no patch size), resized like any map.
-        """
-        chosen = list(range(len(self.samples)) if which is None else which)
-        if configuration.kind == RANDOM:
-            size, patch = self.spec.size, patch_size(self.study.model)
-            shape = (max(1, size[0] // patch[0]), max(1, size[1] // patch[1]))
-            drawn = [random_scores(self.samples[i].id, shape, self.study.seed) for i in chosen]
-            return [resize(torch.from_numpy(d)[None], size)[0].numpy() for d in drawn]
-        if configuration.kind == TRUTH:
-            masks = [self.mask(i) for i in chosen]
-            absent = Unusable("failed", "this picture has no mask")
-            return [absent if mask is None else usable(mask.astype(np.float64)) for mask in masks]
-        found = self.explanations(configuration, targets, chosen)
-        return [one if isinstance(one, Unusable) else usable(one.heatmap()[0].double().numpy()) for one in found]
+    def truth(self, index: int) -> Scores:
+        mask = self.mask(index)
+        return Unusable("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
 
-    def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The scores of what can be taken out: patches, each the mean of its pixels."""
-        (rows, columns), (height, width) = self.grid, patch_size(self.study.model)
-        return scores.reshape(rows, height, columns, width).mean((1, 3)).reshape(-1)
+    def read(self, index: int, explanation: Explanation) -> Scores:
+        return usable(explanation.heatmap()[0].double().numpy())
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return patch_size(self.study.model)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        size, patch = self.spec.size, patch_size(self.study.model)
+        size, patch = self.spec.size, self.patch
         if size[0] % patch[0] or size[1] % patch[1]:
             raise InputError(f"the input of {size} pixels is not a whole number of patches of {patch}")
         return size[0] // patch[0], size[1] // patch[1]
 
+    def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Each patch has the mean of its pixels."""
+        (rows, columns), (height, width) = self.grid, self.patch
+        return scores.reshape(rows, height, columns, width).mean((1, 3)).reshape(-1)
+
     def count(self, index: int) -> int:
-        """How many patches there are."""
         return self.grid[0] * self.grid[1]
 
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """``[H, W]`` True at the pixels of these patches."""
-        return np.kron(features.reshape(self.grid), np.ones(patch_size(self.study.model), dtype=bool))
+        return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
-        """Logits ``[n, C]`` of pictures with some pixels taken out: (its number, ``[H, W]`` True there, baseline)."""
         black = -self.spec.mean / self.spec.std
         empty = cache(lambda baseline: picture_filler(baseline, self.pixels, black))
 
@@ -168,27 +154,9 @@ class Pictures(Batch):
 
         return self.study.forwards.pixels(perturbed())
 
-    def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Logits ``[S, C]`` of one picture with each subset of its patches ``[S, n]`` black."""
-        return self.run((index, self.covered(index, gone), self.baseline) for gone in removed)
-
 
 def read_pictures(study: Study, samples: Sequence[Picture]) -> Pictures:
     spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
     pixels = torch.stack([spec.pixels(s.load()) for s in samples])
     logits = study.forwards.pixels(pixels)
     return Pictures(study, samples, logits, pixels.to(**study.forwards.place), spec)
-
-
-def conventions(study: Study) -> dict[str, str]:
-    """What every benchmark on pictures states; nothing for text."""
-    if study.modality != "image":
-        return {}
-    spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
-    return {
-        "pictures": f"squashed to {spec.size[0]}×{spec.size[1]} ({spec.resample}), aspect ratio not kept, "
-        f"nothing cropped",
-        "maps": "patch scores resized bilinearly to the model's input, one score a pixel",
-        "ties": "equal scores are taken by index, row by row",
-        "floor": f"random: one uniform score a patch, seed {study.seed}",
-    }

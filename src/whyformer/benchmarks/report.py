@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
-from whyformer.errors import MissingExtra
 from whyformer.evaluate.statistics import Interval, bootstrap
 
 Values = dict[str, Any]
@@ -109,8 +108,14 @@ def mean(read: Callable[[Values], Any]) -> Figure:
     return over
 
 
-def percent(values: Sequence[Values], read: Callable[[Values], Any]) -> str:
+def scored(results: Results) -> list[Values]:
+    """The samples of the first configuration that have figures."""
+    return list(next(iter(results.values())).values())
+
+
+def percent(results: Results, read: Callable[[Values], Any]) -> str:
     """ "91.2 % of 200" samples for which it holds."""
+    values = scored(results)
     return f"{100 * float(np.mean([read(v) for v in values])):.1f} % of {len(values)}" if values else "nothing scored"
 
 
@@ -258,11 +263,9 @@ _STYLES = ("-", "--", "-.", ":")
 
 def curves_png(panels: Sequence[Curves]) -> bytes:
     """One panel beside the other; the floor is dotted grey, the ceiling dashed grey."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("the picture of the curves needs matplotlib: pip install matplotlib") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 4.6 * rows), layout="constrained")

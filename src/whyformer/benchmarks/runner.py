@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,8 +17,8 @@ from torch import nn
 
 from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
-from whyformer.benchmarks.cost import bill
-from whyformer.benchmarks.pictures import read_pictures
+from whyformer.benchmarks.pictures import pixel_spec, read_pictures
+from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
 from whyformer.benchmarks.texts import read_texts
@@ -23,8 +26,11 @@ from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards
 from whyformer.explanation.versions import versions
 from whyformer.jobs.records import Record, RecordFile
+from whyformer.models.readout import read_logits
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
+Todo = dict[str, list[Configuration]]
+"""Sample -> configurations that have no record yet."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +85,11 @@ def run_benchmark(
     study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size
     benchmark.prepare(study)
     study.configurations = [FLOOR, *configurations, *([CEILING] if benchmark.ceiling(study) else [])]
+    # options not at their defaults that change a sample's figures: not which samples, nor how they are summed
+    changed = {k: v for k, v in study.options.items() if v != benchmark.options.get(k)}
     common = {
         "benchmark": name,
-        "options": _stated(benchmark, study.options),
+        "options": {k: v for k, v in changed.items() if k not in ("count", "files", "constant")},
         "model": fingerprint(study.model),
         "data": f"{study.reader}:{study.data_name}",
         "seed": seed,
@@ -113,9 +121,8 @@ def read_batch(study: Study, samples: Sequence[Any]) -> Batch:
 
 
 def _measure(
-    benchmark: Benchmark, study: Study, store: RecordFile, todo: dict[str, list[Configuration]], keys: dict[str, str],
-    size: int, track: Track,
-) -> None:  # fmt: skip
+    benchmark: Benchmark, study: Study, store: RecordFile, todo: Todo, keys: dict[str, str], size: int, track: Track
+) -> None:
     """Batches of samples that lack the same configurations."""
     batches: list[list[Any]] = []
     for _, alike in groupby((s for s in study.samples if s.id in todo), key=lambda s: todo[s.id]):
@@ -135,38 +142,36 @@ def _measure(
 
 def _report(benchmark: Benchmark, study: Study, found: dict[str, dict[str, Record]]) -> Report:
     """The benchmark's own report, with what all of them say."""
+
+    def kind(record: Record) -> str:
+        """ "scored", or why the sample has no figures; a constant map that is to be counted is scored."""
+        if "error" in record:
+            return str(record["kind"])
+        return "constant" if record["values"].get("constant") and study.options.get("constant") != "count" else "scored"
+
     results: Results = {}
     counts = {}
     for label, records in found.items():
-        kinds = {s: _kind(study, record) for s, record in records.items()}
+        kinds = {s: kind(record) for s, record in records.items()}
         results[label] = {s: records[s]["values"] for s, kind in kinds.items() if kind == "scored"}
         counts[label] = {k: list(kinds.values()).count(k) for k in ("scored", "failed", "constant", "nan")}
     own = benchmark.summarize(study, results)
+    stated: dict[str, Any] = {}
+    if study.modality == "image":
+        spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
+        stated |= conventions("pictures", size="{}×{}".format(*spec.size), resample=spec.resample, seed=study.seed)
     settings = {
         c.label: ", ".join(f"{k}={v}" for k, v in c.settings.items()) or "no settings"
         for c in study.configurations
         if c.kind == "method"
     }
-    conventions = {
-        **own.conventions,
-        "methods": "; ".join(f"{label}: {given}" for label, given in settings.items()),
-        "intervals": "95 %, percentile bootstrap over samples, 1000 draws",
-        "published": "the papers' figures, for their own models and data; – where they give none or a setting differs",
-        "model": study.model_name,
-        "data": f"{len(study.samples)} samples ({study.reader}: {study.data_name})",
-        "batch": f"{study.forwards.batch_size} a forward, seed {study.seed}, {study.forwards.place['dtype']}",
-        "versions": ", ".join(f"{name} {number}" for name, number in versions().items()),
-    }
+    stated |= own.conventions | conventions(
+        "all", methods="; ".join(f"{label}: {given}" for label, given in settings.items()), study=study,
+        count=len(study.samples), dtype=study.forwards.place["dtype"],
+        versions=", ".join(f"{name} {number}" for name, number in versions().items()),
+    )  # fmt: skip
     remarks = (*study.remarks, *own.remarks)
-    return replace(own, benchmark=benchmark.name, conventions=conventions, counts=counts, remarks=remarks)
-
-
-def _kind(study: Study, record: Record) -> str:
-    """ "scored", or why the sample has no figures; a constant map that is to be counted is scored."""
-    if "error" in record:
-        return str(record["kind"])
-    flat = record["values"].get("constant") and study.options.get("constant") != "count"
-    return "constant" if flat else "scored"
+    return replace(own, benchmark=benchmark.name, conventions=stated, counts=counts, remarks=remarks)
 
 
 def _open(
@@ -176,32 +181,21 @@ def _open(
     from whyformer.datasets.opening import modality_of, open_pictures, open_texts
     from whyformer.models.loading import opened
 
+    modality = "text" if data is None or benchmark.modality == "text" else benchmark.modality
+    place = "own" if data is None else "/".join(Path(str(data)).parts[-2:])  # the same from another working directory
     samples: Sequence[Any]
-    labels: Sequence[str] = ()
-    modality = "text"
     if data is None:
         if benchmark.own_data is None:
             raise InputError(f"{benchmark.name} needs data: a folder, a file or scenes:COUNT")
         found, samples = benchmark.own_data(options)
-        place = "own"
     else:
-        modality = modality_of(data) if benchmark.modality == "both" else benchmark.modality
-        place = "/".join(Path(str(data)).parts[-2:])  # the same from another working directory
-        if modality == "image":
-            found, samples = open_pictures(data, reader, split=split)
-        else:
-            found, texts = open_texts(data, reader, split=split)
-            samples, labels = texts.items, texts.labels
+        modality = modality_of(data) if modality == "both" else modality
+        found, samples = (open_pictures if modality == "image" else open_texts)(data, reader, split=split)
     title = model if isinstance(model, str) else type(model).__name__
     model, processor = opened(model, processor, device=device)
     forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
+    labels = getattr(samples, "labels", ())
     return Study(model, processor, modality, samples, (), options, forwards, found, labels, title, place)
-
-
-def _stated(benchmark: Benchmark, options: dict[str, Any]) -> dict[str, Any]:
-    """Options not at their defaults that change a sample's figures: not which samples, nor how they are summed."""
-    plain = ("count", "files", "constant")
-    return {k: v for k, v in options.items() if k not in plain and v != benchmark.options.get(k)}
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -212,3 +206,57 @@ def fingerprint(model: nn.Module) -> str:
         held = parameter.detach().cpu().contiguous()
         digest.update(held.view(torch.uint8).numpy().tobytes() if held.dim() else str(parameter).encode())
     return digest.hexdigest()[:16]
+
+
+# -- what it will cost ------------------------------------------------------------------------------
+def bill(benchmark: Benchmark, trial: Batch, todo: Todo) -> str:
+    """What is still to do, by measuring each configuration on the trial samples.
+
+    The trial's results are thrown away. Sharing of forwards between methods makes the run cheaper than this.
+    """
+    total, shares = Counter[str](), {}
+    missing = Counter(c for cs in todo.values() for c in cs)
+    for configuration, times in missing.items():
+        with counted(trial.study.model) as passes:
+            start = time.perf_counter()
+            list(benchmark.measure(trial, [configuration]))
+            shares[configuration] = (time.perf_counter() - start) / len(trial.samples)
+        total.update({kind: round(count * times / len(trial.samples)) for kind, count in passes.items()})
+    seconds = sum(shares[c] * times for c, times in missing.items())
+    slow = sorted(((share, c.label) for c, share in shares.items()), reverse=True)[:3]
+    return (
+        f"{missing.total()} explanations to score ({len(todo)} samples): about {total['forward']:,} forward and "
+        f"{total['backward']:,} backward passes, {duration(seconds)} by a trial on one sample (a sample: "
+        f"{', '.join(f'{label} {share:.2g} s' for share, label in slow)})"
+    )
+
+
+@contextmanager
+def counted(model: nn.Module) -> Iterator[Counter[str]]:
+    """Count "forward" passes of the model and "backward" passes from its logits, each of one sample."""
+    passes = Counter[str]()
+
+    def forward(module: Any, args: Any, output: Any) -> None:
+        try:
+            logits = read_logits(output)
+        except Exception:
+            return
+        batch, node = logits.shape[0], logits.grad_fn
+        passes["forward"] += batch
+        if node is not None:
+            node.register_hook(lambda *flows: passes.update(backward=batch))
+
+    handle = model.register_forward_hook(forward)
+    try:
+        yield passes
+    finally:
+        handle.remove()
+
+
+def duration(seconds: float) -> str:
+    """ "about 3 min" and the like."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"about {round(seconds / 60)} min"
+    return f"about {seconds / 3600:.1f} h"

@@ -12,53 +12,49 @@ import torch
 from numpy.typing import NDArray
 
 from whyformer.benchmarks.configurations import Configuration, generator_for
-from whyformer.benchmarks.pictures import Pictures, conventions
+from whyformer.benchmarks.pictures import Pictures
+from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Scores, Study, Unusable
-from whyformer.benchmarks.texts import Texts
+from whyformer.benchmarks.study import Batch, Benchmark, Measured, Scores, Study, Unusable
 from whyformer.evaluate.metrics import sanity as metrics
 from whyformer.evaluate.metrics.relevance import infidelity, random_subsets
 
 CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
-Batches = Pictures | Texts
 
 
-def _scores(batch: Batches, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
+def _scores(batch: Batch, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
     """Maps ``[H, W]`` of pictures, ``[N]`` scores of text (special tokens left out)."""
     found = batch.scores(configuration, targets)
-    if isinstance(batch, Pictures):
-        return found
-    return [s if isinstance(s, Unusable) else batch.features(i, s) for i, s in enumerate(found)]
+    return [s if batch.image or isinstance(s, Unusable) else batch.features(i, s) for i, s in enumerate(found)]
 
 
-def measure(batch: Batches, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     checks, top = batch.study.options["checks"], batch.predicted
-    own = {c.label: _scores(batch, c, top) for c in configurations}
-    values: dict[tuple[str, int], Values] = {(c.label, i): {} for c in configurations for i in range(len(top))}
+    own = {c: _scores(batch, c, top) for c in configurations}
+    values: dict[tuple[Configuration, int], Values] = {(c, i): {} for c in configurations for i in range(len(top))}
     for order in (o for o in metrics.ORDERS if o in checks):
         for stage, changed in metrics.randomized_models(batch.study.model, order, seed=batch.study.seed):
             other = replace(batch, study=replace(batch.study, model=changed))
             for c in configurations:
-                for i, again in enumerate(_again(other, c, stage, own[c.label])):
-                    values[c.label, i].setdefault(order, {})[stage] = _compared(_similarity, own[c.label][i], again)
+                for i, again in enumerate(_again(other, c, stage, own[c])):
+                    values[c, i].setdefault(order, {})[stage] = _compared(_similarity, own[c][i], again)
     removals = [_removal(batch, i) for i in range(len(top))] if "infidelity" in checks else []
     for c in configurations:
-        mine = own[c.label]
-        extra: dict[str, list[float | None]] = {}
-        if "class" in checks:
-            least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if c.kind == "method" else []
-            extra["class"] = [_compared(metrics.class_sensitivity, *pair) for pair in zip(mine, least, strict=False)]
-        if "sensitivity" in checks:
-            disturbed = _disturbed(batch, c) if c.kind == "method" and isinstance(batch, Pictures) else []
-            extra["sensitivity"] = [_compared(_largest_change, a, *bs) for a, bs in zip(mine, disturbed, strict=False)]
-        if "infidelity" in checks:
-            extra["infidelity"] = [
-                _compared(partial(_infidelity, batch, i, *removal), mine[i]) for i, removal in enumerate(removals)
-            ]
+        asked = checks if c.kind == "method" else ()
+        least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if "class" in asked else None
+        disturbed = list(_disturbed(batch, c)) if "sensitivity" in asked and isinstance(batch, Pictures) else None
         for i, sample in enumerate(batch.samples):
-            figures = {name: of[i] if of else None for name, of in extra.items()}
-            found = mine[i]
-            yield sample.id, c, found if isinstance(found, Unusable) else {**values[c.label, i], **figures}
+            mine, figures = own[c][i], values[c, i]
+            if isinstance(mine, Unusable):
+                yield sample.id, c, mine
+                continue
+            if "class" in checks:
+                figures["class"] = _compared(metrics.class_sensitivity, mine, least[i]) if least else None
+            if "sensitivity" in checks:
+                figures["sensitivity"] = _compared(_largest, mine, *disturbed[i]) if disturbed else None
+            if "infidelity" in checks:
+                figures["infidelity"] = infidelity(batch.features(i, mine) if batch.image else mine, *removals[i])
+            yield sample.id, c, figures
 
 
 def _compared(measure: Callable[..., Any], *maps: Scores) -> Any:
@@ -66,7 +62,7 @@ def _compared(measure: Callable[..., Any], *maps: Scores) -> Any:
     return None if any(isinstance(one, Unusable) for one in maps) else measure(*maps)
 
 
-def _again(batch: Batches, c: Configuration, stage: str, own: Sequence[Scores]) -> Sequence[Scores]:
+def _again(batch: Batch, c: Configuration, stage: str, own: Sequence[Scores]) -> Sequence[Scores]:
     """The scores on the changed model, for the class first predicted.
 
     The floor does not look at the model, so that it is drawn anew for each: what unrelated maps have in common.
@@ -94,21 +90,15 @@ def _disturbed(batch: Pictures, c: Configuration) -> Iterator[tuple[Scores, ...]
     return zip(*drawn, strict=True)
 
 
-def _largest_change(original: NDArray[np.float64], *changed: NDArray[np.float64]) -> float:
+def _largest(original: NDArray[np.float64], *changed: NDArray[np.float64]) -> float:
     return metrics.max_sensitivity(original, changed)
 
 
-def _removal(batch: Batches, index: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _removal(batch: Batch, index: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Random subsets of features ``[S, n]``, and what the logit of the predicted class loses without each."""
     options, top = batch.study.options, batch.predicted[index]
     removed = random_subsets(batch.count(index), options["subsets"], share=options["share"], seed=batch.study.seed)
     return removed, batch.logits[index, top] - batch.without(index, removed)[:, top]
-
-
-def _infidelity(
-    batch: Batches, index: int, removed: NDArray[np.bool_], drops: NDArray[np.float64], scores: NDArray[np.float64]
-) -> float:
-    return infidelity(batch.features(index, scores) if scores.ndim == 2 else scores, removed, drops)
 
 
 def prepare(study: Study) -> None:
@@ -148,19 +138,7 @@ def summarize(study: Study, results: Results) -> Report:
     figures |= {title: mean(lambda v, name=name: v.get(name)) for name, title in more.items() if name in checks}  # type: ignore[misc]
     title = "Sanity checks (means over samples and stages)"
     table = method_table("sanity", title, "Method", study.configurations, results, figures, digits=3, down=True)
-    stated = {
-        "class explained": "the class first predicted, also on the randomised models",
-        "randomisation": "each tensor redrawn from a normal of its own mean and spread; cascading: from the head "
-        "down, independent: one stage alone; near 0 is good",
-        "class": "Spearman of the maps of the most and the least likely class; 1 = the map does not depend on "
-        "the class",
-        "max-sensitivity": f"largest ‖E(x+δ) − E(x)‖/‖E(x)‖ of {study.options['draws']} δ ∈ U[−r, r], r = "
-        f"{study.options['radius']} in normalised pixels; no figure for text",
-        "infidelity": f"{study.options['subsets']} random subsets of {study.options['share']:.0%} of the "
-        f"features, black or [UNK]; best scale; 1 = as bad as zeros",
-        **conventions(study),
-    }
-    return Report((table,), tuple(curves), stated)
+    return Report((table,), tuple(curves), conventions("sanity", **study.options))
 
 
 BENCHMARK = Benchmark(

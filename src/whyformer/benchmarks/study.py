@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from whyformer import explaining
-from whyformer.benchmarks.configurations import Configuration
+from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.benchmarks.report import Report, Results, Values
-from whyformer.datasets.samples import Picture, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
@@ -45,7 +44,7 @@ def usable(scores: NDArray[np.float64]) -> Scores:
 
 @dataclass
 class Study:
-    """One run of a benchmark: the model, the samples and the options.
+    """One run of a benchmark: the model, the samples (pictures or texts of a data set) and the options.
 
     Attributes:
         reader: name of the data's reader; labels: the data set's own names of its classes.
@@ -56,7 +55,7 @@ class Study:
     model: nn.Module
     processor: Any
     modality: str
-    samples: Sequence[Picture | Text]
+    samples: Sequence[Any]
     configurations: Sequence[Configuration]
     options: dict[str, Any]
     forwards: Forwards
@@ -71,16 +70,6 @@ class Study:
         """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
         return probabilities(logits, class_names(self.model)[1])
 
-    @property
-    def pictures(self) -> list[Picture]:
-        """The samples that are pictures: all, in a benchmark on pictures."""
-        return [s for s in self.samples if isinstance(s, Picture)]
-
-    @property
-    def texts(self) -> list[Text]:
-        """The samples that are texts: all, in a benchmark on text."""
-        return [s for s in self.samples if isinstance(s, Text)]
-
     def check_one(self, option: str, valid: Iterable[str | None]) -> None:
         """The option must be one of these."""
         if self.options[option] not in (allowed := list(valid)):
@@ -89,8 +78,7 @@ class Study:
 
     def check_some(self, option: str, valid: Sequence[str]) -> None:
         """The option must be some of these, as a sequence or with commas; it becomes a tuple."""
-        given = self.options[option]
-        chosen = tuple(given.split(",")) if isinstance(given, str) else tuple(given)
+        chosen = _listed(self.options[option])
         unknown = [g for g in chosen if g not in valid]
         if unknown or not chosen:
             raise InputError(f"{option} must be some of {', '.join(valid)}, not {', '.join(unknown) or 'nothing'}")
@@ -98,9 +86,8 @@ class Study:
 
     def limit(self) -> None:
         """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
-        files, count = self.options.get("files"), self.options.get("count")
-        if files:
-            names = set(files.split(",") if isinstance(files, str) else files)
+        names, count = set(_listed(self.options.get("files") or ())), self.options.get("count")
+        if names:
             self.samples = [s for s in self.samples if s.id in names]
             if absent := sorted(names - {s.id for s in self.samples}):
                 raise InputError(f"{len(absent)} of the files named are not in the data, {absent[0]} among them")
@@ -156,13 +143,39 @@ class Study:
         return False
 
 
+def _listed(given: str | Sequence[str]) -> tuple[str, ...]:
+    return tuple(given.split(",") if isinstance(given, str) else given)
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Some samples as the model sees them, with its clean logits ``[B, C]``."""
+    """Some samples as the model sees them; :class:`Pictures` and :class:`Texts` say how they are fed and taken apart.
+
+    Attributes:
+        logits: ``[B, C]`` of the clean samples; baseline: what :meth:`without` puts in place of features.
+        inputs: (numbers of samples) -> what the model is fed.
+        drawn, truth: (number) -> the map of the floor, of the ceiling; read: (number, explanation) -> its map.
+        features: (number, map) -> scores ``[n]`` of what can be taken out; count: (number) -> how many.
+        covered: (number, features ``[S, n]``) -> masks ``[S, ...]`` of the pixels or tokens they are.
+        run: (number, mask, baseline), ... -> logits ``[F, C]`` without what is True.
+    """
 
     study: Study
     samples: Sequence[Any]
     logits: NDArray[np.float64]
+    baseline: ClassVar[str]
+    inputs: ClassVar[Callable[..., Any]]
+    drawn: ClassVar[Callable[..., NDArray[np.float64]]]
+    truth: ClassVar[Callable[..., Scores]]
+    read: ClassVar[Callable[..., Scores]]
+    features: ClassVar[Callable[..., NDArray[np.float64]]]
+    count: ClassVar[Callable[..., int]]
+    covered: ClassVar[Callable[..., NDArray[np.bool_]]]
+    run: ClassVar[Callable[..., NDArray[np.float64]]]
+
+    @property
+    def image(self) -> bool:
+        return self.study.modality == "image"
 
     @property
     def predicted(self) -> list[int]:
@@ -172,28 +185,68 @@ class Batch:
     def probabilities(self) -> NDArray[np.float64]:
         return self.study.probabilities(self.logits)
 
-    def explain(
-        self, configuration: Configuration, items: Sequence[Any], targets: Sequence[int], join: Callable[[Any], Any]
+    def explanations(
+        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
     ) -> list[Explanation | Unusable]:
-        """One explanation a sample, in one batch if that works, else one by one: what fails is told by itself.
+        """Of some of the samples (all by default), each for its own target; scores of padding come last.
 
-        Args:
-            items: what the model is fed, one a sample; join: makes a batch of some of them.
+        In one batch if that works, else one by one: what fails is told by itself.
         """
-        study = self.study
-        if not items:
+        chosen, study = list(range(len(self.samples)) if which is None else which), self.study
+        if not chosen:
             return []
         try:
-            given, settings = join(items), configuration.settings
-            made = explaining.explain(study.model, given, configuration.method, targets, study.processor, **settings)
-            return list(made)
+            given, method, settings = self.inputs(chosen), configuration.method, configuration.settings
+            wanted = [targets[i] for i in chosen]
+            return list(explaining.explain(study.model, given, method, wanted, study.processor, **settings))
         except MemoryError:
             raise
         except Exception as error:
-            if len(items) > 1:
-                pairs = zip(items, targets, strict=True)
-                return [one for i, t in pairs for one in self.explain(configuration, [i], [t], join)]
+            if len(chosen) > 1:
+                return [self.explanations(configuration, targets, [i])[0] for i in chosen]
             return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
+
+    def scores(
+        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
+    ) -> list[Scores]:
+        """The maps of some of the samples, ``[H, W]`` of pictures and ``[N]`` of texts; or why there is none."""
+        chosen = list(range(len(self.samples)) if which is None else which)
+        if configuration.kind == RANDOM:
+            return [self.drawn(i) for i in chosen]
+        if configuration.kind == TRUTH:
+            return [self.truth(i) for i in chosen]
+        found = zip(chosen, self.explanations(configuration, targets, chosen), strict=True)
+        return [one if isinstance(one, Unusable) else self.read(i, one) for i, one in found]
+
+    def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
+        """:meth:`scores` by configuration and number of the sample."""
+        return {(c, i): one for c in configurations for i, one in enumerate(self.scores(c, targets))}
+
+    def outputs(self, asked: Iterable[tuple[Any, int, Iterable[Any], str]]) -> dict[Any, NDArray[np.float64]]:
+        """Logits ``[F, C]`` of samples with parts taken out; what several ask for runs once.
+
+        Args:
+            asked: (key of the result, number of the sample, masks ``[F, ...]``, baseline), as for ``run``.
+        """
+        rows: dict[tuple[int, tuple[int, ...], bytes, str], int] = {}
+        places: dict[Any, list[int]] = {}
+        for key, index, masks, baseline in asked:
+            jobs = [(index, mask.shape, np.packbits(mask).tobytes(), baseline) for mask in masks]
+            places[key] = [rows.setdefault(job, len(rows)) for job in jobs]
+        found = self.run((i, _unpacked(bits, shape), baseline) for i, shape, bits, baseline in rows)
+        return {key: found[place] for key, place in places.items()}
+
+    def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Logits ``[S, C]`` of one sample without each subset of its features ``[S, n]``: black, or [UNK]."""
+        return self.run((index, gone, self.baseline) for gone in self.covered(index, removed))
+
+
+Maps = dict[tuple[Configuration, int], Scores]
+
+
+def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=int(np.prod(shape)))
+    return flags.reshape(shape).astype(bool)
 
 
 @dataclass(frozen=True)
@@ -221,14 +274,14 @@ class Benchmark:
     measure: Callable[[Any, Sequence[Configuration]], Iterator[Measured]]
     summarize: Callable[[Study, Results], Report]
     ceiling: Callable[[Study], bool] = lambda study: False
-    own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Text]]] | None = None
+    own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Any]]] | None = None
 
 
 CONSTANT = ("leave_out", "count")
 """What becomes of constant maps (option ``constant``): left out of the figures, or counted as the reference does."""
 
 
-def constant_remarks(results: Results, meaning: str) -> list[str]:
+def constant_remarks(results: Results, meaning: str) -> tuple[str, ...]:
     """One sentence for each configuration whose constant maps are counted."""
     flat = {label: sum(bool(v.get("constant")) for v in values.values()) for label, values in results.items()}
-    return [f"{n} maps of {label} are constant and are counted: {meaning}." for label, n in flat.items() if n]
+    return tuple(f"{n} maps of {label} are constant and are counted: {meaning}." for label, n in flat.items() if n)

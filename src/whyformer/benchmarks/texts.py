@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whyformer.benchmarks.configurations import RANDOM, Configuration, random_scores
+from whyformer.benchmarks.configurations import random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
@@ -29,7 +29,7 @@ class Encoded:
         count: words of the whole text, also those that truncation cut off.
     """
 
-    ids: tuple[int, ...]
+    ids: NDArray[np.int64]
     words: tuple[int | None, ...]
     spans: tuple[tuple[int, int], ...]
     count: int
@@ -39,103 +39,75 @@ class Encoded:
         """``[N]`` True at tokens that are not special."""
         return np.array([word is not None for word in self.words])
 
-    @property
-    def seen(self) -> list[int]:
-        """The words that were not cut off."""
-        return sorted({word for word in self.words if word is not None})
-
-    def only(self, kept: Iterable[int]) -> list[int]:
-        """Ids of these words alone, with the special tokens."""
-        wanted = {None, *kept}
-        return [i for i, word in zip(self.ids, self.words, strict=True) if word in wanted]
-
 
 def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
     """Tokens of one text, cut off after ``longest``; words are the data set's own where it has them."""
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("this evaluation needs a fast tokenizer (one that can tell which word a token belongs to)")
     made = tokenizer(
-        text.text if text.words is None else list(text.words),
-        is_split_into_words=text.words is not None,
-        truncation=True,
-        max_length=longest,
-        return_offsets_mapping=True,
-    )
+        text.text if text.words is None else list(text.words), is_split_into_words=text.words is not None,
+        truncation=True, max_length=longest, return_offsets_mapping=True,
+    )  # fmt: skip
     words = made.word_ids(0)
     if all(w is None for w in words):
         raise InputError(f"{text.id}: the text holds no tokens the tokenizer knows")
     count = len(text.words) if text.words is not None else max(w for w in words if w is not None) + 1
     spans = tuple((int(a), int(b)) for a, b in made["offset_mapping"])
-    return Encoded(tuple(made["input_ids"]), tuple(words), spans, count)
-
-
-def fill_id(tokenizer: Any, name: str = "unk") -> int:
-    """Id of [UNK], [MASK] or [PAD]."""
-    found = getattr(tokenizer, f"{name}_token_id", None)
-    if not isinstance(found, int):
-        raise InputError(f"the tokenizer has no {name} token to put in place of others")
-    return found
+    return Encoded(np.array(made["input_ids"]), tuple(words), spans, count)
 
 
 @dataclass(frozen=True)
 class Texts(Batch):
-    """Some texts as the model sees them."""
+    """Some texts as the model sees them; what can be taken out are the tokens that are not special."""
 
     encoded: Sequence[Encoded]
-    baseline: ClassVar = "unk"
+    baseline = "unk"
 
-    def explanations(self, configuration: Configuration, targets: Sequence[int]) -> list[Explanation | Unusable]:
-        """Of all the texts, each for its own target; scores of padding are behind those of the tokens."""
+    def inputs(self, which: Sequence[int]) -> dict[str, Tensor]:
+        ids, mask = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
+        return {"input_ids": ids, "attention_mask": mask}
 
-        def join(rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-            ids, mask = padded(rows, self.study.forwards.pad)
-            return {"input_ids": ids, "attention_mask": mask}
+    def drawn(self, index: int) -> NDArray[np.float64]:
+        encoded = self.encoded[index]
+        drawn = random_scores(self.samples[index].id, (len(encoded.ids),), self.study.seed)
+        return np.where(encoded.content, drawn, 0.0)
 
-        return self.explain(configuration, [e.ids for e in self.encoded], targets, join)
+    def truth(self, index: int) -> Scores:
+        """The flags of the human rationale, a word's at each of its tokens."""
+        flags, words = self.samples[index].rationale, self.encoded[index].words
+        return np.array([0.0 if word is None else float(flags[word]) for word in words])
 
-    def scores(self, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
-        """``[N]`` of each text, 0 at special tokens; or why there is none."""
-        if configuration.kind == RANDOM:
-            drawn = [
-                random_scores(s.id, (len(e.ids),), self.study.seed)
-                for s, e in zip(self.samples, self.encoded, strict=True)
-            ]
-            return [np.where(e.content, d, 0.0) for d, e in zip(drawn, self.encoded, strict=True)]
-        made: list[Scores] = []
-        for one, encoded in zip(self.explanations(configuration, targets), self.encoded, strict=True):
-            if isinstance(one, Unusable):
-                made.append(one)
-                continue
-            scores = one.scores[0].double().numpy()[: len(encoded.ids)]
-            judged = usable(scores[encoded.content] if encoded.content.sum() > 1 else scores)
-            made.append(judged if isinstance(judged, Unusable) else scores)
-        return made
+    def read(self, index: int, explanation: Explanation) -> Scores:
+        content = self.encoded[index].content
+        scores = explanation.scores[0].double().numpy()[: len(content)]
+        judged = usable(self.features(index, scores) if content.sum() > 1 else scores)
+        return judged if isinstance(judged, Unusable) else scores
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The scores of what can be taken out: the tokens that are not special."""
         return scores[self.encoded[index].content]
 
     def count(self, index: int) -> int:
-        """How many of these there are."""
         return int(self.encoded[index].content.sum())
 
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """``[N]`` True at these tokens, special ones counted."""
-        at = self.encoded[index].content
-        at[at] = features
-        return at
+        content = self.encoded[index].content
+        made = np.zeros((len(features), content.size), dtype=bool)
+        made[:, content] = features
+        return made
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
-        """Logits ``[n, C]`` of texts with some tokens replaced: (its number, ``[N]`` True there, by what)."""
-        rows = [
-            np.where(gone, fill_id(self.study.processor, by), self.encoded[index].ids).tolist()
-            for index, gone, by in jobs
-        ]
+        """Baselines are tokens ("unk", "mask", "pad") that stand where others were, or "delete"."""
+        rows = []
+        for index, gone, by in jobs:
+            ids = self.encoded[index].ids
+            rows.append(ids[~gone] if by == "delete" else np.where(gone, self._fill(by), ids))
         return self.study.forwards.ids(rows)
 
-    def without(self, index: int, removed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Logits ``[S, C]`` of one text with each subset of its content tokens ``[S, n]`` [UNK]."""
-        return self.run((index, self.covered(index, gone), self.baseline) for gone in removed)
+    def _fill(self, name: str) -> int:
+        found = getattr(self.study.processor, f"{name}_token_id", None)
+        if not isinstance(found, int):
+            raise InputError(f"the tokenizer has no {name} token to put in place of others")
+        return found
 
 
 def read_texts(study: Study, samples: Sequence[Text]) -> Texts:

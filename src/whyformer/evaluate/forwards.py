@@ -40,7 +40,7 @@ class Forwards:
         found = [self._run(torch.stack(batch).to(**self.place)) for batch in _batches(pictures, self.batch_size)]
         return np.concatenate(found) if found else np.zeros((0, 0))
 
-    def ids(self, rows: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+    def ids(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """``[n, C]`` logits of token rows of any lengths; rows of like length share a batch."""
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         found: list[NDArray[np.float64]] = []
@@ -59,7 +59,7 @@ class Forwards:
         return plain_logits(self.model, args, kwargs).double().cpu().numpy()
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Any], pad: int) -> tuple[Tensor, Tensor]:
     """(ids ``[B, N]``, attention mask) of rows of different lengths."""
     width = max(len(r) for r in rows)
     ids = torch.full((len(rows), width), pad, dtype=torch.long)
