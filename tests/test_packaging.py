@@ -22,7 +22,7 @@ ARROWS = {
     "rooms": set(),
     "errors": set(),
     "explanation": {"errors", "show", "__version__"},  # show: an Explanation shows itself
-    "targets": {"errors"},
+    "targets": {"errors", "models"},
     "show": RESULTS,
     "datasets": {"errors", "inputs"},
     "models": {"errors"},

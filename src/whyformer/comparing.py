@@ -113,16 +113,20 @@ def each(
     resolvers = [(target, ready.resolver(target)) for target in targets]  # all are checked before any work
     for method, given in methods:
         settings = method.complete(given)
-        agnostic: Explanation | None = None
+        agnostic: list[tuple[Any, Explanation]] = []  # and the row that it is about
         for target, resolver in resolvers:
             make = partial(ready.explain, method.name, target, progress=progress, **settings)
             try:
-                made = agnostic or (make() if once is None else once((method.name, settings, target), make))
+                known = next((e for reading, e in agnostic if reading == resolver.reading), None)
+                made = known or (make() if once is None else once((method.name, settings, target), make))
             except WhyformerError as error:
                 yield Refusal(method.name, settings, error)
                 break
             if made.diagnostics.get("class_specific") is False:
-                agnostic = made
+                agnostic.append((resolver.reading, made))
+            if known is not None:
                 index, names = resolver.describe(made.logits)
-                made = replace(made, target=index, target_names=names)
+                written = resolver.written()
+                facts = made.diagnostics if written is None else {**made.diagnostics, "target": written}
+                made = replace(made, target=index, target_names=names, diagnostics=facts)
             yield made

@@ -14,11 +14,13 @@ from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs, prepare
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
+from whyformer.models.kinds import compares
 from whyformer.models.loading import model_name, opened
 from whyformer.models.structure import class_count, class_names
 from whyformer.targets import Resolver, Target
 
 Track = Callable[..., Iterable[Any]]
+_TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 
 
 def explain(
@@ -45,8 +47,9 @@ def explain(
             done to it stands in ``diagnostics["input"]``.
         method: a name from :func:`whyformer.methods`.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
-            :func:`whyformer.targets.class_index`), or a callable from :mod:`whyformer.targets` (logits ``[B, C]`` ->
-            ``[B]``).
+            :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
+            17)"``), or a function: of the logits ``[B, C]``, or of the model's raw output where that is not one row of
+            logits a sample (nor a language model's), and needs a target. It returns ``[B]``.
         processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; found by itself when
             ``model`` is a name.
         device, dtype: where and in which precision a model given by name is loaded.
@@ -88,12 +91,16 @@ class Ready:
 
     def resolver(self, target: Target = None) -> Resolver:
         """What a user calls the target, checked against the model's classes."""
-        return Resolver(target, self.labels, self.classes, self.inputs.batch)
+        return Resolver(target, self.labels, self.classes, self.inputs.batch, self.processor)
 
     def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
         """The inputs and the target as methods take them; ``name`` is what errors call the work."""
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
-        return Task(self.model, self.inputs, resolver.callable, tracking(progress), name)
+        inputs = self.inputs
+        texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
+        if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
+            inputs = replace(inputs, shared=frozenset(texts))
+        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read)
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
@@ -139,7 +146,7 @@ class Ready:
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""
         inputs = scores.inputs or self.inputs
-        made = finish(scores, inputs, resolver, method, settings, self.labels, self.multi_label)
+        made = finish(scores, inputs, resolver, method, settings, self.multi_label)
         return replace(made, model=self.name)
 
 
@@ -172,7 +179,7 @@ def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
 
 def finish(
     scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
-    labels: dict[int, str] | None, multi_label: bool,
+    multi_label: bool,
 ) -> Explanation:  # fmt: skip
     """The explanation of laid-out scores; special tokens and padding get none."""
     values, logits = scores.values.detach(), scores.logits.detach()
@@ -192,6 +199,8 @@ def finish(
         values = values.masked_fill(hidden, 0)
     index, names = resolver.describe(logits)
     diagnostics = dict(scores.diagnostics)
+    if (written := resolver.written()) is not None:
+        diagnostics["target"] = written
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
     warned = [[*diagnostics.get("warnings", ()), *degenerate(row)] for row in rows]
@@ -200,7 +209,8 @@ def finish(
     features = replace(inputs.features, image_size=inputs.image_size, grid=grid)
     return Explanation(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, features=features, labels=labels, multi_label=multi_label, diagnostics=diagnostics,
+        target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
+        diagnostics=diagnostics,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import ModelError
-from whyformer.models.readout import output_mask, plain_logits, read_logits
+from whyformer.models.output import output_mask
+from whyformer.models.readout import plain_logits, read_logits
 from zoo import LANGUAGE, LENGTHS, VOCABULARY, build, call, rows
 
 

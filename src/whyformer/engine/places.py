@@ -13,6 +13,7 @@ from whyformer.engine.hooks import batch_first
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import AttentionCall, Edit, Features, Maps
 from whyformer.engine.run import Feed, record, running
+from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
 
 PICTURES = 16  # at most, to find the centres of what feeds each row below overlapping convolutions
@@ -123,8 +124,9 @@ def _features(
     """(the picture, ``[1, ..., D]`` features of the block), what attentions mix being held constant."""
     constant = Edit(lambda weights, value, mixed: mixed.detach())
     recording = record(
-        model, feed, _GRADIENT, Features((block,)), constant, root="input", root_input=scored, root_value=noise
-    )
+        model, feed, _GRADIENT, Features((block,)), constant, root="input", root_input=scored, root_value=noise,
+        read=anything,
+    )  # fmt: skip
     leaf, *features = recording.roots
     recording.release()
     return leaf, batch_first(features[0], recording.run) if features else None

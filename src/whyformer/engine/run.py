@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,8 @@ from whyformer.engine.isolation import inside, users_hooks_aside
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.errors import ModelError
-from whyformer.models.readout import output_mask, read_logits
+from whyformer.models.output import Output, with_leaves
+from whyformer.models.readout import row_of
 from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
 from whyformer.rules.core import Composite, Pass
 
@@ -29,7 +30,9 @@ class Recording:
     """One recorded forward pass.
 
     Attributes:
-        logits: ``[B, C]``.
+        logits: ``[B, C]`` the row that the target is about.
+        read: (tensor of the model's output, leaf in its place) from which ``logits`` were read.
+        started: ``[B]`` (Σ, Σ|·|) of what the last backward pass started from at those tensors.
         run: the state of its backward passes (carrier, ledger).
         roots: the leaves at which the graph begins: the model's input, the first block's input, a block's output ...
         attentions: number of attentions seen.
@@ -39,6 +42,8 @@ class Recording:
 
     mode: Interception
     logits: Tensor = field(init=False)
+    read: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    started: tuple[Tensor, Tensor] = field(init=False)
     readout: Tensor | None = None
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
@@ -56,7 +61,7 @@ class Recording:
         return self.mode.attentions
 
     def backward(self, seed: Tensor, *, relevance: bool = False, keep: bool = False) -> list[Tensor]:
-        """Send ``seed`` ``[B, C]`` back from the logits to the roots.
+        """Send ``seed`` ``[B, C]`` back from the logits to the roots, as ∂(seed · logits) at the tensors they are of.
 
         Args:
             relevance: carry relevance instead of gradients (relevance carrier only).
@@ -75,7 +80,10 @@ class Recording:
         self.readout = None if not relevance else self.readout
         try:
             with inside(None), torch.enable_grad():
-                flows = torch.autograd.grad(self.logits, self.roots, seed, retain_graph=keep, allow_unused=True)
+                starts = self._starts(seed)
+                flows = torch.autograd.grad(
+                    [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
+                )
         except CheckpointError as error:
             raise ModelError(
                 "activation checkpointing (torch.utils.checkpoint) repeats operations behind whyformer's back. Turn it "
@@ -92,11 +100,24 @@ class Recording:
             self._let_go()
         return [torch.zeros_like(r) if f is None else f for r, f in zip(self.roots, flows, strict=True)]
 
+    def _starts(self, seed: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(tensor of the output, what starts there) for those that the target reads."""
+        found = torch.autograd.grad(
+            self.logits, [leaf for _, leaf in self.read], seed, retain_graph=True, allow_unused=True
+        )
+        starts = [(t, s) for (t, _), s in zip(self.read, found, strict=True) if s is not None]
+        rows = [s.detach().reshape(len(seed), -1) for _, s in starts if len(s) == len(seed)] or [seed.flatten(1)]
+        self.started = (
+            torch.stack([r.sum(-1) for r in rows]).sum(0), torch.stack([r.abs().sum(-1) for r in rows]).sum(0)
+        )  # fmt: skip
+        return starts
+
     def _let_go(self) -> None:
         # the graph refers to this recording (listeners, observers) and the recording to the graph: a circle through
         # C++ that Python's collector cannot see, so it has to be cut
         if hasattr(self, "logits"):
             self.logits = self.logits.detach()
+        self.read.clear()
 
     def release(self) -> None:
         """Let go of the graph and of all that was recorded on the way, whether or not it was used."""
@@ -125,6 +146,8 @@ def record(
     root_input: str | int | None = None,
     root_value: Tensor | None = None,
     blocks: list[nn.Module] | None = None,
+    read: Callable[[Output], Tensor] = row_of,
+    samples: Tensor | None = None,
 ) -> Recording:
     """Run the model once under the composite; the model is left exactly as it was, also after an error.
 
@@ -135,6 +158,8 @@ def record(
             block), "output" (what leaves the last block), or None (where the probes say, or nowhere).
         root_value: feed this to the root instead of its own value (a point on a path, a noisy copy).
         blocks: the blocks meant, where not the model's largest group (a tower of CLIP, a decoder).
+        read: what the target is about: the output -> ``[B, C]``.
+        samples: which sample each row is a copy of (see :class:`~whyformer.models.output.Output`).
 
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
@@ -172,7 +197,9 @@ def record(
         for projection in mode.projections.found.values():
             if projection.norm_input is not None:
                 projection.norm_input = batch_first(projection.norm_input, run)
-    recording.logits = read_logits(output, output_mask(model, args, kwargs))
+    with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
+        cut, recording.read = with_leaves(output)
+        recording.logits = read(Output(model, cut, *feed, samples))
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
         bad = first_bad_parameter(model)

@@ -19,7 +19,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import BLUR, Removal, content_of, logits_without, removal
-from whyformer.targets import Target
+from whyformer.targets import Resolver, Target
 
 Array = NDArray[np.float64]
 
@@ -33,6 +33,7 @@ class Case:
         target: ``[B]`` class whose probability is followed.
         logits: ``[B, C]`` of the plain forward pass.
         content: text, ``[B, N]`` True at tokens that are neither special nor padding.
+        resolver: which row of the output ``logits`` are, and what of it the target is.
         explanation: where the scores came from, if from this library.
         forwards: plain forward passes of changed samples, so far.
     """
@@ -43,6 +44,7 @@ class Case:
     logits: Array
     content: NDArray[np.bool_] | None
     batch_size: int
+    resolver: Resolver
     explanation: Explanation | None = None
     forwards: int = field(default=0)
     _removals: dict[str | int, Removal] = field(default_factory=dict, repr=False)
@@ -56,11 +58,13 @@ class Case:
 
     @cached_property
     def clean(self) -> Array:
-        """``[B]`` probability of the target."""
+        """``[B]`` probability of the target; its value where it has none (a span, a user's own function)."""
         return self.probabilities(self.logits)[np.arange(len(self)), self.target]
 
     def probabilities(self, logits: Array) -> Array:
         """Softmax, or the sigmoid of each where the model's classes do not exclude one another."""
+        if self.resolver.raw:
+            return logits
         return probabilities(logits, self.ready.multi_label)
 
     def features(self, sample: int) -> Array:
@@ -85,7 +89,7 @@ class Case:
 
     def run(self, sample: int, masks: Sequence[NDArray[np.bool_]] | NDArray[np.bool_], baseline: str | int) -> Array:
         """``[F, C]`` logits of one sample, each time without some of :meth:`features` (True in ``masks [F, n]``)."""
-        task = self.ready.task(name="taking features out")
+        task = self.ready.task(self.resolver, "taking features out")
         if baseline not in self._removals:
             self._removals[baseline] = removal(task, baseline, patch=1 if self.image else None, blur=BLUR)
         removed = self._removals[baseline]
@@ -117,9 +121,15 @@ def read_case(ready: Ready, explanation: Explanation | ArrayLike | Tensor, targe
         raise InputError("the scores hold NaN or infinity, so they cannot be judged")
     scores = _picture(scores, inputs) if image else _text(scores, inputs)
     content = None if image else content_of(inputs).numpy()
-    logits = ready.logits()
-    chosen = _target(ready, target, ours, logits)
-    return Case(ready, scores.numpy(), chosen, logits.double().cpu().numpy(), content, batch_size, ours)
+    resolver = _resolver(ready, target, ours)
+    logits = ready.task(resolver).forward()
+    chosen = resolver.indices(logits)
+    if int(chosen.min()) < 0:
+        raise InputError("evaluate follows the probability of a class: the target must be a class, not a function")
+    if int(chosen.max()) >= logits.shape[1]:
+        raise InputError(f"the target is a class 0 to {logits.shape[1] - 1}, or one a sample, not {target!r}")
+    classes, values = chosen.cpu().numpy().astype(np.int64), logits.double().cpu().numpy()
+    return Case(ready, scores.numpy(), classes, values, content, batch_size, resolver, ours)
 
 
 def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
@@ -155,15 +165,11 @@ def _text(scores: Tensor, inputs: Inputs) -> Tensor:
     return scores
 
 
-def _target(ready: Ready, target: Target, explanation: Explanation | None, logits: Tensor) -> NDArray[np.int64]:
-    """The class given, else the explained one, else the predicted one."""
-    if target is None and explanation is not None and bool((explanation.target >= 0).all()):
-        target = explanation.target.tolist()
-    if callable(target):
-        raise InputError("evaluate follows the probability of a class: the target must be a class, not a function")
-    if isinstance(target, np.ndarray | np.integer):
-        target = target.tolist()
-    chosen = ready.resolver(target).indices(logits)
-    if int(chosen.max()) >= logits.shape[1]:
-        raise InputError(f"the target is a class 0 to {logits.shape[1] - 1}, or one a sample, not {target!r}")
-    return chosen.cpu().numpy().astype(np.int64)
+def _resolver(ready: Ready, target: Target, explanation: Explanation | None) -> Resolver:
+    """The target given, else the explained one, else the predicted class."""
+    if target is None and explanation is not None:
+        if "target" in explanation.diagnostics:
+            target = explanation.diagnostics["target"]
+        elif bool((explanation.target >= 0).all()):
+            target = explanation.target.tolist()
+    return ready.resolver(target)

@@ -17,7 +17,7 @@ from whyformer.evaluate.registry import METRICS
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
-from whyformer.targets import Probability, Resolver, Target
+from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
 MODES = ("instance", "class", "dataset", "mean_baseline", "batch", "prime", "label")
@@ -218,6 +218,8 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: 
     """(classes ``[B, K]``, target first; what the criterion watches for each of the K)."""
     several = several or logits.shape[-1] == 1
     index = resolver.indices(logits).cpu()
+    if resolver.raw:
+        return index[:, None], [Logit(0)]
     if mode not in ("prime", "label"):
         own = resolver.target if callable(resolver.target) else Probability(index.tolist(), several)
         return index[:, None], [own]
@@ -239,10 +241,12 @@ def _explained(entry: Any, ready: Ready, target: Target, wanted: Tensor, resolve
             raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
         return [entry] * wanted.shape[1]
     method, settings = entry
-    made = [ready.explain(method, target if wanted.shape[1] == 1 else wanted[:, 0].tolist(), **settings)]
+    first = target if wanted.shape[1] == 1 else resolver.about(wanted[:, 0].tolist())
+    made = [ready.explain(method, first, **settings)]
     for k in range(1, wanted.shape[1]):
         specific = made[0].diagnostics.get("class_specific", True)
-        made.append(ready.explain(method, wanted[:, k].tolist(), **settings) if specific else made[0])
+        other = resolver.about(wanted[:, k].tolist())
+        made.append(ready.explain(method, other, **settings) if specific else made[0])
     return made
 
 

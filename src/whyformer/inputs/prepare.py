@@ -36,6 +36,8 @@ class Inputs:
         notes: what reading each picture did to it, in words.
         fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
             unknown.
+        samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
+        shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
     """
 
     args: tuple[Any, ...]
@@ -48,6 +50,8 @@ class Inputs:
     notes: list[list[str]] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
     black: tuple[float, ...] | None = None
+    samples: Tensor | None = None
+    shared: frozenset[str] = frozenset()
 
     @property
     def tensor(self) -> Tensor:
@@ -78,11 +82,14 @@ class Inputs:
             )
 
         args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
-        kwargs = {k: value if k == self.scored else fit(v) for k, v in self.kwargs.items()}
+        kwargs = {k: value if k == self.scored else v if k in self.shared else fit(v) for k, v in self.kwargs.items()}
         return replace(
-            self, args=args, kwargs=kwargs,
-            mask=fit(self.mask), special=fit(self.special),
+            self, args=args, kwargs=kwargs, mask=fit(self.mask), special=fit(self.special), samples=fit(self._numbers),
         )  # fmt: skip
+
+    @property
+    def _numbers(self) -> Tensor:
+        return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
 
     def select(self, rows: slice) -> Inputs:
         """Some of the samples (what is only for display is left out)."""
@@ -91,8 +98,9 @@ class Inputs:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == self.batch else value
 
         return Inputs(
-            tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()}, self.modality, self.scored,
-            cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
+            tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},
+            self.modality, self.scored, cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
+            samples=cut(self._numbers), shared=self.shared,
         )  # fmt: skip
 
 

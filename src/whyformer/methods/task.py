@@ -19,7 +19,8 @@ from whyformer.engine.probes import AttentionCall, Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.inputs import Inputs
-from whyformer.models.readout import plain_logits
+from whyformer.models.output import Output
+from whyformer.models.readout import plain_logits, row_of
 from whyformer.models.structure import find_blocks
 from whyformer.rules.core import Composite
 
@@ -55,6 +56,7 @@ class Task:
 
     Attributes:
         resolve: logits ``[B, C]`` -> target callable for these samples.
+        read: output of the model -> those logits, the row that the target is about.
         progress: wraps an iterable of long work; shows a bar where one is wanted.
         recordings: what was recorded for it and for its copies.
     """
@@ -64,6 +66,7 @@ class Task:
     resolve: Callable[[Tensor], Callable[[Tensor], Tensor]]
     progress: Callable[..., Any]
     method: str
+    read: Callable[[Output], Tensor] = row_of
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
@@ -71,10 +74,6 @@ class Task:
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
             value = self.resolve(leaf.detach())(leaf)
-            if value.shape != leaf.shape[:1]:
-                raise InputError(
-                    f"the target must return one number a sample, shape [{leaf.shape[0]}], not {list(value.shape)}"
-                )
             (seed,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True) if value.requires_grad else (None,)
         if seed is None:
             raise InputError("the target does not depend on the logits")
@@ -103,7 +102,8 @@ class Task:
 
     def record(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
         """Record one forward pass of the inputs; the probes say what is looked at on the way."""
-        recording = record(self.model, self.inputs.feed, composite, *probes, **{"blocks": self._found, **options})
+        options = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples, **options}
+        recording = record(self.model, self.inputs.feed, composite, *probes, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
 
@@ -163,8 +163,9 @@ class Task:
             self.recordings.clear()
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
-        """Logits of a plain forward pass, without gradients."""
-        return plain_logits(self.model, *(inputs or self.inputs).feed)
+        """The logits that the target is about, of a plain forward pass without gradients."""
+        inputs = inputs or self.inputs
+        return plain_logits(self.model, *inputs.feed, self.read, inputs.samples)
 
     def block(self, number: int, name: str = "start_layer") -> int:
         """A block number from 0, checked against the model before work starts."""

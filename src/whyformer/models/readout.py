@@ -1,54 +1,69 @@
-"""The plain forward pass, and what is read off a model's output: one row of logits a sample."""
+"""The plain forward pass, and what is read off its output: one row of logits a sample, or else nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import ModelError
+from whyformer.errors import InputError, ModelError
+from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
+from whyformer.models.output import Output, output_mask
 
 
-def plain_logits(model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Tensor:
-    """``[B, C]`` logits of a forward pass without gradients, on the model's device; see :func:`read_logits`."""
+def plain_logits(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    read: Callable[[Output], Tensor] | None = None,
+    samples: Tensor | None = None,
+) -> Tensor:
+    """``[B, C]`` logits of a forward pass without gradients, on the model's device; ``read`` as :func:`row_of`."""
     kwargs = kwargs or {}
     with torch.no_grad():
-        return read_logits(model(*args, **kwargs), output_mask(model, args, kwargs))
+        return (read or row_of)(Output(model, model(*args, **kwargs), args, kwargs, samples))
 
 
-def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The padding mask of the tokens whose logits come out: an encoder–decoder's own decoder mask, else the input's.
+def row_of(output: Output) -> Tensor:
+    """``[B, C]``: a classifier's logits, or a language model's for the token after the last real one.
 
-    A mask given by position is found by the signature of the model's forward.
+    Raises:
+        InputError: the output is of another kind; the error names the targets that fit.
+        ModelError: there is no tensor in it.
     """
-    given = dict(kwargs)
-    if len(args) > 1:
-        with contextlib.suppress(TypeError, ValueError):  # no signature to be read
-            given |= inspect.signature(model.forward).bind_partial(*args).arguments
-    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
-    decodes = decodes or any(name in given for name in ("decoder_input_ids", "decoder_inputs_embeds"))
-    mask = given.get("decoder_attention_mask" if decodes else "attention_mask")
-    return mask if isinstance(mask, Tensor) else None
+    if not has_row(output):
+        if not output.named and output.logits is None:
+            read_logits(output.raw)
+        raise refusal(output)
+    assert output.logits is not None
+    mask = output_mask(output.model, output.args, output.kwargs) if output.logits.dim() == 3 else None
+    return read_logits(output.logits, mask)
+
+
+def anything(output: Output) -> Tensor:
+    """Some tensor of the output: for a pass of which only what lies on the way is looked at."""
+    return next(iter(output.named.values()), torch.zeros(1, 1))
+
+
+def has_row(output: Output) -> bool:
+    """Whether the output is one row of logits a sample, or a language model's."""
+    logits = output.logits
+    if logits is None or logits.dim() not in (1, 2, 3) or "pred_boxes" in output.named:
+        return False
+    if logits.dim() == 3:
+        return is_language_model(output)
+    return logits.dim() == 1 or not one_a_token(output, logits)
 
 
 def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
-    """``[B, C]`` logits out of whatever the model returns.
+    """``[B, C]`` logits of an output that is known to hold a row of them.
 
-    A language model's ``[B, N, V]`` is read at the last position, or the last real one by the ``[B, N]`` padding mask;
-    the image-to-text logits of a two-tower model count as logits.
+    A language model's ``[B, N, V]`` is read at the last position, or the last real one by the ``[B, N]`` padding mask.
     """
-    logits = output
-    if isinstance(output, Mapping) or hasattr(output, "logits"):
-        logits = getattr(output, "logits", getattr(output, "logits_per_image", None))
-        if logits is None and isinstance(output, Mapping):
-            logits = output.get("logits", next((v for v in output.values() if isinstance(v, Tensor)), None))
-    elif isinstance(output, list | tuple):
-        logits = next((v for v in output if isinstance(v, Tensor)), None)
-    if not isinstance(logits, Tensor):
+    logits = Output(nn.Identity(), output).logits
+    if logits is None:
         raise ModelError(
             f"the model returned {type(output).__name__} without logits; wrap it so that "
             "forward returns a tensor [batch, classes]"
@@ -67,3 +82,35 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
             "[batch, tokens, vocabulary]) is needed"
         )
     return logits
+
+
+def refusal(output: Output, why: str = "") -> InputError:
+    """The error that names the targets which fit this output."""
+    named = output.named
+    shapes = ", ".join(f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items())
+    kinds = {"logits": output.logits, **named}
+    ways = []
+    if "start_logits" in named and "end_logits" in named:
+        ways.append("targets.Span(3, 7)")
+    if "logits_per_image" in named:
+        ways += ["targets.Similarity() (of each picture and its own text)", "target=0 (the index of a text)"]
+    logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
+    if any(n in named for n in ("pred_boxes", "class_queries_logits")):
+        ways.append("targets.Query(0, 3)")
+    elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
+        ways.append("targets.Token(5, 17)")
+        ways += ["targets.Span(3, 7)"] if LANGUAGE.get(output.model) else []
+    elif logits is not None and logits.dim() == 2 and ONE_A_TOKEN.get(output.model):
+        ways.append("targets.Token(5, 0)")
+    if any(t.dim() == 4 for t in kinds.values() if t is not None):
+        ways.append("targets.Pixel(4, 9, 2)")
+    if "predicted_depth" in named:
+        ways.append("targets.Pixel(4, 9)")
+    name, tensor = next(iter(named.items()))
+    read = f".{name}" if hasattr(output.raw, name) else f"[{name if name.isdigit() else repr(name)}]" if name else ""
+    index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
+    ways.append(f"a function of the output that returns one number a sample: target=lambda output: output{read}{index}")
+    return InputError(
+        f"the model's output ({shapes}) {why or 'is not one row of logits a sample'}, so a target has to say which "
+        f"number is meant: {'; '.join(ways)} (from whyformer import targets)"
+    )

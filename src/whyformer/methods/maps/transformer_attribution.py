@@ -79,8 +79,8 @@ def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:
     ``error`` is the largest |ΣR_block / ΣR_start − 1|; for a target whose start sums to 0 (a contrast) differences are
     taken relative to Σ|R_start| instead.
     """
-    total = seed.sum(-1).double()
-    scale = torch.where(total.abs() > 1e-12, total.abs(), seed.abs().sum(-1).double())
+    total, scale = (s.double() for s in recording.started)
+    scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
     sums = {b: s.double() for b, s in sorted(recording.block_sums.items())}
     errors = [((s - total) / scale).abs() for s in sums.values()]
     worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)

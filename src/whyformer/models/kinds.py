@@ -1,0 +1,94 @@
+"""What kind of logits a model gives, measured once a model by changing what it is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.models.output import Output, fed
+
+LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_COMPARES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def is_language_model(output: Output) -> bool:
+    """Whether ``[B, N, V]`` logits are a causal language model's: over the vocabulary, and independent of later tokens.
+
+    Measured by changing the last token. Where that is not possible (a decoder without tokens of its own), and for
+    models that read the prompt of a picture in both directions, it is known by the model's being made to generate.
+    """
+    if output.model not in LANGUAGE:
+        LANGUAGE[output.model] = _language(output)
+    return LANGUAGE[output.model]
+
+
+def _language(output: Output) -> bool:
+    logits, tokens, config = output.logits, output.tokens, getattr(output.model, "config", None)
+    assert logits is not None
+    decoding = getattr(config, "is_encoder_decoder", False) is True
+    if tokens is None or (decoding and not tokens[0].startswith("decoder_")):
+        return _generates(output)
+    ids = tokens[1]
+    size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)
+    least = size if isinstance(size, int) else 0 if ids.is_floating_point() else int(ids.max()) + 1
+    if ids.shape[1] != logits.shape[1]:
+        return _generates(output)
+    if logits.shape[-1] < least:
+        return False
+    if ids.shape[1] == 1:  # there is no later token: put one there
+        longer = fed(output, lambda t: torch.cat([t, t], 1) if t.dim() > 1 and t.shape[1] == 1 else t)
+        return _generates(output) if longer is None else _language(longer)
+    row = int(output.real(ids.shape[1]).sum(1).argmax())
+    last = int(output.real(ids.shape[1])[row].nonzero().max())
+    changed = ids.clone()
+    if ids.is_floating_point():
+        changed[row, last] = 1 - changed[row, last]
+    else:
+        others = ids[ids != ids[row, last]]
+        changed[row, last] = others[0] if len(others) else (ids[row, last] + 1) % max(least, 2)
+    again = fed(output, lambda t: changed if t is ids else t)
+    if again is None or again.logits is None or again.logits.shape != logits.shape:
+        return _generates(output)
+    moved = (again.logits - logits)[row].detach().abs().amax(-1)
+    limit = 0.1 * torch.finfo(logits.dtype).eps ** 0.5 * logits.detach().abs().max()
+    if not bool((moved[last:] > limit).any()):  # this token says nothing
+        return _generates(output)
+    if not bool((moved[:last] > limit).any()):
+        return True
+    pictures = any(n.startswith(("pixel", "image")) for n in output.given)
+    return pictures and _generates(output)
+
+
+def _generates(output: Output) -> bool:
+    generate = getattr(output.model, "can_generate", None)
+    kind = type(output.raw).__name__
+    named = isinstance(output.raw, list | tuple) or any(k in kind for k in ("CausalLM", "Seq2SeqLM", "Generation"))
+    return callable(generate) and bool(generate()) and named
+
+
+def one_a_token(output: Output, logits: Tensor) -> bool:
+    """Whether ``[B, N]`` logits are one a token (a discriminator's), which is asked where N tokens are fed."""
+    if (
+        output.tokens is None
+        or output.tokens[1].shape[1] != logits.shape[1]
+        or "Classifier" in type(output.raw).__name__
+    ):
+        return False
+    if output.model not in ONE_A_TOKEN:
+        n = logits.shape[1]
+        fewer = fed(output, lambda t: t[:, : n - 1] if t.dim() > 1 and t.shape[1] == n else t) if n > 1 else None
+        ONE_A_TOKEN[output.model] = fewer is not None and fewer.logits is not None and fewer.logits.shape[1] == n - 1
+    return ONE_A_TOKEN[output.model]
+
+
+def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the model compares pictures with texts, so that either may be the classes of the other."""
+    if model not in _COMPARES:
+        output = fed(Output(model, None, args, kwargs), lambda t: t)
+        _COMPARES[model] = output is not None and "logits_per_image" in output.named
+    return _COMPARES[model]

@@ -1,0 +1,167 @@
+"""What a model returned: its tensors by name, the tokens they are of, and the graph behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+
+_HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds", "text_embeds", "reconstruction")
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model returned, and for what.
+
+    Attributes:
+        raw: as the model's forward gives it.
+        args, kwargs: what was fed.
+        samples: ``[B]`` which sample of the batch that is explained each row is a copy of; None if row i is sample i.
+    """
+
+    model: nn.Module
+    raw: Any
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    samples: Tensor | None = None
+
+    @cached_property
+    def named(self) -> dict[str, Tensor]:
+        """The tensors of the output by name, or by number; a loss is none of them."""
+        raw = self.raw
+        if isinstance(raw, Tensor):
+            return {"": raw}
+        if isinstance(raw, Mapping):
+            found: Any = raw.items()
+        elif isinstance(raw, list | tuple):
+            found = enumerate(raw)
+        else:
+            found = getattr(raw, "__dict__", {}).items()
+        return {str(n): t for n, t in found if isinstance(t, Tensor) and t.dim()}
+
+    @cached_property
+    def logits(self) -> Tensor | None:
+        """The tensor that is called logits, or that can be nothing else; None where there are several heads or none."""
+        for name in ("logits", "logits_per_image"):
+            if name in self.named:
+                return self.named[name]
+        if not self.named and hasattr(self.raw, "logits"):  # a property
+            return self.raw.logits if isinstance(self.raw.logits, Tensor) else None
+        found = [t for t in self.named.values() if t.is_floating_point()]
+        if not found or any(name in self.named for name in _HIDDEN):
+            return None
+        if isinstance(self.raw, list | tuple):  # the first, unless another might be meant as well
+            return None if any(t.dim() == 2 and len(t) == len(found[0]) for t in found[1:]) else found[0]
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """What was fed, by the names of the model's forward."""
+        named = dict(self.kwargs)
+        if self.args:
+            with contextlib.suppress(TypeError, ValueError):  # no signature to be read
+                named |= inspect.signature(self.model.forward).bind_partial(*self.args).arguments
+        return named
+
+    @cached_property
+    def tokens(self) -> tuple[str, Tensor] | None:
+        """(name, ids ``[B, N]`` or vectors ``[B, N, D]``) of the tokens whose logits come out: a decoder's own."""
+        for name in _TOKENS:
+            if isinstance(self.given.get(name), Tensor):
+                return name, self.given[name]
+        ids = ((n, t) for n, t in self.given.items() if isinstance(t, Tensor) and t.dim() == 2)
+        return next(((n, t) for n, t in ids if not t.is_floating_point() and "mask" not in n), None)
+
+    def real(self, count: int) -> Tensor:
+        """``[B, N]`` True at the real ones of the N tokens that come out."""
+        logits = next(iter(self.named.values()))
+        mask = output_mask(self.model, self.args, self.kwargs)
+        if mask is not None and mask.shape == (len(logits), count):
+            return mask.bool().to(logits.device)
+        return torch.ones(len(logits), count, dtype=torch.bool, device=logits.device)
+
+    def own(self, value: int | Sequence[int]) -> Tensor:
+        """``[B]`` a number for all samples, or one a sample, for each row."""
+        numbers = torch.as_tensor(value)
+        batch = len(next(iter(self.named.values())))
+        if not numbers.dim():
+            return numbers.expand(batch)
+        return numbers if self.samples is None else numbers[self.samples.cpu()]
+
+    def places(self, position: int | Sequence[int], count: int) -> Tensor:
+        """``[B]`` the rows of ``count`` tokens at these positions among each sample's real tokens.
+
+        Raises:
+            InputError: a sample has no such token.
+        """
+        real = self.real(count).cpu()
+        wanted, lengths = self.own(position), real.sum(1)
+        from_start = torch.where(wanted < 0, wanted + lengths, wanted)
+        for i, (said, length) in enumerate(zip(wanted.tolist(), lengths.tolist(), strict=True)):
+            if not -length <= said < length:
+                raise InputError(
+                    f"position {said} is outside sample {i}, which has {length} tokens: 0 to {length - 1}, or from -1 "
+                    f"(the last) to {-length}"
+                )
+        return ((real.cumsum(1) == from_start[:, None] + 1) & real).long().argmax(1).to(self.real(count).device)
+
+
+def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The padding mask of the tokens whose logits come out: that of a decoder's own tokens, else the input's.
+
+    A decoder that is given no tokens reads the input's, moved by one. A mask given by position is found by the
+    signature of the model's forward.
+    """
+    given = Output(model, None, args, kwargs).given
+    decodes = any(given.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds", "attention_mask"))
+    mask = given.get("decoder_attention_mask" if decodes else "attention_mask")
+    return mask if isinstance(mask, Tensor) else None
+
+
+def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
+    """The output for changed arguments; None where the model does not take them."""
+    args = tuple(change(a) if isinstance(a, Tensor) else a for a in output.args)
+    kwargs = {n: change(v) if isinstance(v, Tensor) else v for n, v in output.kwargs.items()}
+    try:
+        with torch.no_grad():
+            return Output(output.model, output.model(*args, **kwargs), args, kwargs)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+
+
+def with_leaves(raw: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """The same output with each tensor that has a graph replaced by a leaf, and the pairs (tensor, leaf).
+
+    What is read off it then says by the leaves' gradients which tensors were read, and not what these depend on.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not value.requires_grad:
+                return value
+            pairs.append((value, value.detach().requires_grad_()))
+            return pairs[-1][1]
+        if isinstance(value, Mapping) and is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{n: cut(v) for n, v in value.items()})
+        if isinstance(value, dict):
+            return {n: cut(v) for n, v in value.items()}
+        if isinstance(value, list | tuple):
+            listed = [cut(v) for v in value]
+            return type(value)(*listed) if hasattr(value, "_fields") else type(value)(listed)
+        if hasattr(value, "logits") and hasattr(value, "__dict__"):
+            value = copy.copy(value)
+            value.__dict__.update({n: cut(v) for n, v in vars(value).items()})
+        return value
+
+    return cut(raw), pairs

@@ -1,0 +1,78 @@
+"""What a user calls a class: a number, a name, or a number that is to be read as one of them."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from whyformer.errors import InputError
+
+
+def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
+    """The index of the class that a user means; one rule for every entrance.
+
+    An int is an index. Text is an index if it is a number (``"3"``), else a name, in any case, or one of the
+    comma-separated names of a class. ``"#3"`` is an index whatever the classes are called, and a name in quotes
+    (``'"3"'``) is a name whatever it looks like.
+
+    Args:
+        labels: class index -> name; None where the model names none.
+        classes: number of classes; None if unknown.
+
+    Raises:
+        InputError: no such class, several of that name, or a number that also names another class.
+    """
+    if not isinstance(wanted, str):
+        if isinstance(wanted, bool) or not hasattr(wanted, "__index__"):
+            raise InputError(f"a class is an index or a name, not {wanted!r}")
+        return in_range(operator.index(wanted), classes)
+    text = wanted.strip()
+    if text[:1] == "#" and _is_number(text[1:]):
+        return in_range(int(text[1:]), classes)
+    quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
+    named = _named(text[1:-1] if quoted else text, labels or {})
+    if _is_number(text):
+        index = int(text)
+        if any(other != index for other in named):
+            listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in named)
+            raise InputError(
+                f"'{text}' may be the number of a class or the name of another, of {listed}: "
+                f"write #{index} for the number, or '\"{text}\"' with the inner quotes for the name"
+            )
+        return in_range(index, classes)
+    if len(named) == 1:
+        return named[0]
+    if named:
+        listed = ", ".join(f"{i} ({(labels or {})[i]})" for i in named)
+        raise InputError(f"'{wanted}' names several classes: {listed}; give the number")
+    raise _unknown_class(text[1:-1] if quoted else text, labels or {})
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def _named(name: str, labels: Mapping[int, str]) -> list[int]:
+    """The classes of that name; if there is none, those with it among their comma-separated names."""
+    wanted = name.strip().casefold()
+    exact = [i for i, label in labels.items() if label.casefold() == wanted]
+    return exact or [i for i, label in labels.items() if wanted in [p.strip().casefold() for p in label.split(",")]]
+
+
+def in_range(index: int, classes: int | None) -> int:
+    if index < 0 or (classes is not None and index >= classes):
+        known = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
+        raise InputError(f"class {index} is out of range: {known}")
+    return index
+
+
+def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
+    pool = dict.fromkeys(part.strip() for label in labels.values() for part in label.split(","))
+    inside = [part for part in pool if name.casefold() in part.casefold()][:3]
+    close = dict.fromkeys(difflib.get_close_matches(name.casefold(), pool, 3) + inside)
+    hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+    return InputError(
+        f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: give a number.")
+    )
