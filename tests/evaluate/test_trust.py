@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,20 @@ def test_a_picture_and_a_sentence_need_no_inputs(digits: Any, scene: Image.Image
     assert said.baseline == "mask"
     assert len(said) == 2
     assert str(said).count("raw_attention, sample ") == 2
+
+
+def test_the_figures_go_with_the_explanation(tmp_path: Any) -> None:
+    model = Bag().eval()
+    found = whyformer.trust(given(weights(model)), model, BAG, processor(), steps=5)
+    noted = found.noted_in(given(weights(model)))
+    kept = whyformer.Explanation.load(noted.save(tmp_path / "e.safetensors"))
+    for e in (noted, kept, whyformer.Explanation.from_dict(json.loads(json.dumps(noted.to_dict())))):
+        (second,) = e[1].diagnostics["trust"]
+        assert second == found.figures(1)
+        assert second["curve"] == pytest.approx(found.curves[1])
+        assert second["highest"] == pytest.approx(found.random[:, 1].max(0))
+        assert second["verdict"] in str(e[1])
+        assert found.verdict(0) not in str(e[1])
 
 
 # -- warnings ------------------------------------------------------------------------------------------------------

@@ -196,9 +196,36 @@ def test_html_is_made_in_one_place():
 
 
 def test_every_template_can_be_read():
-    from whyformer.show.html.environment import _environment
+    from whyformer.show.html import _environment
 
     names = [name for name in _environment().list_templates() if name.endswith(".html")]
     assert len(names) > 12
     for name in names:
         _environment().get_template(name)
+
+
+TRUST = {
+    "followed": 1, "fractions": [0.0, 0.5, 1.0], "curve": [0.9, 0.3, 0.1], "lowest": [0.9, 0.5, 0.1], "mean": [0.9, 0.6, 0.1],
+    "highest": [0.9, 0.7, 0.1], "verdict": f"Better than each random map {ATTACK}.", "warnings": [f"rollout: {ATTACK}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [picture, sentence])
+def test_what_was_measured_of_a_map_stands_under_it_everywhere(make):
+    e = make(diagnostics={"trust": [TRUST], "warnings": ["only in the diagnostics"]})
+    for source in (html.fragment(e), html.page(e)):
+        found = Checked(source)
+        assert found.tags.count("polyline") == 2
+        assert ("points", "34.0,21.6 173.0,103.2 312.0,130.4") in found.attributes
+        assert "Better than each random map <" in " ".join(found.words)
+        assert "rollout: <script>" in " ".join(found.words)
+        assert "script" not in found.tags
+        assert "\x1b" not in source
+    assert f"measured for {e.label(1)}: Better than each random map" in str(e)
+    assert "Better than" not in html.page(make())
+
+
+def test_a_map_that_could_not_be_measured_has_no_chart():
+    e = picture(diagnostics={"trust": [{**TRUST, "curve": [None] * 3}]})
+    assert "polyline" not in Checked(html.fragment(e)).tags
+    assert "Better than" in html.fragment(e)

@@ -73,18 +73,26 @@ class Trust:
             return f"Better than random maps on average, not than each ({figures}): weak evidence."
         return f"Not better than random ({figures}): do not trust this map here."
 
+    def figures(self, sample: int = 0) -> dict[str, Any]:
+        """What views show of one sample, in plain values: its curve, and the lowest, mean and highest random one."""
+        random = self.random[:, sample]
+        return {
+            "followed": self.followed[sample], "fractions": list(self.fractions), "curve": _plain(self.curves[sample]),
+            "lowest": _plain(random.min(0)), "mean": _plain(random.mean(0)), "highest": _plain(random.max(0)),
+            "verdict": self.verdict(sample), "warnings": list(self.warnings[sample]),
+        }  # fmt: skip
+
+    def noted_in(self, explanation: Explanation) -> Explanation:
+        """The explanation with these figures in ``diagnostics["trust"]``, so that whatever shows it shows them too."""
+        figures = [self.figures(i) for i in range(len(explanation))]
+        return replace(explanation, diagnostics={**explanation.diagnostics, "trust": figures})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; NaN is None."""
-
-        def plain(values: NDArray[np.float64]) -> Any:
-            found = values.astype(object)
-            found[np.isnan(values)] = None
-            return found.tolist()
-
         return {
             "method": self.method, "followed": list(self.followed), "fractions": list(self.fractions),
-            "curves": plain(self.curves), "areas": plain(self.areas), "random": plain(self.random),
-            "chance": plain(self.chance), "verdicts": [self.verdict(i) for i in range(len(self))],
+            "curves": _plain(self.curves), "areas": _plain(self.areas), "random": _plain(self.random),
+            "chance": _plain(self.chance), "verdicts": [self.verdict(i) for i in range(len(self))],
             "warnings": [list(w) for w in self.warnings], "baseline": self.baseline, "seeds": list(self.seeds),
         }  # fmt: skip
 
@@ -94,6 +102,12 @@ class Trust:
             head = f"{self.method}: " if len(self) == 1 else f"{self.method}, sample {sample}: "
             lines += [head + self.verdict(sample), *(f"  {warning}" for warning in warnings)]
         return "\n".join(lines)
+
+
+def _plain(values: NDArray[np.float64]) -> Any:
+    found = values.astype(object)
+    found[np.isnan(values)] = None
+    return found.tolist()
 
 
 def trust(

@@ -1,4 +1,4 @@
-"""Write a set of files so that all of them appear, whole, or none does."""
+"""Results as JSON values and as files, a set of which appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import LoadError
-from whyformer.show import figures, html, paper
+from whyformer.explanation.versions import record, versions
+from whyformer.show import figures, html, painting, paper
 from whyformer.show.words import agnostic, target_name
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
+
+
+_LONGEST = 672  # pixels, of the picture in a JSON file
+
+
+def record_of(command: str, results: Sequence[Explanation], model: str, title: str) -> dict[str, Any]:
+    """Explanations of one input as JSON values, the same from every entrance."""
+    made = [e.to_dict() for e in results]
+    return record(command, versions=versions(), model=model, input=title, explanations=made)
+
+
+def _picture_of(results: Sequence[Explanation]) -> dict[str, Any]:
+    """What the maps lie on, so that a JSON file can be drawn again on its own."""
+    shown = next((found for e in results if (found := painting.base(e)) is not None), None)
+    if shown is None:
+        return {}
+    shown = shown.convert("RGB")
+    shown.thumbnail((_LONGEST, _LONGEST))
+    return {"picture": str(html.data_uri(painting.encoded(shown)))}
 
 
 def slug(*parts: str, limit: int = 80) -> str:
@@ -24,17 +44,12 @@ def slug(*parts: str, limit: int = 80) -> str:
 
 
 def contents(
-    results: Sequence[Explanation],
-    name: str,
-    title: str,
-    record: Mapping[str, Any],
-    kinds: Sequence[str],
-    **look: Any,
+    results: Sequence[Explanation], name: str, title: str, facts: Mapping[str, Any], kinds: Sequence[str], **look: Any
 ) -> dict[str, bytes]:
     """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
 
-    File names are made of ``name``, the method and the classes; ``record`` is what a JSON file holds; ``look`` are
-    options of :class:`~whyformer.show.look.Look`.
+    File names are made of ``name``, the method and the classes; ``facts`` is what a JSON file holds, beside the
+    picture that the maps lie on; ``look`` are options of :class:`~whyformer.show.look.Look`.
     """
     methods = list(dict.fromkeys(e.method for e in results))
     specific = [e for e in results if not agnostic(e)]
@@ -45,18 +60,20 @@ def contents(
         if kind == "html":
             return html.page(results, title, **look).encode()
         if kind == "json":
-            return (json.dumps(record) + "\n").encode()
+            return (json.dumps({**facts, **_picture_of(results)}) + "\n").encode()
         return paper.encode(figures.figure(results, **look), kind)
 
     return {f"{stem}.{kind}": made(kind) for kind in kinds}
 
 
 def write_all(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
-    """Write files into a folder, made if it is missing: first under passing names, then renamed.
+    """Write files, if there are any, into a folder, made if it is missing: first under passing names, then renamed.
 
     Raises:
         LoadError: the folder or a file cannot be written; then nothing is left behind.
     """
+    if not contents:
+        return []
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     mark = f".{secrets.token_hex(4)}.partial"
     try:

@@ -96,10 +96,13 @@ def unit_map(e: Explanation, sample: int, size: tuple[int, int]) -> Array:
     return unit.astype(np.float32)
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Pixels ``[H, W, 3]`` as the bytes of a PNG file."""
+def encoded(picture: Image.Image | NDArray[np.uint8], kind: str = "PNG", **options: Any) -> bytes:
+    """A picture, or pixels ``[H, W, 3]``, as the bytes of a file; options are those of Pillow for this kind."""
+    made = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    if kind == "PNG" and not options:
+        options = {"optimize": 3 * made.width * made.height < 3_000_000}
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", optimize=pixels.size < 3_000_000)
+    made.save(buffer, format=kind, **options)
     return buffer.getvalue()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -152,11 +152,22 @@ def agnostic(e: Explanation) -> bool:
     return e.diagnostics.get("class_specific") is False
 
 
+def measured(e: Explanation) -> dict[str, Any] | None:
+    """How far the map of one sample may be believed, where that was measured and noted in it (Trust.noted_in)."""
+    found = e.diagnostics.get("trust")
+    return found[0] if found else None
+
+
 def remarks(explanations: Iterable[Explanation]) -> list[str]:
-    """The warnings of several explanations, each once, safe to print, with the map that it is about."""
+    """What was measured of several explanations and their warnings, each once, safe to print, with the map's name."""
     shown = list(explanations)
-    said = [(f"{e.method}, {target_name(e)}: " if len(shown) > 1 else "") + line for e in shown for line in e.warnings]
-    return [visible(f"warning: {line}") for line in dict.fromkeys(said)]
+    said = []
+    for e in shown:
+        found, name = measured(e), f"{e.method}, {target_name(e)}: " if len(shown) > 1 else ""
+        if found:
+            said.append(f"{name}measured for {e.label(found['followed'])}: {found['verdict']}")
+        said += [f"warning: {line if found else name + line}" for line in (found["warnings"] if found else e.warnings)]
+    return [visible(line) for line in dict.fromkeys(said)]
 
 
 def target_name(e: Explanation, sample: int = 0) -> str:

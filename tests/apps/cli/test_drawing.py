@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from whyformer.apps.cli import app
-from whyformer.apps.cli.schema import read_schema
+from whyformer.apps.cli.completion import read_schema
 
 PICTURE = str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")
 TEXT = "An utterly charming film, though it drags."

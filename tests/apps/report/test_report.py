@@ -333,3 +333,17 @@ def test_cards_of_models(tmp_path):
 def test_a_model_that_is_not_here(name):
     known = card(name, {0: "cat"})
     assert (known.parameters, known.licence, known.classes) == (None, None, ("cat",))
+
+
+def test_what_was_measured_of_a_map_stands_under_it(tmp_path):
+    ran = CliRunner().invoke(cli.app, ["explain", str(PICTURE), "-t", "3", "--check", "--format", "json", "-o", str(tmp_path), "--json"])
+    verdict = json.loads(ran.stdout)["checks"][0]["verdicts"][0]
+    saved = Explanation.from_dict(json.loads(ran.stdout)["explanations"][0])
+    saved.with_features(tokens=None).save(tmp_path / "again.safetensors")
+    torn = replace(saved, diagnostics={"trust": [{"verdict": "Better."}]})
+    torn.save(tmp_path / "torn.safetensors")
+    made = write_report(tmp_path, tmp_path / "report.html")
+    assert [(s.file, s.damaged) for s in made.skipped] == [("torn.safetensors", True)]
+    page = Page((tmp_path / "report.html").read_text())
+    assert page.text.count(verdict) == 2
+    assert len(page.all("polyline")) == 4

@@ -1,7 +1,7 @@
 """The ``whyformer`` command. Thin: it reads arguments, calls the library, and shows what came back.
 
-One file a verb. torch and the rest of the library are imported inside the commands, so that ``--help``, ``--version``
-and completion stay quick.
+torch and the rest of the library are imported inside the commands, so that ``--help``, ``--version`` and completion
+stay quick.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from typing import Annotated
 
 import typer
 
-from whyformer.apps.cli.benchmarking import benchmark
-from whyformer.apps.cli.drawing import attention, perturb
+from whyformer.apps.cli.drawing import attention, maximize, perturb
 from whyformer.apps.cli.explaining import compare, explain
-from whyformer.apps.cli.listing import methods
-from whyformer.apps.cli.maximizing import maximize
-from whyformer.apps.cli.reporting import report
-from whyformer.apps.cli.schema import schema
-from whyformer.apps.cli.serving import serve_page
+from whyformer.apps.cli.offering import methods, schema, serve_page
+from whyformer.apps.cli.options import command
+from whyformer.apps.cli.reporting import benchmark, report
 
 __all__ = ["app", "main"]
 
@@ -42,16 +39,12 @@ app = typer.Typer(
     name="whyformer", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", epilog=_EXAMPLES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
-app.command(epilog=_EXAMPLES)(explain)
-app.command(epilog=_EXAMPLES)(compare)
-app.command()(attention)
-app.command()(perturb)
-app.command()(methods)
-app.command()(benchmark)
-app.command()(maximize)
-app.command()(report)
-app.command("app")(serve_page)
-app.command()(schema)
+app.command(epilog=_EXAMPLES)(command(explain))
+app.command(epilog=_EXAMPLES)(command(compare))
+for function in (attention, perturb, methods, benchmark, maximize, report):
+    app.command()(command(function))
+app.command("app")(command(serve_page))
+app.command()(command(schema))
 
 
 def _version(wanted: bool) -> None:

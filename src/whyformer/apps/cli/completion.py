@@ -10,11 +10,13 @@ import contextlib
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from whyformer.errors import LoadError
 
 Offers = list[tuple[str, str]]
 FORMATS = ("png", "svg", "pdf", "html", "json")
@@ -24,9 +26,6 @@ COMPARED = (
     "input_x_gradient", "integrated_gradients",
 )  # fmt: skip
 
-_CMAPS = ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma")
-_DTYPES = ("float32", "float64", "bfloat16", "float16")
-
 
 def known() -> dict[str, Any]:
     """{"bundled": [name], "methods": {name: {"summary", "modality", "settings"}}, "benchmarks": {name: {"summary",
@@ -35,14 +34,19 @@ def known() -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
+    from whyformer.show.files import write_all
+
     made = collect()
-    with contextlib.suppress(OSError):  # a folder that cannot be written costs time, not the answer
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError, LoadError):  # a folder that cannot be written costs time, not the answer
         for old in file.parent.glob("names-*.json"):
             old.unlink(missing_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(made), encoding="utf-8")
-        partial.replace(file)
+        write_all(file.parent, {file.name: json.dumps(made).encode()})
+    return made
+
+
+def read_schema() -> dict[str, Any]:
+    """The schema of what every command prints with ``--json``; the commands are in its ``$defs``."""
+    made: dict[str, Any] = json.loads(Path(__file__).with_name("output.schema.json").read_text(encoding="utf-8"))
     return made
 
 
@@ -84,80 +88,29 @@ def _values(default: Any, check: Any = None) -> list[Any]:
     return [v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in found]
 
 
-# -- for each option ---------------------------------------------------------------------------------------------
-def complete_method(incomplete: str) -> Offers:
-    """One name of a method."""
-    return beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["methods"].items()))
+# -- what begins as typed ------------------------------------------------------------------------------------------
+def of(offers: Callable[[], Iterable[tuple[str, str]]]) -> Callable[[str], Offers]:
+    """A function that offers those that begin as typed, from (value, what it is)."""
+
+    def complete(incomplete: str) -> Offers:
+        return [(value, about) for value, about in offers() if value.startswith(incomplete)]
+
+    return complete
 
 
-def complete_methods(incomplete: str) -> Offers:
-    """The last name of a list with commas; what is in the list already is not offered again."""
-    before, comma, last = incomplete.rpartition(",")
-    given = before.split(",")
-    return [(f"{before}{comma}{name}", about) for name, about in complete_method(last) if name not in given]
+def _named(kind: str) -> Callable[[], Iterable[tuple[str, str]]]:
+    return lambda: ((name, facts["summary"]) for name, facts in known()[kind].items())
 
 
-def complete_configurations(incomplete: str) -> Offers:
-    """``name:key=value,name``: names, and after a colon the settings of that method."""
-    before, comma, last = incomplete.rpartition(",")
-    head, colon, setting = last.rpartition(":")
-    if not colon:
-        return complete_methods(incomplete)
-    settings = known()["methods"].get(head.partition(":")[0], {}).get("settings", {})
-    return [(f"{before}{comma}{head}:{one}", about) for one, about in beginning(setting, _assignments(settings))]
+def _listed(complete: Callable[[str], Offers]) -> Callable[[str], Offers]:
+    """For the last of a list with commas; what is in the list already is not offered again."""
 
+    def complete_last(incomplete: str) -> Offers:
+        before, comma, last = incomplete.rpartition(",")
+        given = before.split(",")
+        return [(f"{before}{comma}{name}", about) for name, about in complete(last) if name not in given]
 
-def complete_setting(context: typer.Context, incomplete: str) -> Offers:
-    """``key=value`` for the settings of the methods that stand on the line before."""
-    given = context.params.get("method")
-    default = COMPARED if context.info_name == "compare" else ("transformer_attribution",)
-    names = given.split(",") if given else default
-    settings: dict[str, list[Any]] = {}
-    for name in names:
-        settings.update(known()["methods"].get(name.strip(), {}).get("settings", {}))
-    return beginning(incomplete, _assignments(settings))
-
-
-def complete_format(incomplete: str) -> Offers:
-    """The last of a list of formats."""
-    before, comma, last = incomplete.rpartition(",")
-    offered = FORMATS if comma else (*FORMATS, "none")
-    return [(f"{before}{comma}{f}", "") for f in offered if f.startswith(last) and f not in before.split(",")]
-
-
-def complete_model(incomplete: str) -> Offers:
-    """Bundled models; for the rest the shell offers folders."""
-    return beginning(incomplete, ((f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]))
-
-
-def complete_benchmark(incomplete: str) -> Offers:
-    """Names of benchmarks."""
-    return beginning(incomplete, ((name, facts["summary"]) for name, facts in known()["benchmarks"].items()))
-
-
-def complete_option(incomplete: str) -> Offers:
-    """``key=value`` for the options of the benchmarks; which of them was named, an unfinished line does not tell."""
-    options: dict[str, list[Any]] = {}
-    for facts in known()["benchmarks"].values():
-        options.update(facts["options"])
-    return beginning(incomplete, _assignments(options))
-
-
-def complete_cmap(incomplete: str) -> Offers:
-    """Colour maps that even steps and the colour-blind can do with, and the one of the papers."""
-    return beginning(incomplete, ((name, "") for name in (*_CMAPS, "jet")))
-
-
-def complete_device(incomplete: str) -> Offers:
-    return beginning(incomplete, (("cpu", ""), ("cuda", "")))
-
-
-def complete_dtype(incomplete: str) -> Offers:
-    return beginning(incomplete, ((name, "") for name in _DTYPES))
-
-
-def beginning(incomplete: str, offers: Iterable[tuple[str, str]]) -> Offers:
-    return [(value, about) for value, about in offers if value.startswith(incomplete)]
+    return complete_last
 
 
 def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
@@ -166,3 +119,39 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
         for i, value in enumerate(values):
             written = value if isinstance(value, str) else json.dumps(value)
             yield f"{key}={'' if any(c.isspace() for c in written) else written}", "default" if i == 0 else ""
+
+
+# -- for each option -----------------------------------------------------------------------------------------------
+devices = of(lambda: [("cpu", ""), ("cuda", "")])
+dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
+# colour maps that even steps and the colour-blind can do with, and the one of the papers
+cmaps = of(lambda: [(c, "") for c in ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma", "jet")])
+formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
+models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])
+benchmarks = of(_named("benchmarks"))
+# of all benchmarks: which of them was named, an unfinished line does not tell
+options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["options"])])
+# those that print JSON
+commands = of(lambda: [(entry["$ref"].rpartition("/")[2], "") for entry in read_schema()["oneOf"]])
+method = of(_named("methods"))
+methods = _listed(method)
+
+
+def configurations(incomplete: str) -> Offers:
+    """``name:key=value,name``: names, and after a colon the settings of that method."""
+    before, comma, last = incomplete.rpartition(",")
+    head, colon, setting = last.rpartition(":")
+    if not colon:
+        return methods(incomplete)
+    offered = known()["methods"].get(head.partition(":")[0], {}).get("settings", {})
+    return [(f"{before}{comma}{head}:{one}", about) for one, about in of(lambda: _assignments(offered))(setting)]
+
+
+def settings(context: typer.Context, incomplete: str) -> Offers:
+    """``key=value`` for the settings of the methods that stand on the line before."""
+    given = context.params.get("method")
+    names = given.split(",") if given else COMPARED if context.info_name == "compare" else ["transformer_attribution"]
+    offered: dict[str, list[Any]] = {}
+    for name in names:
+        offered |= known()["methods"].get(name.strip(), {}).get("settings", {})
+    return of(lambda: _assignments(offered))(incomplete)

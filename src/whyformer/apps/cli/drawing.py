@@ -1,17 +1,14 @@
-"""``whyformer attention`` and ``whyformer perturb``: figures that are no explanation of a class on their own."""
+"""``whyformer attention``, ``perturb`` and ``maximize``: pictures that are no explanation of a class on their own."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.explaining import Work
-from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.telling import console, errors_as_sentences
+from whyformer.apps.cli.telling import Working, tell
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
@@ -21,143 +18,151 @@ if TYPE_CHECKING:
     from whyformer.attention import AttentionMaps
 
 _FIGURES = ("png", "svg", "pdf")
-Figures = Annotated[str, typer.Option("--format", "-f", metavar="LIST", help="Files to write: png, svg, pdf; or none.")]
 
 
-def attention(
-    source: opt.Source, model: opt.ModelName = None,
-    block: Annotated[
-        int | None, typer.Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")
-    ] = None,
-    heads: Annotated[bool, typer.Option("--heads", help="One map a head instead of their mean.")] = False,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Which token looks at which, in one block (default: the last).")
-    ] = False,
-    head: Annotated[
-        str, typer.Option(metavar="N|mean|max|min", help="The head of the matrix and of single maps.")
-    ] = "mean",
-    gradient: Annotated[
-        bool, typer.Option("--gradient", help="Weighted by the gradient of the target, so that maps speak of a class.")
-    ] = False,
-    target: opt.Target = None, out: opt.Out = Path("whyformer-out"), format: Figures = "png",
-    device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False, opacity: opt.Opacity = None,
-    cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None, keep: opt.Keep = None,
-    above: opt.Above = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False, debug: opt.Debug = False,
-) -> None:  # fmt: skip
+@dataclass(kw_only=True)
+class Attention(opt.Input, opt.Drawing):
+    block: int | None = None
+    heads: bool = False
+    matrix: bool = False
+    head: str = "mean"
+    gradient: bool = False
+    target: str | None = None
+    format: str = "png"
+    truncate: bool = False
+
+
+def attention(asked: Attention) -> None:
     """Draw the attention maps inside a model: each block, each head, or the matrix of tokens."""
     from whyformer.inputs.argument import read_argument
 
-    with errors_as_sentences(debug):
-        formats = _formats(format)
-        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
-        chosen = int(head) if head.lstrip("-").isdigit() else head
-        if isinstance(chosen, str) and chosen not in ("mean", "max", "min"):
-            raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
-        if target is not None and not gradient:
-            raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
-        asked = read_argument(source)
-        with Working(quiet) as working:
-            work = Work(asked, model, device, dtype, truncate, working)
-            with working.step("attention"):
-                import whyformer
+    formats, look = opt.chosen_formats(asked.format, _FIGURES), asked.look()
+    head = int(asked.head) if asked.head.lstrip("-").isdigit() else asked.head
+    if isinstance(head, str) and head not in ("mean", "max", "min"):
+        raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
+    if asked.target is not None and not asked.gradient:
+        raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
+    given = read_argument(asked.source)
+    with Working(asked.quiet) as working:
+        work = Work(asked, given, working, asked.truncate)
+        with working.step("attention"):
+            import whyformer
 
-                maps = whyformer.attention_maps(
-                    work.loaded.model, asked.content, work.loaded.processor, target=target, gradient=gradient,
-                    truncate=truncate,
-                )  # fmt: skip
-                which, drawing = _drawn(maps, block, heads, matrix, chosen, look)
-        facts = {"blocks": maps.blocks, "heads": maps.heads, "drawn": which}
-        _deliver("attention", drawing, (asked.name, "attention", *which.split()), formats, out, quiet, as_json,
-                 {"model": work.loaded.name, "input": asked.title, **facts}, which)  # fmt: skip
+            maps = whyformer.attention_maps(
+                work.loaded.model, given.content, work.loaded.processor, target=asked.target, gradient=asked.gradient,
+                truncate=asked.truncate,
+            )  # fmt: skip
+            which, drawing = _drawn(maps, asked, head, look)
+    facts = record("attention", model=work.loaded.name, input=given.title, blocks=maps.blocks, heads=maps.heads,
+                   drawn=which)  # fmt: skip
+    tell(asked, facts, which, _written(asked.out, formats, drawing, given.name, "attention", *which.split()))
 
 
-def _drawn(
-    maps: AttentionMaps, block: int | None, heads: bool, matrix: bool, head: int | str, look: dict[str, Any]
-) -> tuple[str, Figure]:
+def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[str, Any]) -> tuple[str, Figure]:
     """(what is drawn, in words; the figure)."""
     from whyformer import show
 
-    if matrix:
+    block = asked.block
+    if asked.matrix:
         block = -1 if block is None else block
         weights = maps.matrix(block, head)
         named = f"block {block % maps.blocks} head {head} matrix"
         names = None if maps.tokens is None else maps.tokens[0]
         return named, show.matrix(weights, names, title=named, cmap=look.get("cmap"))
-    if heads:
+    if asked.heads:
         several = maps.each_head(block)
-        return ("heads" if block is None else f"block {several[0].settings['block']} heads"), show.panels(
-            several, maps.heads if block is None else None, **look
-        )
+        named = "heads" if block is None else f"block {several[0].settings['block']} heads"
+        return named, show.panels(several, maps.heads if block is None else None, **look)
     if block is not None:
         single = maps.explanation(block, head)
         return f"block {single.settings['block']} head {head}", show.figure(single, **look)
     return "blocks", show.panels(maps.each_block(head), **look)
 
 
-def perturb(
-    source: opt.Source, model: opt.ModelName = None, method: opt.Name = "transformer_attribution",
-    target: opt.Target = None,
-    baseline: Annotated[
-        str, typer.Option(metavar="black|zero|mean|blur", help="What stands in for removed pixels.")
-    ] = "black",
-    setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"), format: Figures = "png",
-    device: opt.Device = None, dtype: opt.Dtype = None, quiet: opt.Quiet = False, as_json: opt.AsJson = False,
-    debug: opt.Debug = False,
-) -> None:  # fmt: skip
+@dataclass(kw_only=True)
+class Perturb(opt.Input):
+    method: str = "transformer_attribution"
+    target: str | None = None
+    baseline: str = "black"
+    setting: list[str] | None = None
+    format: str = "png"
+
+
+def perturb(asked: Perturb) -> None:
     """Remove 10 to 90 % of a picture, highest scores first and lowest first, and show what the model then says."""
     from whyformer.inputs.argument import read_argument
 
-    with errors_as_sentences(debug):
-        formats = _formats(format)
-        asked = read_argument(source)
-        if asked.kind != "image":
-            raise InputError("perturb shows a picture with parts removed, and this is a text")
-        ((one, given), *others) = opt.chosen_methods(method, setting, asked.kind)
-        if others:
-            raise InputError("perturb takes one method")
-        with Working(quiet) as working:
-            work = Work(asked, model, device, dtype, False, working)
-            results, refusals = work.explain([(one, given)], [target])
-            if refusals:
-                raise refusals[0].error
-            e = results[0]
-            with working.step("removing pixels"):
-                from whyformer import show
-                from whyformer.evaluate.strip import perturbation_strip
+    formats = opt.chosen_formats(asked.format, _FIGURES)
+    given = read_argument(asked.source)
+    if given.kind != "image":
+        raise InputError("perturb shows a picture with parts removed, and this is a text")
+    chosen = opt.chosen_methods(asked.method, asked.setting, given.kind)
+    if len(chosen) > 1:
+        raise InputError("perturb takes one method")
+    with Working(asked.quiet) as working:
+        work = Work(asked, given, working)
+        results, refusals = work.explain(chosen, [asked.target])
+        if refusals:
+            raise refusals[0].error
+        with working.step("removing pixels"):
+            from whyformer import show
+            from whyformer.evaluate.strip import perturbation_strip
 
-                made = perturbation_strip(work.loaded.model, asked.content, e, work.loaded.processor, baseline=baseline)
-                drawing = show.strip(made)
-        orders = ("highest_first", "lowest_first")
-        shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
-        said = dict(zip(orders, made.predicted, strict=True))
-        facts = {"method": one.name, "settings": e.settings, "target": made.target, "baseline": baseline}
-        lines = [f"probability of {made.target}, baseline {baseline}", "removed   highest first   lowest first"]
-        lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]
-        _deliver("perturb", drawing, (asked.name, one.name, made.target, "removed"), formats, out, quiet, as_json,
-                 {"model": work.loaded.name, "input": asked.title, **facts, "fractions": list(made.fractions),
-                  "probabilities": shares, "predicted": said}, "\n".join(lines))  # fmt: skip
-
-
-def _formats(given: str) -> list[str]:
-    wanted = opt.chosen_formats(given, "")
-    for one in wanted:
-        if one not in _FIGURES:
-            raise InputError(f"this is a figure: it is written as {', '.join(_FIGURES)}, not {one}")
-    return wanted
+            model, processor = work.loaded.model, work.loaded.processor
+            made = perturbation_strip(model, given.content, results[0], processor, baseline=asked.baseline)
+            drawing = show.strip(made)
+    orders = ("highest_first", "lowest_first")
+    shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
+    facts = record(
+        "perturb", model=work.loaded.name, input=given.title, method=made.method, settings=results[0].settings,
+        target=made.target, baseline=asked.baseline, fractions=list(made.fractions), probabilities=shares,
+        predicted=dict(zip(orders, made.predicted, strict=True)),
+    )  # fmt: skip
+    lines = [f"probability of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]
+    lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]
+    files = _written(asked.out, formats, drawing, given.name, made.method, made.target, "removed")
+    tell(asked, facts, "\n".join(lines), files)
 
 
-def _deliver(
-    command: str, drawing: Figure, name: tuple[str, ...], formats: list[str], out: Path, quiet: bool, as_json: bool,
-    facts: dict[str, Any], said: str,
-) -> None:  # fmt: skip
-    from whyformer.show import encode, files, words
+def _written(folder: Path, formats: list[str], drawing: Figure, *name: str) -> list[Path]:
+    from whyformer.show import encode, files
 
-    stem = files.slug(*name)
-    contents = {f"{stem}.{kind}": encode(drawing, kind) for kind in formats}
-    written = [str(path) for path in files.write_all(out, contents)] if contents else []
-    if as_json:
-        typer.echo(json.dumps(record(command, **facts, files=written)))
-    elif not quiet:
-        console().print(words.visible(said, keep="\n"), markup=False)
-        for path in written:
-            console().print(f"wrote {words.visible(path)}", markup=False, soft_wrap=True)
+    return files.write_all(folder, {f"{files.slug(*name)}.{kind}": encode(drawing, kind) for kind in formats})
+
+
+@dataclass(kw_only=True)
+class Maximize(opt.Common):
+    unit: str
+    model: str = "bundled:digits"
+    steps: int = 256
+    learning_rate: float = 0.05
+    weight_decay: float = 1e-4
+    jitter: int = 0
+    blur: float = 0.0
+    seed: int = 0
+    out: Path = Path("maximized.png")
+    device: str | None = None
+
+
+def maximize(asked: Maximize) -> None:
+    """Draw the picture that a class, a neuron or a token answers to most (activation maximisation)."""
+    if asked.out.suffix.lower() not in (".png", ".safetensors"):
+        raise InputError(f"--out must end in .png or .safetensors, not {asked.out.name!r}")
+    if not asked.out.parent.is_dir():
+        raise InputError(f"there is no folder {asked.out.parent}")
+    with Working(asked.quiet) as working:
+        with working.step(f"loading {asked.model}"):
+            from whyformer.maximize import maximize_activation
+            from whyformer.models import load
+
+            loaded = load(asked.model, device=asked.device)
+        made = maximize_activation(
+            loaded.model, int(asked.unit) if asked.unit.isdigit() else asked.unit, steps=asked.steps,
+            learning_rate=asked.learning_rate, weight_decay=asked.weight_decay, jitter=asked.jitter, blur=asked.blur,
+            seed=asked.seed, processor=loaded.processor, progress=working.track,
+        )  # fmt: skip
+    made.save(asked.out)
+    facts = record("maximize", unit=made.unit, activation=made.activation, history=made.history, model=asked.model,
+                   settings=made.settings)  # fmt: skip
+    said = f"{asked.unit}: activation {made.history[0]:.3f} at the start, {made.activation:.3f} now"
+    tell(asked, facts, said, [asked.out])

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.delivery import Delivery, deliver
-from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.telling import errors_as_sentences, one_line
+from whyformer.apps.cli.telling import Working, one_line, remark, tell
 from whyformer.errors import InputError, MethodNotApplicable
 
 if TYPE_CHECKING:
@@ -25,96 +21,88 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = {"image": "bundled:digits", "text": "bundled:sst2"}
 
 
-Check = Annotated[
-    bool,
-    typer.Option("--check", help="Measure how far each map may be believed, against random maps (forward passes)."),
-]
+@dataclass(kw_only=True)
+class Maps(opt.Input, opt.Drawing):
+    target: list[str] | None = None
+    top: int = 5
+    setting: list[str] | None = None
+    format: str | None = None
+    truncate: bool = False
+    check: bool = False
 
 
-def explain(
-    source: opt.Source, model: opt.ModelName = None, method: opt.Names = "transformer_attribution",
-    target: opt.Targets = None, top: opt.Top = 5, setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"),
-    format: opt.Formats = None, device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False,
-    opacity: opt.Opacity = None, cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None,
-    keep: opt.Keep = None, above: opt.Above = None, check: Check = False, quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False, debug: opt.Debug = False,
-) -> None:  # fmt: skip
+@dataclass(kw_only=True)
+class Explain(Maps):
+    method: str = "transformer_attribution"
+
+
+@dataclass(kw_only=True)
+class Compare(Maps):
+    method: str | None = None
+
+
+def explain(asked: Explain) -> None:
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
     """
-    with errors_as_sentences(debug):
-        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
-        _run("explain", source, model, method, target, top, setting, out, format, device, dtype, truncate, look, check,
-             quiet, as_json, refuse=lambda _: False)  # fmt: skip
+    _run("explain", asked, asked.method)
 
 
-def compare(
-    source: opt.Source, model: opt.ModelName = None, method: opt.SomeNames = None, target: opt.Targets = None,
-    top: opt.Top = 5, setting: opt.Settings = None, out: opt.Out = Path("whyformer-out"), format: opt.Formats = None,
-    device: opt.Device = None, dtype: opt.Dtype = None, truncate: opt.Truncate = False, opacity: opt.Opacity = None,
-    cmap: opt.Cmap = None, cover: opt.Cover = False, contours: opt.Contours = None, keep: opt.Keep = None,
-    above: opt.Above = None, check: Check = False, quiet: opt.Quiet = False, as_json: opt.AsJson = False,
-    debug: opt.Debug = False,
-) -> None:  # fmt: skip
+def compare(asked: Compare) -> None:
     """Show several methods side by side: rows are methods, columns classes; a sentence gets one line a method.
 
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
-    with errors_as_sentences(debug):
-        look = opt.chosen_look(opacity, cmap, cover, contours, keep, above)
-        # a method that was asked for by name has to apply
-        _run("compare", source, model, method, target, top, setting, out, format, device, dtype, truncate, look, check,
-             quiet, as_json, refuse=lambda error: method is None and isinstance(error, MethodNotApplicable),
-             likeliest=2)  # fmt: skip
+    _run("compare", asked, asked.method)
 
 
-def _run(
-    command: str, source: str, model: str | None, method: str | None, target: list[str] | None, top: int,
-    setting: list[str] | None, out: Path, format: str | None, device: str | None, dtype: str | None, truncate: bool,
-    look: dict[str, Any], check: bool, quiet: bool, as_json: bool, *, refuse: Callable[[Exception], bool],
-    likeliest: int = 1,
-) -> None:  # fmt: skip
-    """Both commands; ``refuse`` says which errors leave a method out instead of ending the command."""
+def _run(command: str, asked: Maps, method: str | None) -> None:
     from whyformer.inputs.argument import read_argument
 
-    opt.chosen_formats(format, "")
-    asked = read_argument(source)
-    default = "png,html" if command == "compare" else "png" if asked.kind == "image" else "html"
-    formats = opt.chosen_formats(format, default)
-    chosen = opt.chosen_methods(method, setting, asked.kind)
-    with Working(quiet) as working:
-        work = Work(asked, model, device, dtype, truncate, working)
-        wanted: Sequence[Any] = target or work.ready.likeliest(likeliest if asked.kind == "image" else 1)
-        results, refusals = work.explain(chosen, wanted)
+    look = asked.look()
+    opt.chosen_formats(asked.format or "")
+    given = read_argument(asked.source)
+    default = "png,html" if command == "compare" else "png" if given.kind == "image" else "html"
+    formats = opt.chosen_formats(default if asked.format is None else asked.format)
+    chosen = opt.chosen_methods(method, asked.setting, given.kind)
+    with Working(asked.quiet) as working:
+        work = Work(asked, given, working, asked.truncate)
+        likeliest = 2 if command == "compare" and given.kind == "image" else 1
+        results, refusals = work.explain(chosen, asked.target or work.ready.likeliest(likeliest))
         for refusal in refusals:
-            if not refuse(refusal.error) or not results:
+            # a method that was asked for by name has to apply
+            if method is not None or not isinstance(refusal.error, MethodNotApplicable) or not results:
                 raise refusal.error
-        checks = [work.check(e) for e in results] if check else None
+        checks = [work.check(e) for e in results] if asked.check else []
     for refusal in refusals:
-        if not quiet:
-            typer.echo(f"left out: {one_line(refusal.error)}", err=True)
-    to = Delivery(command, out, formats, top, quiet, as_json)
-    deliver(results, asked, work.loaded.name, to, checks, **look)
+        remark(asked, f"left out: {one_line(refusal.error)}")
+    # everything is made in memory before files are written, and they before anything is printed
+    from whyformer.show import files, terminal
+
+    results = [found.noted_in(e) for e, found in zip(results, checks, strict=True)] if checks else results
+    facts = files.record_of(command, results, work.loaded.name, given.title)
+    if checks:
+        facts["checks"] = [found.to_dict() for found in checks]
+    contents = files.contents(results, given.name, given.title, facts, formats, **look)
+    tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
 
 
 class Work:
     """One input and one model, used as often as is asked."""
 
-    def __init__(
-        self, asked: Argument, name: str | None, device: str | None, dtype: str | None, truncate: bool, working: Working
-    ) -> None:
+    def __init__(self, asked: opt.Input, given: Argument, working: Working, truncate: bool = False) -> None:
         self.working = working
-        name = name or DEFAULT_MODEL[asked.kind]
+        name = asked.model or DEFAULT_MODEL[given.kind]
         with working.step(f"loading {name}"):
             from whyformer.explaining import begin
             from whyformer.models import load
 
-            self.loaded: Loaded = load(name, device=device, dtype=dtype)
-        if self.loaded.modality != asked.kind:
+            self.loaded: Loaded = load(name, device=asked.device, dtype=asked.dtype)
+        if self.loaded.modality != given.kind:
             reads, got = ("pictures", "a text") if self.loaded.modality == "image" else ("text", "a picture")
             raise InputError(f"{self.loaded.name} reads {reads}, and this is {got}: choose another --model")
-        self.ready = begin(self.loaded.model, asked.content, self.loaded.processor, truncate=truncate)
+        self.ready = begin(self.loaded.model, given.content, self.loaded.processor, truncate=truncate)
         self.checked: list[Trust] = []
 
     def explain(
@@ -135,10 +123,7 @@ class Work:
         """How far an explanation of this input may be believed."""
         import whyformer
 
+        known, model = self.checked, self.loaded.model
         with self.working.step(f"checking {e.method}"):
-            self.checked.append(
-                whyformer.trust(
-                    e, self.loaded.model, self.ready.inputs, self.loaded.processor, known=self.checked
-                )
-            )  # fmt: skip
-        return self.checked[-1]
+            known.append(whyformer.trust(e, model, self.ready.inputs, self.loaded.processor, known=known))
+        return known[-1]

@@ -1,53 +1,83 @@
-"""``whyformer report``."""
+"""``whyformer benchmark``, which scores methods over a data set, and ``whyformer report``, about what was saved."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from whyformer.apps.cli.options import AsJson, Debug, Quiet
-from whyformer.apps.cli.progress import Working
-from whyformer.apps.cli.telling import INCOMPLETE, errors_as_sentences
+from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.telling import INCOMPLETE, Working, remark, tell
 from whyformer.explanation.versions import record
 
 
-def report(
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR_OR_RESULTS",
-            help="Folders and files: explanations (.safetensors, or .json from --format json), benchmarks.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The .html file to write.")] = Path(
-        "report.html"
-    ),
-    title: Annotated[str, typer.Option("--title", help="Its heading.")] = "Why the models said so",
-    quiet: Quiet = False, as_json: AsJson = False, debug: Debug = False,
-) -> None:  # fmt: skip
+@dataclass(kw_only=True)
+class Benchmark(opt.Common):
+    name: str
+    model: str
+    data: str | None = None
+    methods: str | None = None
+    out: Path = Path("benchmark")
+    count: int | None = None
+    split: str | None = None
+    reader: str | None = None
+    option: list[str] | None = None
+    batch_size: int = 64
+    seed: int = 0
+    device: str | None = None
+
+
+def benchmark(asked: Benchmark) -> None:
+    """Score methods over a data set, as the founding papers did.
+
+    Kill it and start it again: it goes on where it stopped.
+    """
+    options = dict(opt.pair(one, "an option") for one in asked.option or [])
+    if asked.count is not None:
+        options["count"] = asked.count
+    with Working(asked.quiet) as working:
+        with working.step("loading"):
+            from whyformer.benchmarks.runner import run_benchmark
+
+        outcome = run_benchmark(
+            asked.name, asked.model, asked.data, asked.out, methods=asked.methods, split=asked.split,
+            reader=asked.reader, batch_size=asked.batch_size, seed=asked.seed, device=asked.device,
+            say=lambda text: remark(asked, text), track=working.track, **options,
+        )  # fmt: skip
+    files, unscored = [str(path) for path in outcome.files], outcome.report.unscored
+    facts = record(
+        "benchmark", **outcome.report.facts(), measured=outcome.measured, resumed=outcome.resumed, unscored=unscored,
+        files=files,
+    )  # fmt: skip
+    tell(asked, facts, outcome.report.markdown())
+    remark(asked, f"wrote {', '.join(files)}")
+    if unscored:
+        remark(asked, f"{unscored} explanations have no figures (see 'Samples without figures')")
+        raise typer.Exit(INCOMPLETE)
+
+
+@dataclass(kw_only=True)
+class Report(opt.Common):
+    sources: list[Path]
+    out: Path = Path("report.html")
+    title: str = "Why the models said so"
+
+
+def report(asked: Report) -> None:
     """Put saved explanations and benchmark results into one HTML file that needs nothing else."""
-    with errors_as_sentences(debug):
-        with Working(quiet) as working:
-            with working.step("starting"):
-                from whyformer.apps.report import write_report
+    with Working(asked.quiet) as working:
+        with working.step("starting"):
+            from whyformer.apps.report import write_report
+            from whyformer.show.words import visible
 
-            made = write_report(sources, out, title=title, track=working.track)
-        from whyformer.show.words import visible
-
-        damaged = [s for s in made.skipped if s.damaged]
-        if as_json:
-            facts = {k: v for k, v in asdict(made).items() if k != "path"}
-            typer.echo(json.dumps(record("report", **facts, files=[str(made.path)])))
-        elif not quiet:
-            counts = f"{made.explanations} maps of {made.inputs} inputs, {made.benchmarks} benchmarks"
-            others = f"; {len(made.skipped)} files left out, see its end" if made.skipped else ""
-            typer.echo(f"wrote {visible(str(made.path))} ({made.bytes / 1e6:.1f} MB): {counts}{others}")
-        for one in damaged:
-            if not quiet:
-                typer.echo(f"left out: {visible(one.file)}: {visible(one.why)}", err=True)
-        if damaged:
-            raise typer.Exit(INCOMPLETE)
+        made = write_report(asked.sources, asked.out, title=asked.title, track=working.track)
+    facts = {k: v for k, v in asdict(made).items() if k != "path"}
+    others = f"; {len(made.skipped)} files left out, see its end" if made.skipped else ""
+    said = f"{made.explanations} maps of {made.inputs} inputs, {made.benchmarks} benchmarks{others}"
+    tell(asked, record("report", **facts), f"{said} ({made.bytes / 1e6:.1f} MB)", [made.path])
+    damaged = [s for s in made.skipped if s.damaged]
+    for one in damaged:
+        remark(asked, f"left out: {visible(one.file)}: {visible(one.why)}")
+    if damaged:
+        raise typer.Exit(INCOMPLETE)

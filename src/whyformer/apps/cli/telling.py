@@ -1,4 +1,4 @@
-"""How commands speak: results as text or JSON, and errors as sentences with an exit status.
+"""How commands speak: progress, results as text or JSON, and errors as sentences with an exit status.
 
 Status 0: done. 1: a bug. 2: something that the user can mend. 3 (:data:`INCOMPLETE`): done, but something is missing
 from the result. 130: interrupted.
@@ -6,35 +6,29 @@ from the result. 130: interrupted.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
 from whyformer.errors import WhyformerError
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from whyformer.apps.cli.options import Common
+
 INCOMPLETE = 3
 """Exit status of work that was finished and written, but lacks something it should have: samples without figures (a
 method failed, or a map was constant or NaN), or files of a report that cannot be read."""
-
-
-def console() -> Any:
-    """Where results go, without rich's own ideas of what to colour."""
-    from rich.console import Console
-
-    return Console(highlight=False, emoji=False)
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and control characters."""
-    from whyformer.show.words import visible
-
-    return visible(re.sub(r"\s+", " ", str(error)).strip()) or type(error).__name__
 
 
 @contextmanager
@@ -66,3 +60,80 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
         status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(status)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks and control characters."""
+    from whyformer.show.words import visible
+
+    return visible(re.sub(r"\s+", " ", str(error)).strip()) or type(error).__name__
+
+
+def tell(asked: Common, facts: dict[str, Any], said: Any, files: Sequence[Path] | None = None) -> None:
+    """The result of a command: ``facts`` as JSON, or what is said, text or something of rich; and files written."""
+    if asked.as_json:
+        typer.echo(json.dumps(facts if files is None else {**facts, "files": [str(path) for path in files]}))
+    elif not asked.quiet:
+        from rich.console import Console
+
+        from whyformer.show.words import visible
+
+        console = Console(highlight=False, emoji=False)  # without rich's own ideas of what to colour
+        for line in (said, *(f"wrote {path}" for path in files or ())):
+            if isinstance(line, str):
+                console.print(visible(line, keep="\n"), markup=False, soft_wrap=True)
+            else:
+                console.print(line)
+
+
+def remark(asked: Common, text: str) -> None:
+    """A line on standard error, beside the result."""
+    if not asked.quiet:
+        typer.echo(text, err=True)
+
+
+class Working:
+    """What a command is at while it takes its time: one display on standard error, gone when it is done.
+
+    Says nothing if ``silent`` or standard error is no terminal.
+    """
+
+    def __init__(self, silent: bool) -> None:
+        self._bars: Progress | None = None
+        if not silent and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+            from rich.progress import TimeElapsedColumn as Elapsed
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+                       MofNCompleteColumn(), Elapsed())  # fmt: skip
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    @contextmanager
+    def step(self, description: str) -> Iterator[None]:
+        """Work of unknown length, such as loading a model."""
+        yield from self.track((None,), description)
+
+    def track(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
+        """An iterable with a bar around it, as ``progress=`` of the library's functions takes it."""
+        if self._bars is None:
+            yield from work
+            return
+        task = self._bars.add_task(description, total=total)
+        try:
+            for item in work:
+                yield item
+                self._bars.advance(task)
+        finally:
+            self._bars.remove_task(task)

@@ -48,8 +48,8 @@ class Shown:
 
     @property
     def diagnostics(self) -> str:
-        """What was measured of the run; its warnings stand under the map."""
-        said = {k: v for k, v in self.e.diagnostics.items() if k not in ("warnings", "class_specific")}
+        """What was measured of the run; its warnings, and how far it may be believed, stand under the map."""
+        said = {k: v for k, v in self.e.diagnostics.items() if k not in ("warnings", "class_specific", "trust")}
         return "; ".join(f"{k}: {_brief(v)}" for k, v in said.items()) or "none"
 
 

@@ -12,8 +12,8 @@ from PIL import Image, features
 
 from whyformer.errors import LoadError
 from whyformer.inputs.pictures import MAX_PIXELS
+from whyformer.show import painting
 from whyformer.show.html import data_uri
-from whyformer.show.painting import overlay
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -69,7 +69,7 @@ def encoded(picture: Image.Image, most: int) -> Markup:
 
 def drawn(e: Explanation, most: int) -> Markup:
     """The map on its picture."""
-    return encoded(Image.fromarray(overlay(e, longest=LONGEST)), most)
+    return encoded(Image.fromarray(painting.overlay(e, longest=LONGEST)), most)
 
 
 def drawing(data: bytes) -> Markup | None:
@@ -82,13 +82,11 @@ def drawing(data: bytes) -> Markup | None:
     except _UNREADABLE:
         return None
     plain.thumbnail((1800, 1800), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    plain.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
-    return data_uri(buffer.getvalue())
+    flat = plain.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    return data_uri(painting.encoded(flat, optimize=True))
 
 
 def _compressed(picture: Image.Image, longest: int, kind: str) -> bytes:
-    small, buffer = picture.copy(), io.BytesIO()
+    small = picture.copy()
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
-    small.save(buffer, kind, quality=82, **({"method": 4} if kind == "WEBP" else {"optimize": True}))
-    return buffer.getvalue()
+    return painting.encoded(small, kind, quality=82, **({"method": 4} if kind == "WEBP" else {"optimize": True}))

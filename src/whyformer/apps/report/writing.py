@@ -22,8 +22,8 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.versions import versions
 from whyformer.show import painting
 from whyformer.show.files import write_all
-from whyformer.show.html import asset, render
-from whyformer.show.words import words
+from whyformer.show.html import asset, curves, render
+from whyformer.show.words import measured, remarks, words
 
 Track = Callable[..., Iterable[Any]]
 
@@ -86,7 +86,7 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
     good: list[Saved] = []
     for one in contents.saved:
         try:
-            _ = one.e.top(0, 1)[0], one.e.warnings
+            _ = one.e.top(0, 1)[0], remarks([one.e]), (found := measured(one.e)) and curves(found)
             if one.e.level == "token":
                 words(one.e)
             elif painting.drawable(one.e):

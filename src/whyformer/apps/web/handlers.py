@@ -13,12 +13,13 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps.web import controls, curves, maps, reproduce, work
+from whyformer.apps.web import controls, maps, reproduce, work
 from whyformer.apps.web.catalogue import DEFAULT, Catalogue
 from whyformer.apps.web.limits import Limits
 from whyformer.apps.web.session import Session, Source, Stopped, View
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError, WhyformerError
+from whyformer.evaluate.trust import Trust
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
@@ -207,9 +208,10 @@ class Handlers:
                     block=gr.update(visible=False, value="mean"),
                 )  # fmt: skip
                 judged = []
-                for one in work.judge(session, loaded, view, results, track):
-                    judged.append(one)
-                    yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=curves.panel(judged))
+                for i, (e, figures) in enumerate(work.judge(session, loaded, view, list(results), track)):
+                    judged.append((e, figures))
+                    results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
+                    yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=maps.trusted(judged))
                 yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."))
         except Told as told:
             yield _shown(status=status(str(told), error=str(told) != CANCELLED))

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from whyformer.apps.web.session import Session
 from whyformer.comparing import Refusal
+from whyformer.evaluate.trust import SEEDS, STEPS, Trust
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting
 from whyformer.show.colours import array
-from whyformer.show.html import data_uri, render
+from whyformer.show.html import PIXELS, data_uri, render
 from whyformer.show.layout import sections
 from whyformer.show.look import Look
 from whyformer.show.words import words
-
-_PIXELS = 672  # longest side of a map on the page: sharp at 340 CSS pixels on any screen
 
 
 def board(
@@ -48,11 +43,11 @@ def _original(e: Explanation) -> dict[str, Any] | None:
     shown = painting.base(e)
     if shown is None:
         return None
-    small = shown.copy()
-    small.thumbnail((_PIXELS // 2, _PIXELS // 2), reducing_gap=2.0)
+    small = shown.convert("RGB")
+    small.thumbnail((PIXELS // 2, PIXELS // 2), reducing_gap=2.0)
     shares = _seen(e)
     place = ";".join(f"{k}:{100 * s:.2f}%" for k, s in zip(("left", "top", "width", "height"), shares, strict=True))
-    return {"source": _png(np.asarray(small.convert("RGB"))), "frame": None if shares == (0, 0, 1, 1) else place}
+    return {"source": _uri(small), "frame": None if shares == (0, 0, 1, 1) else place}
 
 
 def _seen(e: Explanation) -> tuple[float, float, float, float]:
@@ -70,7 +65,7 @@ def _readable(session: Session, e: Explanation, look: Mapping[str, Any]) -> dict
     # the scores themselves are the key: a map drawn once is the same for whoever asks in this session
     key = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, dict(look)])
     return {
-        "source": session.once(key, lambda: _png(painting.overlay(e, longest=_PIXELS, **look))),
+        "source": session.once(key, lambda: _uri(painting.overlay(e, longest=PIXELS, **look))),
         "scores": Markup(base64.b64encode(values.tobytes()).decode()),
         "box": ",".join(f"{share:.6f}" for share in _seen(e)),
         "rows": rows,
@@ -78,11 +73,18 @@ def _readable(session: Session, e: Explanation, look: Mapping[str, Any]) -> dict
     }
 
 
-def _png(pixels: NDArray[np.uint8]) -> Markup:
+def _uri(picture: Any) -> Markup:
     """Quickly made and larger: it only goes to a browser, most often on the same machine."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG", compress_level=1)
-    return data_uri(buffer.getvalue())
+    return data_uri(painting.encoded(picture, compress_level=1))
+
+
+def trusted(judged: Sequence[tuple[Explanation, Trust | str]]) -> str:
+    """How far the maps may be believed: a chart and a sentence for each, or why not, and the warnings."""
+    warnings = dict.fromkeys(line for _, found in judged if isinstance(found, Trust) for line in found.warnings[0])
+    checked = any({"conservation", "completeness"} & e.diagnostics.keys() for e, _ in judged)
+    cells = [(e, found.figures() if isinstance(found, Trust) else found) for e, found in judged]
+    facts = {"warnings": list(warnings), "checked": checked, "steps": STEPS, "draws": len(SEEDS)}
+    return render("web/trust.html", cells=cells, **facts)
 
 
 def attended(e: Explanation, maps: Tensor, word: int, block: int | None) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from whyformer.apps.web.session import Session, View
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.show import facts as json_facts
 from whyformer.show import files
 
 
@@ -95,8 +94,7 @@ def download(session: Session, kind: str) -> tuple[str, bytes]:
     assert view is not None
     title = view.source.name if view.source.kind == "image" else " ".join(str(view.source.content).split())[:100]
     command = "explain" if len(view.methods) == 1 else "compare"
-    facts = json_facts.explanations(command, session.results, view.place, title)
-    facts |= json_facts.picture_of(session.results) if kind == "json" else {}
+    facts = files.record_of(command, session.results, view.place, title)
     stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
     look = view.look if view.source.kind == "image" else {}
     return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))

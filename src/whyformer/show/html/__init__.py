@@ -1,22 +1,34 @@
 """HTML, the only place that makes it: Jinja templates with autoescape, and the functions that fill them.
 
-What is made of an explanation needs nothing else: no script, no style sheet, no request.
+What is made of an explanation needs nothing else: no script, no style sheet, no request. All that is put into a
+template is escaped, with control characters written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whyformer.show.html.environment import asset, render
-from whyformer.show.html.parts import data_uri
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+from whyformer.show import colours, painting, words
 from whyformer.show.layout import sections
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
-__all__ = ["asset", "data_uri", "fragment", "page", "render"]
+PIXELS = 672
+"""Longest side of a picture in a page: sharp at 260 to 340 CSS pixels on any screen, and still a small file."""
+_LONG, _PARTS = 120, 100  # words from which a text has a mini-map, and its parts
 
 
 def fragment(e: Explanation, **look: Any) -> str:
@@ -31,3 +43,94 @@ def fragment(e: Explanation, **look: Any) -> str:
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
     return render("page.html", sections=sections(explanations), title=title, look=Look.of(look))
+
+
+def render(template: str, **facts: Any) -> str:
+    """A template of this folder, filled with facts; only :class:`markupsafe.Markup` among them is not escaped."""
+    return _environment().get_template(template).render(**facts)
+
+
+def asset(name: str) -> Markup:
+    """A style sheet or a script among the templates, as it stands."""
+    return Markup((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8"))
+
+
+def data_uri(data: bytes, kind: str = "png") -> Markup:
+    """The bytes of a picture as an address that holds them."""
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
+
+
+# -- what a template may call --------------------------------------------------------------------------------------
+def plain(e: Explanation) -> Markup | None:
+    """The picture itself, of the size at which its maps are drawn."""
+    picture = painting.base(e)
+    if picture is None:
+        return None
+    high, wide = painting.drawn_size(e, 0, PIXELS)
+    return data_uri(painting.encoded(picture.resize((wide, high), Image.Resampling.BICUBIC)))
+
+
+def overlaid(e: Explanation, look: Look) -> Markup:
+    """The map on its picture."""
+    return data_uri(painting.encoded(painting.overlay(e, longest=PIXELS, **asdict(look))))
+
+
+def gradient(e: Explanation, look: Look | None = None) -> str:
+    """The colours of a colour bar, from left to right, as a CSS image."""
+    steps = colours.ramp(colours.scale_of(e), 9, look.cmap if look else None, words=e.level == "token")
+    return f"linear-gradient(to right,{','.join(map(colours.code, steps))})"
+
+
+def minimap(pieces: Sequence[words.Word]) -> list[tuple[int, str, str]]:
+    """A long text in parts, each as its strongest word: (its first word, what is said of it, colour)."""
+    if len(pieces) < _LONG:
+        return []
+    cells = []
+    bounds = np.linspace(0, len(pieces), min(_PARTS, len(pieces) // 4) + 1).astype(int).tolist()
+    for begin, end in pairwise(bounds):
+        top = max(pieces[begin:end], key=lambda word: abs(word.unit))
+        said = f"words {begin + 1} to {end}, strongest {top.value} · {words.short(top.text, 40)}"
+        cells.append((begin, said, colours.code(colours.ground(top.unit))))
+    return cells
+
+
+def way(pieces: Sequence[words.Word]) -> str:
+    """The direction in which a text runs, as HTML names it."""
+    return "rtl" if words.right_to_left("".join(word.text for word in pieces)) else "ltr"
+
+
+def curves(found: Mapping[str, Any]) -> dict[str, str] | None:
+    """Points of a map's deletion curve, of the mean of random ones, and of the band that these fill, in an SVG's
+    pixels (x 34 to 312, y 144 to 8); None where there is no curve."""
+    lines = {name: np.array(found[name], dtype=float) for name in ("curve", "mean", "lowest", "highest")}
+    if not all(np.isfinite(line).all() for line in lines.values()):
+        return None
+
+    def points(line: Any) -> list[str]:
+        x, y = np.linspace(34, 312, len(line)), 144 - 136 * np.clip(line, 0, 1)
+        return [f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True)]
+
+    band = points(lines["highest"]) + points(lines["lowest"])[::-1]
+    return {"curve": " ".join(points(lines["curve"])), "mean": " ".join(points(lines["mean"])), "band": " ".join(band)}
+
+
+_FUNCTIONS = (
+    asset, colours.code, colours.ground, colours.scale_of, curves, gradient, minimap, overlaid, painting.base,
+    painting.drawable, plain, way, words.agnostic, words.figure_of, words.heading, words.measured,
+    words.probability, words.target_name, words.words,
+)  # fmt: skip
+
+
+@cache
+def _environment() -> Environment:
+    # finalize comes before the escaping; both leave alone what is markup already
+    made = Environment(
+        loader=PackageLoader("whyformer.show.html"), autoescape=True, undefined=StrictUndefined, finalize=_visible,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.globals.update({function.__name__: function for function in _FUNCTIONS})
+    return made
+
+
+def _visible(value: Any) -> Any:
+    return words.visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value

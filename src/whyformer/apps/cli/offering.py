@@ -1,0 +1,75 @@
+"""What whyformer offers: ``whyformer methods``, the schema of its JSON, and the web page (``whyformer app``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.completion import commands, read_schema
+from whyformer.apps.cli.telling import tell
+from whyformer.errors import InputError
+from whyformer.explanation.versions import record
+
+
+@dataclass(kw_only=True)
+class Methods(opt.Common):
+    name: str | None = None
+
+
+def methods(asked: Methods) -> None:
+    """List the methods, or describe one with its settings and their defaults."""
+    import whyformer
+    from whyformer.methods import find
+    from whyformer.show.listing import catalogue, describe, facts
+
+    known = whyformer.methods() if asked.name is None else [find(asked.name)]
+    said = catalogue(known) if asked.name is None else describe(known[0])
+    tell(asked, record("methods", methods=[facts(m) for m in known]), said)
+
+
+@dataclass(kw_only=True)
+class Schema:
+    command: str | None = None
+    debug: bool = False
+
+
+def schema(asked: Schema) -> None:
+    """Print the JSON Schema of what --json prints, of one command or of all."""
+    whole = read_schema()
+    if asked.command is not None:
+        known = [name for name, _ in commands("")]
+        if asked.command not in known:
+            raise InputError(f"no command '{asked.command}' prints JSON; these do: {', '.join(known)}")
+        del whole["oneOf"]
+        whole["$ref"] = f"#/$defs/{asked.command}"
+    typer.echo(json.dumps(whole, indent=1))
+
+
+@dataclass(kw_only=True)
+class Page(opt.Common):
+    model_dir: list[Path] | None = None
+    hub: bool | None = None
+    host: str = "127.0.0.1"
+    port: int | None = None
+    share: bool = False
+    password: str | None = None
+    browser: bool = False
+
+
+def serve_page(asked: Page) -> None:
+    """Serve the web page, on this machine alone unless asked otherwise."""
+    from whyformer.apps.web import Catalogue, serve
+    from whyformer.apps.web.server import check_door
+
+    public = check_door(asked.host, asked.share, asked.password)
+    catalogue = Catalogue(asked.model_dir or (), hub=not public if asked.hub is None else asked.hub)
+    serve(
+        catalogue, host=asked.host, port=asked.port, share=asked.share, password=asked.password, browser=asked.browser,
+        started=lambda address: tell(
+            asked, record("app", url=address), f"whyformer is at {address} (Ctrl+C ends it)"
+        ),
+    )  # fmt: skip
