@@ -18,7 +18,7 @@ from checkpoints import keep, resume
 from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification
 
-from whyformer.datasets.mnist import read_idx
+from whyformer.datasets.labelled import read_idx
 
 PROCESSOR = {
     "image_processor_type": "ViTImageProcessor",

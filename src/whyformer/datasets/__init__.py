@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from whyformer.datasets.imagenet import class_folders, imagenet_samples, imagenet_validation
+from whyformer.datasets.labelled import class_folders, imagenet_samples, imagenet_validation, mnist
 from whyformer.datasets.masks import imagenet_segmentation, indexed_masks, oxford_pets, scene_objects
-from whyformer.datasets.mnist import mnist
 from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.datasets.samples import LayoutError, Picture, Text, Texts
 from whyformer.datasets.saved import saved_pictures, saved_texts

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from whyformer.datasets.imagenet import class_folders, imagenet_samples, imagenet_validation
+from whyformer.datasets.labelled import class_folders, imagenet_samples, imagenet_validation, mnist
 from whyformer.datasets.masks import imagenet_segmentation, indexed_masks, oxford_pets, scene_objects
-from whyformer.datasets.mnist import mnist
 from whyformer.datasets.samples import LayoutError, Picture, Texts, pictures_in, wrong_layout
 from whyformer.datasets.saved import is_saved, saved_pictures, saved_texts
 from whyformer.datasets.texts import bace, eraser, imdb, meld, sst2, tweeteval

@@ -107,10 +107,8 @@ def listing(folder: Path, count: int = 5) -> str:
     if folder.is_file():
         return f"a file of {folder.stat().st_size} bytes"
     names = sorted(p.name + ("/" if p.is_dir() else "") for p in folder.iterdir())
-    if not names:
-        return "an empty folder"
     more = f" and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more
+    return ", ".join(names[:count]) + more or "an empty folder"
 
 
 def pictures_in(folder: Path) -> list[Path]:

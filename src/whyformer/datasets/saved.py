@@ -25,26 +25,29 @@ def is_saved(path: str | Path) -> bool:
 
 def saved_pictures(path: str | Path, split: str | None = None) -> list[Picture]:
     """Rows with an image column (image, img) and, where present, a label column."""
-    data, place = _open(path, split), Path(path)
-    column, label = _column(data, _IMAGES, place), _optional(data, _LABELS)
-    return [
-        Picture(f"row-{i}", partial(_image, data, i, column), None if label is None else int(data[i][label]))
-        for i in range(len(data))
-    ]
+    data, column, labels = _open(path, split, _IMAGES)
+    return [Picture(f"row-{i}", partial(_image, data, i, column), label) for i, label in enumerate(labels)]
 
 
 def saved_texts(path: str | Path, split: str | None = None) -> Texts:
     """Rows with a text column (text, sentence, review) and, where present, a label column."""
-    data, place = _open(path, split), Path(path)
-    column, label = _column(data, _TEXTS, place), _optional(data, _LABELS)
-    names = tuple(getattr(data.features[label], "names", None) or ()) if label else ()
-    items = (
-        Text(f"row-{i}", str(row[column]), None if label is None else int(row[label])) for i, row in enumerate(data)
-    )
-    return Texts(tuple(t for t in items if t.text.strip()), names)
+    data, column, labels = _open(path, split, _TEXTS)
+    named = next((data.features[n] for n in _LABELS if n in data.column_names), None)
+    pairs = enumerate(zip(data[column], labels, strict=True))
+    items = tuple(Text(f"row-{i}", str(text), label) for i, (text, label) in pairs if str(text).strip())
+    return Texts(items, tuple(getattr(named, "names", None) or ()))
 
 
-def _open(path: str | Path, split: str | None) -> Any:
+def _open(path: str | Path, split: str | None, columns: tuple[str, ...]) -> tuple[Any, str, list[int | None]]:
+    """(the rows, the first of these columns that they have, the label of each row)."""
+    data = _rows(path, split)
+    column, label = (next((n for n in names if n in data.column_names), None) for names in (columns, _LABELS))
+    if column is None:
+        raise wrong_layout(Path(path), f"a column named {' or '.join(columns)}", ", ".join(data.column_names))
+    return data, column, [None] * len(data) if label is None else [int(value) for value in data[label]]
+
+
+def _rows(path: str | Path, split: str | None) -> Any:
     expected = "a folder that Dataset.save_to_disk wrote, or parquet files"
     folder = require_folder(path, expected)
     if not is_saved(folder):
@@ -63,17 +66,6 @@ def _open(path: str | Path, split: str | None) -> Any:
     if chosen not in data:
         raise wrong_layout(folder, f"the split {chosen}", ", ".join(data))
     return data[chosen]
-
-
-def _optional(data: Any, names: tuple[str, ...]) -> str | None:
-    return next((n for n in names if n in data.column_names), None)
-
-
-def _column(data: Any, names: tuple[str, ...], place: Path) -> str:
-    found = _optional(data, names)
-    if found is None:
-        raise wrong_layout(place, f"a column named {' or '.join(names)}", ", ".join(data.column_names))
-    return found
 
 
 def _image(data: Any, index: int, column: str) -> Image.Image:

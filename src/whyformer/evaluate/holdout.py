@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -30,15 +30,9 @@ def split(features: list[int], holdout: float, seed: int) -> Parts:
 
 
 def measure(
-    task: Task,
-    removed: Removal,
-    plan: Plan,
-    scores: Sequence[Sequence[Tensor]],
-    goals: Sequence[Goal],
-    parts: Sequence[Parts],
-    logits: Tensor,
-    batch_size: int,
-) -> tuple[Tensor, dict[str, int]]:
+    task: Task, removed: Removal, plan: Plan, scores: Sequence[Sequence[Tensor]], goals: Sequence[Goal],
+    parts: Sequence[Parts], logits: Tensor, batch_size: int,
+) -> tuple[Tensor, dict[str, int]]:  # fmt: skip
     """Score explanations on both parts of the features; a perturbed input that several of them ask for runs once.
 
     Args:
@@ -50,30 +44,24 @@ def measure(
     Returns:
         (``[2, M, B, K]``; forwards "perturbed" and what they were "unshared", each explanation on its own)
     """
-    Place = tuple[int, int, int, int]
     rows: dict[tuple[int, tuple[int, ...]], int] = {}
-    places: dict[Place, list[int]] = {}
+    asked: dict[tuple[int, int, int, int], tuple[np.ndarray, list[int]]] = {}
     alone: list[set[int]] = [set() for _ in scores]
-
-    def everything() -> Iterator[Place]:
-        return itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals)))
-
-    def of_part(p: int, m: int, b: int, k: int) -> np.ndarray:
-        return scores[m][k][b][parts[b][p]].cpu().numpy()
-
-    for p, m, b, k in everything():
+    for p, m, b, k in itertools.product(range(2), range(len(scores)), range(len(parts)), range(len(goals))):
         part = np.array(parts[b][p])
-        subsets = [tuple(part[mask].tolist()) for mask in plan.masks(of_part(p, m, b, k))]
+        own = scores[m][k][b][parts[b][p]].cpu().numpy()
+        subsets = [tuple(part[mask].tolist()) for mask in plan.masks(own)]
         # nothing taken out: the clean output, which is known
-        places[p, m, b, k] = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
-        alone[m].update(row for row in places[p, m, b, k] if row >= 0)
+        places = [rows.setdefault((b, s), len(rows)) if s else -1 for s in subsets]
+        asked[p, m, b, k] = own, places
+        alone[m].update(row for row in places if row >= 0)
     found = logits_without(task, removed, list(rows), batch_size, "taking features out")
     if not bool(torch.isfinite(found).all()):
         raise ModelError(f"{task.method}: without some features the logits are not finite; choose another baseline")
     clean = [goal(logits).double().cpu().numpy() for goal in goals]
     outputs = [values_of(goal, found, [b for b, _ in rows], logits).double().cpu().numpy() for goal in goals]
     figures = torch.zeros(2, len(scores), len(parts), len(goals), dtype=torch.float64)
-    for p, m, b, k in everything():
-        seen = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in places[p, m, b, k]])
-        figures[p, m, b, k] = plan.score(of_part(p, m, b, k), float(clean[k][b]), seen)[0]
+    for (p, m, b, k), (own, places) in asked.items():
+        seen = np.array([outputs[k][row] if row >= 0 else clean[k][b] for row in places])
+        figures[p, m, b, k] = float(plan.score(own, float(clean[k][b]), seen)[0])
     return figures, {"perturbed": len(rows), "unshared": sum(map(len, alone))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from whyformer.errors import InputError, unknown
 
 Array = NDArray[np.float64]
 Curves = tuple[Array, Array | None]
+Score = Callable[[Array, float, Array], tuple[Any, Array | None]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Plan:
     """
 
     masks: Callable[[Array], NDArray[np.bool_]]
-    score: Callable[[Array, float, Array], tuple[float, Array | None]]
+    score: Score
 
 
 @dataclass(frozen=True)
@@ -102,26 +104,25 @@ def metric(
 
 
 def perturbation(
-    name: str, summary: str, *, better: str, baselines: tuple[str, str], modality: str = "both", **settings: Any
-) -> Callable[[Callable[..., Plan]], Callable[..., Plan]]:
-    """Register a function ``settings -> Plan``, whose output is the probability of the target."""
+    name: str, summary: str, masks: Callable[..., Any], score: Score, *, better: str, baselines: tuple[str, str],
+    modality: str = "both", **settings: Any,
+) -> None:  # fmt: skip
+    """Register a metric that follows the probability of the target: a :class:`Plan` whose ``masks`` take settings."""
+
+    def plan(**given: Any) -> Plan:
+        return Plan(partial(masks, **given), score)
+
+    def function(case: Any, *, baseline: str | int, **given: Any) -> Curves:
+        made, found = plan(**given), []
+        for i in range(len(case)):
+            scores = case.features(i)
+            outputs = case.follow(i, made.masks(scores), baseline)
+            found.append(made.score(scores, float(case.clean[i]), outputs))
+        figures, curves = zip(*found, strict=True)
+        return np.array(figures), None if curves[0] is None else np.stack(curves)
+
     full = {**settings, "baseline": None}
-
-    def register(plan: Callable[..., Plan]) -> Callable[..., Plan]:
-        def function(case: Any, *, baseline: str | int, **given: Any) -> Curves:
-            made, figures, curves = plan(**given), [], []
-            for i in range(len(case)):
-                scores = case.features(i)
-                outputs = case.follow(i, made.masks(scores), baseline)
-                figure, curve = made.score(scores, float(case.clean[i]), outputs)
-                figures.append(figure)
-                curves += [] if curve is None else [curve]
-            return np.array(figures), np.stack(curves) if curves else None
-
-        METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan)
-        return plan
-
-    return register
+    METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan)
 
 
 def find_metric(name: str) -> Metric:

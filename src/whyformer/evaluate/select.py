@@ -60,12 +60,10 @@ class Arbitration:
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each candidate: mean score on both parts, and how often it was chosen."""
-        rows = []
-        for m, name in enumerate(self.candidates):
-            selection, heldout = self.selection[m, self.choosing].mean(), self.heldout[m, self.reported].mean()
-            chosen = int((self.winners == m).sum())
-            rows.append({"candidate": name, "selection": float(selection), "heldout": float(heldout), "chosen": chosen})
-        return rows
+        means = [self.selection[:, self.choosing].mean((1, 2)), self.heldout[:, self.reported].mean((1, 2))]
+        chosen = [int((self.winners == m).sum()) for m in range(len(self.candidates))]
+        rows = zip(self.candidates, *(m.tolist() for m in means), chosen, strict=True)
+        return [dict(zip(("candidate", "selection", "heldout", "chosen"), row, strict=True)) for row in rows]
 
     def __str__(self) -> str:
         width = max(len(n) for n in self.candidates)
@@ -150,22 +148,11 @@ def arbitrate(
         {int(c): explained[int(winners[b, k])][k][b] for k, c in enumerate(row)} for b, row in enumerate(wanted)
     ]
     return Arbitration(
-        explanations=[found[int(wanted[b, 0])] for b, found in enumerate(by_label)],
-        candidates=_titles(entries),
-        winners=winners,
-        selection=selection,
-        heldout=heldout,
-        choosing=choosing,
-        reported=reported,
-        score=float(heldout.gather(0, winners[None])[0][reported].mean()),
-        labels=wanted,
-        by_label=by_label,
-        criterion=criterion,
-        mode=mode,
-        higher_is_better=sign > 0,
-        cost={**cost, "clean": ready.inputs.batch},
-        settings={"holdout": holdout, "seed": seed, "baseline": removed.baseline, "labels": wanted.shape[1]},
-    )
+        [found[int(wanted[b, 0])] for b, found in enumerate(by_label)], _titles(entries), winners, selection, heldout,
+        choosing, reported, float(heldout.gather(0, winners[None])[0][reported].mean()), wanted, by_label, criterion,
+        mode, sign > 0, {**cost, "clean": ready.inputs.batch},
+        {"holdout": holdout, "seed": seed, "baseline": removed.baseline, "labels": wanted.shape[1]},
+    )  # fmt: skip
 
 
 def _check(criterion: str, mode: str, holdout: float, labels: int, batch_size: int) -> None:
@@ -273,26 +260,21 @@ def _choose(good: Tensor, labels: Tensor, mode: str, holdout: float, seed: int) 
     """
     _, batch, count = good.shape
     everyone = torch.ones(batch, dtype=torch.bool)
-    if mode in ("instance", "label"):
-        return _best(good), everyone, everyone
-    if mode == "prime":
-        return _best(good.mean(-1))[:, None].expand(-1, count), everyone, everyone
-    if mode == "mean_baseline":
-        return torch.full((batch, count), len(good) - 1), everyone, everyone
-    if mode == "class":
-        winners = torch.zeros(batch, count, dtype=torch.long)
-        for label in labels[:, 0].unique():
-            same = labels[:, 0] == label
-            winners[same] = _best(good[:, same].mean(1))
-        return winners, everyone, everyone
     choosing, reported = everyone, everyone
     if mode == "batch":
         if batch < 2:
             raise InputError('arbitrate: mode "batch" chooses on some samples for the others, so it needs at least 2')
-        chosen, other = split(list(range(batch)), holdout, seed)
+        parts = split(list(range(batch)), holdout, seed)
         choosing, reported = torch.zeros(2, batch, dtype=torch.bool)
-        choosing[chosen], reported[other] = True, True
-    return _best(good[:, choosing].mean(1)).expand(batch, count), choosing, reported
+        choosing[parts[0]], reported[parts[1]] = True, True
+    if mode == "mean_baseline":
+        return torch.full((batch, count), len(good) - 1), choosing, reported
+    if mode == "prime":
+        good = good.mean(-1, keepdim=True).expand_as(good)
+    # each sample's choice is the best in sum over these samples, itself alone by default
+    together = {"class": labels[:, :1] == labels[:, 0], "dataset": everyone, "batch": choosing}
+    over = together.get(mode, torch.eye(batch, dtype=torch.bool)).expand(batch, batch)
+    return _best(torch.stack([good[:, some].sum(1) for some in over], 1)), choosing, reported
 
 
 def _best(good: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from whyformer.errors import InputError
 from whyformer.evaluate.case import Case
-from whyformer.evaluate.registry import Array, Plan, metric, perturbation
+from whyformer.evaluate.registry import Array, metric, perturbation
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The nine steps of the published curves; the clean point 0 is added by :func:`curve_fractions`."""
@@ -99,7 +100,8 @@ def accuracy_auc(fractions: ArrayLike, correct: ArrayLike) -> NDArray[np.float64
     return 100 * area(fractions, correct)
 
 
-def _top_1(case: Case, label: Any, baseline: str, *, highest_first: bool) -> tuple[Array, Array]:
+def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tuple[Array, Array]:
+    """Top-1 against ``label`` (the explained class by default), 10–90 % removed; at most 90."""
     truth = case.target if label is None else np.broadcast_to(np.asarray(label), (len(case),))
     rows = []
     for i in range(len(case)):
@@ -109,47 +111,29 @@ def _top_1(case: Case, label: Any, baseline: str, *, highest_first: bool) -> tup
     return accuracy_auc(curve_fractions(), curves), curves
 
 
-@metric(
-    "positive", "top-1 AUC in % as the highest scores are removed (CVPR 2021, Table 1)",
-    better="lower", baselines=("black", "unk"), label=None,
-)  # fmt: skip
-def _positive(case: Case, *, label: Any, baseline: str) -> tuple[Array, Array]:
-    """Top-1 against ``label`` (the explained class by default), 10–90 % removed; at most 90."""
-    return _top_1(case, label, baseline, highest_first=True)
-
-
-@metric(
-    "negative", "top-1 AUC in % as the lowest scores are removed (CVPR 2021, Table 1)",
-    better="higher", baselines=("black", "unk"), label=None,
-)  # fmt: skip
-def _negative(case: Case, *, label: Any, baseline: str) -> tuple[Array, Array]:
-    """As ``positive``, the other way round."""
-    return _top_1(case, label, baseline, highest_first=False)
+for _name, _which, _better in (("positive", "highest", "lower"), ("negative", "lowest", "higher")):
+    metric(
+        _name, f"top-1 AUC in % as the {_which} scores are removed (CVPR 2021, Table 1)",
+        better=_better, baselines=("black", "unk"), label=None,
+    )(partial(_top_1, highest_first=_name == "positive"))  # fmt: skip
 
 
 # -- deletion and insertion (RISE) -----------------------------------------------------------------
-def _equal_steps(steps: int) -> list[float]:
+def _equal_steps(a: Array, steps: int) -> NDArray[np.bool_]:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number from 1, not {steps!r}")
-    return [i / steps for i in range(steps + 1)]
+    return removal_masks(a, [i / steps for i in range(steps + 1)])
 
 
-@perturbation(
-    "deletion", "area under the probability as the highest scores are removed (RISE)",
-    better="lower", baselines=("zero", "mask"), steps=28,
+perturbation(
+    "deletion", "area under the probability as the highest scores are removed (RISE)", _equal_steps,
+    lambda a, clean, y: (mean_curve_area(y), y), better="lower", baselines=("zero", "mask"), steps=28,
 )  # fmt: skip
-def _deletion(steps: int) -> Plan:
-    fractions = _equal_steps(steps)
-    return Plan(lambda a: removal_masks(a, fractions), lambda a, clean, y: (float(mean_curve_area(y)), y))
-
-
-@perturbation(
+perturbation(
     "insertion", "area under the probability as the highest scores appear (RISE)",
+    lambda a, steps: ~_equal_steps(a, steps), lambda a, clean, y: (mean_curve_area(y), y),
     better="higher", baselines=("blur", "mask"), steps=28,
 )  # fmt: skip
-def _insertion(steps: int) -> Plan:
-    fractions = _equal_steps(steps)
-    return Plan(lambda a: ~removal_masks(a, fractions), lambda a, clean, y: (float(mean_curve_area(y)), y))
 
 
 # -- AOPC and LOdds --------------------------------------------------------------------------------
@@ -164,13 +148,6 @@ def aopc(clean: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
     return (np.asarray(clean, dtype=np.float64)[..., None] - np.asarray(perturbed, dtype=np.float64)).mean(-1)
 
 
-@perturbation(
-    "aopc", "mean loss of probability over 10–90 % removed, highest first", better="higher", baselines=("black", "unk")
-)
-def _aopc() -> Plan:
-    return Plan(lambda a: removal_masks(a, FRACTIONS), lambda a, clean, y: (float(aopc(clean, y)), y))
-
-
 def log_odds(clean: ArrayLike, perturbed: ArrayLike, *, floor: float = 1e-12) -> NDArray[np.float64]:
     """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, in AttCAT's form); lower is better
     for MoRF.
@@ -181,12 +158,18 @@ def log_odds(clean: ArrayLike, perturbed: ArrayLike, *, floor: float = 1e-12) ->
     return (np.log(np.maximum(np.asarray(perturbed, dtype=np.float64), floor)) - np.log(p)).mean(-1)
 
 
-@perturbation(
-    "log_odds", "mean log ratio of the probability over 10–90 % removed, highest first",
-    better="lower", baselines=("black", "unk"),
+def _ten_to_ninety(a: Array) -> NDArray[np.bool_]:
+    return removal_masks(a, FRACTIONS)
+
+
+perturbation(
+    "aopc", "mean loss of probability over 10–90 % removed, highest first", _ten_to_ninety,
+    lambda a, clean, y: (aopc(clean, y), y), better="higher", baselines=("black", "unk"),
 )  # fmt: skip
-def _log_odds() -> Plan:
-    return Plan(lambda a: removal_masks(a, FRACTIONS), lambda a, clean, y: (float(log_odds(clean, y)), y))
+perturbation(
+    "log_odds", "mean log ratio of the probability over 10–90 % removed, highest first", _ten_to_ninety,
+    lambda a, clean, y: (log_odds(clean, y), y), better="lower", baselines=("black", "unk"),
+)  # fmt: skip
 
 
 # -- comprehensiveness and sufficiency (ERASER, DeYoung et al. 2020) -------------------------------
@@ -201,20 +184,14 @@ def _drops(a: Array, clean: float, y: Array) -> tuple[float, Array]:
     return float((clean - y).mean()), clean - y
 
 
-@perturbation(
-    "comprehensiveness", "loss of probability without the top 1, 5, 10, 20, 50 % (ERASER)",
+perturbation(
+    "comprehensiveness", "loss of probability without the top 1, 5, 10, 20, 50 % (ERASER)", rationale_masks, _drops,
     better="higher", baselines=("black", "delete"),
 )  # fmt: skip
-def _comprehensiveness() -> Plan:
-    return Plan(rationale_masks, _drops)
-
-
-@perturbation(
+perturbation(
     "sufficiency", "loss of probability with the top 1, 5, 10, 20, 50 % alone (ERASER)",
-    better="lower", baselines=("black", "delete"),
+    lambda a: ~rationale_masks(a), _drops, better="lower", baselines=("black", "delete"),
 )  # fmt: skip
-def _sufficiency() -> Plan:
-    return Plan(lambda a: ~rationale_masks(a), _drops)
 
 
 # -- activation and pruning (Ali et al. 2022; methods.md §6.4) -------------------------------------
@@ -244,10 +221,11 @@ def auac(probabilities: ArrayLike, steps: tuple[float, ...] = STEPS) -> NDArray[
     return area(steps, probabilities)
 
 
-@perturbation("auac", "area under the activation curve (Ali et al. 2022)", better="higher", baselines=("black", "unk"))
-def _auac() -> Plan:
-    """Content tokens alone are hidden and revealed; the benchmark ``activation`` hides the special ones too."""
-    return Plan(lambda a: ~reveal_masks(a), lambda a, clean, y: (float(auac(y)), y))
+# content tokens alone are hidden and revealed; the benchmark ``activation`` hides the special ones too
+perturbation(
+    "auac", "area under the activation curve (Ali et al. 2022)", lambda a: ~reveal_masks(a),
+    lambda a, clean, y: (auac(y), y), better="higher", baselines=("black", "unk"),
+)  # fmt: skip
 
 
 def squared_change(clean: ArrayLike, pruned: ArrayLike) -> NDArray[np.float64]:
@@ -292,9 +270,8 @@ def ranked_faithfulness(scores: ArrayLike, drops: ArrayLike) -> float:
     return float((term / worst_ranks(a)).sum())
 
 
-@perturbation(
-    "rft", "ranked faithfulness of single tokens (Mylonas et al. 2022)",
+perturbation(
+    "rft", "ranked faithfulness of single tokens (Mylonas et al. 2022)", lambda a: np.eye(a.size, dtype=bool),
+    lambda a, clean, y: (ranked_faithfulness(a, clean - y), None),
     better="higher", baselines=("zero", "unk"), modality="text",
 )  # fmt: skip
-def _rft() -> Plan:
-    return Plan(lambda a: np.eye(a.size, dtype=bool), lambda a, clean, y: (ranked_faithfulness(a, clean - y), None))

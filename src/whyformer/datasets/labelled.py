@@ -1,0 +1,143 @@
+"""Pictures with a class: ImageNet's sample folder, class folders, its validation folder with the devkit, MNIST."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from whyformer.datasets.samples import Picture, needed, pictures_in, require_file, require_folder, wrong_layout
+from whyformer.inputs.pictures import open_picture
+
+SAMPLE, VALIDATION = r"\d{4}_n\d{8}\.(?:jpe?g|png)$", r"ILSVRC2012_val_\d{8}\.jpe?g$"
+TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+
+
+def _all_named(path: str | Path, pattern: str, expected: str) -> list[Path]:
+    """The pictures of a folder, all of which must be named so."""
+    folder = require_folder(path, expected)
+    files = pictures_in(folder)
+    wrong = [f.name for f in files if not re.match(pattern, f.name, re.IGNORECASE)]
+    if not files or wrong:
+        raise wrong_layout(folder, expected, next(iter(wrong), None))
+    return files
+
+
+def imagenet_samples(path: str | Path) -> list[Picture]:
+    """Pictures named ``0282_n02123159.jpg``: class index (0..999), synset."""
+    files = _all_named(path, SAMPLE, "pictures named like 0282_n02123159.jpg (class index, synset)")
+    return [Picture(f.name, partial(open_picture, f), int(f.name[:4])) for f in files]
+
+
+def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> list[Picture]:
+    """One folder of pictures a class.
+
+    Args:
+        classes: folder name -> class index. By default folders named by numbers are these classes, and folders named
+            by the 1000 synsets count in sorted order, as everywhere in ImageNet; fewer synset folders need ``classes``.
+    """
+    expected = "one folder of pictures a class"
+    folder = require_folder(path, expected)
+    names = sorted(p.name for p in folder.iterdir() if p.is_dir())
+    if not names:
+        raise wrong_layout(folder, expected)
+    if classes is None and all(n.isdigit() for n in names):
+        classes = {n: int(n) for n in names}
+    elif classes is None and len(names) == 1000 and all(re.match(r"n\d{8}$", n) for n in names):
+        classes = {n: i for i, n in enumerate(names)}
+    elif classes is None:
+        named = "folders named by class numbers, or all 1000 synsets (or classes={name: index})"
+        found = f"{len(names)} folders, which do not say which of the model's classes they are"
+        raise wrong_layout(folder, named, found)
+    if unknown := [n for n in names if n not in classes]:
+        raise wrong_layout(folder, "only folders of known classes", ", ".join(unknown[:5]))
+    files = [(name, f) for name in names for f in pictures_in(folder / name)]
+    if not files:
+        raise wrong_layout(folder, expected, "folders without pictures")
+    return [Picture(f"{name}/{f.name}", partial(open_picture, f), classes[name]) for name, f in files]
+
+
+def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> list[Picture]:
+    """The 50 000 validation pictures (or a part), with the devkit's ground truth.
+
+    The devkit numbers classes in its own order (ILSVRC2012_ID); its ``meta.mat`` gives each one's synset, and classes
+    are the sorted synsets.
+
+    Args:
+        devkit: folder with ``data/ILSVRC2012_validation_ground_truth.txt`` and ``data/meta.mat``; by default looked
+            for in and beside ``path``.
+    """
+    expected = "pictures named ILSVRC2012_val_00000001.JPEG, and the devkit with data/" + TRUTH + " and data/" + META
+    files = _all_named(path, VALIDATION, expected)
+    base = _find_devkit(Path(path), devkit, expected)
+    lines = (base / TRUTH).read_text().split()
+    index = _class_of_id(require_file(base / META, expected))
+    try:
+        labels = [index[int(lines[int(f.stem.rpartition("_")[2]) - 1])] for f in files]
+    except (IndexError, ValueError, KeyError) as error:
+        found = f"{len(lines)} entries, and {error} fails"
+        raise wrong_layout(base / TRUTH, "one class number 1..1000 a line", found) from error
+    return [Picture(f.name, partial(open_picture, f), label) for f, label in zip(files, labels, strict=True)]
+
+
+def _find_devkit(folder: Path, devkit: str | Path | None, expected: str) -> Path:
+    beside = [folder, folder.parent, *sorted(folder.parent.glob("ILSVRC2012_devkit*"))]
+    roots = beside if devkit is None else [Path(devkit)]
+    for place in (p for root in roots for p in (root / "data", root)):
+        if (place / TRUTH).is_file():
+            return place
+    looked = ", ".join(str(r) for r in roots)
+    found = f"no {TRUTH} in {looked}, and pictures without labels cannot be scored"
+    raise wrong_layout(folder, expected, found)
+
+
+def _class_of_id(meta: Path) -> dict[int, int]:
+    """ILSVRC2012_ID -> class index in sorted synsets."""
+    rows = needed("scipy.io", "reading the devkit's meta.mat").loadmat(str(meta), squeeze_me=True)["synsets"]
+    synsets = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows if int(row["ILSVRC2012_ID"]) <= 1000}
+    order = {wnid: i for i, wnid in enumerate(sorted(synsets.values()))}
+    return {number: order[wnid] for number, wnid in synsets.items()}
+
+
+def mnist(path: str | Path, split: str = "test") -> list[Picture]:
+    """``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` (split "test"), ``train*-...`` (split
+    "train")."""
+    expected = "t10k-images-idx3-ubyte(.gz) and t10k-labels-idx1-ubyte(.gz), or train*-..."
+    folder = require_folder(path, expected)
+    start = "t10k" if split == "test" else split
+    images, labels = (sorted(folder.glob(f"{start}*-{kind}-ubyte*")) for kind in ("images-idx3", "labels-idx1"))
+    if len(images) != 1 or len(labels) != 1:
+        raise wrong_layout(folder, expected)
+    pixels, classes = read_idx(images[0]), read_idx(labels[0])
+    if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
+        raise wrong_layout(folder, "as many labels as pictures", f"{pixels.shape} and {classes.shape}")
+    pairs = enumerate(zip(pixels, classes, strict=True))
+    return [Picture(f"{split}-{i}", partial(_picture, pixel), int(c)) for i, (pixel, c) in pairs]
+
+
+def read_idx(file: Path) -> NDArray[np.uint8]:
+    """An idx file of unsigned bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the
+    values."""
+    data = file.read_bytes()
+    try:
+        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, EOFError) as error:
+        raise wrong_layout(file, "an idx file", "a broken gzip file") from error
+    if len(data) < 4 or data[:3] != b"\0\0\x08":
+        raise wrong_layout(file, "an idx file of bytes (starts 00 00 08)", data[:4].hex(" "))
+    axes = data[3]
+    shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
+    values = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes)
+    if values.size != int(np.prod(shape)):
+        raise wrong_layout(file, f"{shape} values", str(values.size))
+    return values.reshape(shape)
+
+
+def _picture(pixels: NDArray[np.uint8]) -> Image.Image:
+    return Image.fromarray(pixels).convert("RGB")
