@@ -96,10 +96,35 @@ def test_the_model_without_a_twist_is_explained(method: str, x: Tensor) -> None:
 # -- the audit ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", RELEVANCE)
 def test_an_operation_without_a_rule(method: str, x: Tensor) -> None:
-    """Its name, the module's path, what to add and where, and methods that work."""
+    """Its name, the module's path (the last block: there relevance arrives first), what to add, and methods that work."""
     model = Model(lambda branch, x: torch.cosine_similarity(branch(x), x.flip(1), -1)[..., None] * x)
-    place = "blocks.0" if method != "transformer_attribution" else "blocks."
-    refuse(model, x, method, UnknownOperation, "'cosine_similarity'", f"module '{place}", "(Block)", "whyformer/composites", "engine/canonizers.py", "input_x_gradient")
+    parts = ["'cosine_similarity'", "module 'blocks.1'", "(Block)", "whyformer.rules.register('cosine_similarity', like=\"gelu\")", "whyformer/composites", "engine/canonizers.py", "input_x_gradient"]
+    refuse(model, x, method, UnknownOperation, *parts)
+
+
+def beside(x: Tensor) -> Tensor:
+    """Operations that no composite knows: on the way to the target they would be refused."""
+    return torch.logcumsumexp(torch.cosine_similarity(x, x.flip(1), -1)[..., None] * x, 1)
+
+
+class WithLoss(Model):
+    """Computes a loss beside its logits, as Hugging Face models do where they are given labels."""
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return {"loss": beside(x).sum() + logits.logsumexp(-1).sum(), "logits": logits}
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_what_relevance_never_reaches_disturbs_nobody(method: str, x: Tensor) -> None:
+    """A loss beside the logits, and a branch whose part in the target is nothing."""
+    plain, with_loss = Model(), WithLoss()
+    with_loss.load_state_dict(plain.state_dict())
+    scores = whyformer.explain(plain, x, method=method).scores
+    assert torch.equal(whyformer.explain(with_loss, x, method=method).scores, scores)
+    gated = Model(lambda branch, x: branch(x) + 0 * beside(x))
+    gated.load_state_dict(plain.state_dict())
+    assert torch.allclose(whyformer.explain(gated, x, method=method).scores, scores, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", GRADIENTS)
@@ -128,6 +153,11 @@ def test_an_unknown_operation_whose_result_goes_nowhere_is_fine(method: str, x: 
 @pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
 def test_activation_checkpointing(method: str, reentrant: bool, x: Tensor) -> None:
     model = Model(lambda branch, x: checkpoint(branch, x, use_reentrant=reentrant))
+    if not reentrant and method in ("transformer_attribution", "lrp"):  # nothing of these need be computed again
+        plain = Model()
+        plain.load_state_dict(model.state_dict())
+        assert torch.equal(whyformer.explain(model, x, method=method).scores, whyformer.explain(plain, x, method=method).scores)
+        return
     refuse(model, x, method, ModelError, "activation checkpointing")
 
 

@@ -175,6 +175,37 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "tril": lambda x: x.tril(),
     "stack": lambda x: torch.stack([x, x * 1], 1),
 }
+SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda x: x.amax(1),
+    "amin": lambda x: x.amin(1),
+    "aminmax": lambda x: torch.cat(torch.aminmax(x, dim=-1, keepdim=True), -1),
+    "cummax": lambda x: x.cummax(1).values,
+    "cummin": lambda x: x.cummin(1).values,
+    "fmax": lambda x: torch.fmax(x, x.tanh()),
+    "fmin": lambda x: torch.fmin(x, x.tanh()),
+    "kthvalue": lambda x: x.kthvalue(2, 1).values,
+    "max": lambda x: x.max(1).values,
+    "maximum": lambda x: torch.maximum(x, x.flip(1)),
+    "median": lambda x: x.median(1).values,
+    "min": lambda x: x.min(1, keepdim=True)[0],
+    "minimum": lambda x: torch.minimum(x, x.tanh()),
+    "mode": lambda x: x.mode(1).values,
+    "msort": lambda x: x.msort(),
+    "nanmedian": lambda x: x.nanmedian(1).values,
+    "sort": lambda x: x.sort(1, descending=True).values,
+    "topk": lambda x: x.topk(2, 1).values,
+    **{
+        f"{start}max_pool{n}d{end}": (
+            lambda x, _name=f"{start}max_pool{n}d{end}", _n=n, _rest=(2,) if start else (2, 1): _first(
+                getattr(F, _name)(x.reshape(B, N, D, *(1,) * (_n - 1)), (2, *(1,) * (_n - 1)), *_rest[1:])
+            )
+        )
+        for n in (1, 2, 3)
+        for start in ("", "adaptive_")
+        for end in ("", "_with_indices")
+    },
+}
+EXAMPLES.update({name: (lambda m, x, _select=select: _select(x)) for name, select in SELECTIONS.items()})
 EXAMPLES.update({f"view: {name}": (lambda m, x, _view=view: _view(x)) for name, view in VIEWS.items()})
 
 RELEVANCE: dict[str, Composite] = {
@@ -192,7 +223,7 @@ MULTIPLIER: dict[str, Composite] = {
 # values made of pieces that no rule of relevance covers; an error names them
 REFUSED = {
     "rdiv", "reciprocal", "pow", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
-    "linalg_vector_norm", "normalize", "normalize, of nothing", "clamp, bounds of its own", "log_softmax", "quotient",
+    "linalg_vector_norm", "clamp, bounds of its own", "log_softmax", "quotient",
 }  # fmt: skip
 
 
@@ -213,6 +244,10 @@ def _assign(x: Tensor) -> Tensor:
 def _grow(x: Tensor, other: Tensor) -> Tensor:
     x += other
     return x
+
+
+def _first(found: Any) -> Tensor:
+    return found[0] if isinstance(found, tuple) else found
 
 
 def _add_to_slice(x: Tensor) -> Tensor:
@@ -248,11 +283,10 @@ def plain(name: str, seed: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("composite", RELEVANCE)
 def test_value_and_gradient_pass(composite: str, name: str) -> None:
-    """One recorded graph serves two passes; the gradient pass must be autograd's."""
+    """One recorded graph serves two passes; the gradient pass must be autograd's, also where relevance is refused."""
     if name in REFUSED:
         with pytest.raises(UnknownOperation):
-            both_passes(name, RELEVANCE[composite], relevance=False)
-        return
+            both_passes(name, RELEVANCE[composite], relevance=True)
     value, flow, seed, _ = both_passes(name, RELEVANCE[composite], relevance=False)
     wanted, gradient = plain(name, seed)
     assert torch.allclose(value, wanted, rtol=0, atol=1e-14)
@@ -294,7 +328,7 @@ def test_conservative_tables_keep_the_value(composite: str, name: str) -> None:
 # what each operation gives up in the deep Taylor table, besides nothing: its constant operand's share
 CONSTANT_SHARE = {"add, positions", "matmul, constant", "baddbmm", "where"}
 # what one sample tells another
-MIXED = {"linear, weights of its own", "layer_norm, scale of its own"}
+MIXED = {"msort", "linear, weights of its own", "layer_norm, scale of its own"}
 # relevance goes to the values that are kept; dropped values have none, copied values the sum
 LOSSY = {"view: masked_fill", "view: tril", "in place fill", "view: pad"}
 # units without a positive product lose theirs (methods.md §8 #8); the mixed values of a token happen to be all negative here
@@ -362,7 +396,7 @@ def differ(a: Tensor | str, b: Tensor | str) -> bool:
 def test_every_operation_has_an_example() -> None:
     """Of those that are linear or views: tests/engine/test_operations.py."""
     covered = {name.split(",")[0] for name in EXAMPLES}
-    assert ops.names("activation", "power", "normalisation", "statistic", "softmax", "log_softmax", "attention") <= covered
+    assert ops.names("activation", "power", "normalisation", "statistic", "softmax", "log_softmax", "attention", "selection") <= covered
 
 
 # -- the standard deviation that a norm divides by -------------------------------------------------------------------

@@ -8,6 +8,7 @@ from whyformer.rules.core import NATIVE, Composite, Rule
 _PLAIN = dict.fromkeys(
     (
         "view",
+        "selection",
         "linear",
         "matrix product",
         "activation",

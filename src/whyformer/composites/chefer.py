@@ -12,7 +12,7 @@ def _table(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule | None]:
     same = Rule("identity", elementary.identity, books=False)
     weighted = Rule("weighted sum", elementary.z_rule)
     return {
-        "view": NATIVE,
+        **dict.fromkeys(("view", "selection"), NATIVE),
         "layer": layer,
         "input layer": Rule("input layer", linear.box, linear.layer_gradient),
         "weighted sum": weighted,
@@ -21,6 +21,7 @@ def _table(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule | None]:
         "add": Rule("add", add, elementary.add_gradient),
         "shift": Rule("shift", elementary.identity, elementary.add_gradient, books=False),
         "product": Rule("product", elementary.product_halved),
+        "normalised": Rule("normalisation in parts", elementary.identity, books=False),
         "gate": Rule("product of two branches", elementary.multiply_halved),
         "attention": Rule(
             "attention", attention.attention_relevance(add), attention.attention_gradient, keep_output=True

@@ -78,18 +78,29 @@ def _merge_masks(mask: Tensor | None, padding: Tensor | None, query: Tensor, hea
     return merged
 
 
-def affine_addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Tensor:
+def affine_addmm(bias: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``addmm`` of a layer (GPT-2's Conv1D) as the linear operation it is."""
-    if scales:
-        return scales.get("beta", 1) * bias + scales.get("alpha", 1) * (x @ weight)
-    if bias.dim() == 1 and not weight.requires_grad:
-        return functional.linear(x, weight.T, bias)
-    return x @ weight + bias
+    if (beta, alpha) != (1, 1):
+        return beta * bias + alpha * (mat1 @ mat2)
+    if bias.dim() == 1 and not mat2.requires_grad:
+        return functional.linear(mat1, mat2.T, bias)
+    return mat1 @ mat2 + bias
 
 
-def batched_addition(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def batched_addition(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``baddbmm`` as a product and a sum."""
-    return (left @ right) * alpha + bias * beta
+    return (batch1 @ batch2) * alpha + x * beta
+
+
+def grouped_layers(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None = None, **_: Any) -> Tensor:
+    """``grouped_mm``: each group of rows (the tokens of an expert) through a layer of its own."""
+    if offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
+        raise UnknownOperation("grouped_mm is known for rows in groups and one weight matrix a group only")
+    ends = offs.tolist()
+    groups = zip([0, *ends], [*ends, len(mat_a)], strict=True)
+    rows = [mat_a[start:end] for start, end in groups]
+    layers = [functional.linear(own, mat_b[i].mT) for i, own in enumerate(rows[:-1])]
+    return torch.cat([*layers, rows[-1].new_zeros(len(rows[-1]), mat_b.shape[-1])])
 
 
 def moments(deviation: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -189,8 +200,9 @@ PARTS: dict[str, Callable[..., Any]] = {
     "rmatmul": lambda x, y: torch.matmul(y, x),
     "rsub": lambda x, y: -x + y,
     "rdiv": lambda x, y: torch.mul(torch.reciprocal(x), y),
-    "addcmul": lambda x, a, b, *, value=1: x + value * a * b,
-    "lerp": lambda x, y, w: x + w * (y - x),
+    "addcmul": lambda x, tensor1, tensor2, *, value=1: x + value * tensor1 * tensor2,
+    "_grouped_mm": grouped_layers,
+    "lerp": lambda x, end, weight: x + weight * (end - x),
     "normalize": normalize,
     "std_mean": moments(torch.std),
     "var_mean": moments(torch.var),

@@ -6,7 +6,6 @@ into each operation. So "multiply by a constant" and "multiply two branches" tel
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,16 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whyformer.engine import audit
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, asked
-from whyformer.engine.readings import carries, is_map, is_parameter, tensors
-from whyformer.errors import ModelError, UnknownOperation
-from whyformer.rules.core import NATIVE, Composite, Pass, Ruled
-
-_CHECKPOINTS = ("CheckpointFunctionBackward", "CheckpointFunctionBackwardBackward")
+from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
+from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
 
 @dataclass
@@ -46,6 +43,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
     block_input: Tensor | None = None
+    statistics: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         attention = None
         if row.kind == "attention":
             if carried and self.composite.rule(name, row.kind) is None:
-                return self._unless_silent(name, name, func, *self._own_only(args, kwargs))
+                return self._unknown(name, name, func, *self._own_only(args, kwargs))
             attention = self._fused_attention
         elif row.kind == "matrix product" and is_map(args[0]):
             attention = self._written_attention
@@ -112,22 +110,43 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 result._whyformer_parameter = True
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
-        self.refuse_hidden_graphs(args)
+        audit.hidden(self, args)
         return self._note(name, args, kwargs, self._carried(name, row, func, args, kwargs))
 
     def _carried(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation by its rule."""
-        composite = self.composite
-        if not composite.audit:
+        """Run an operation by its rule, and know a norm's statistic again."""
+        if is_in_place(name) or kwargs.get("inplace") is True:
+            before_change(args[0])
+        if not self.composite.audit:
             return func(*args, **kwargs)
         reading = row.read(row, func, args, kwargs)
+        result = self._by_rule(name, row, reading, func, args, kwargs)
+        if reading.kind == "statistic" or (self.statistics and self._of_statistics(name, reading, args, kwargs)):
+            self.statistics = True
+            for tensor in tensors((result,)):
+                tensor._whyformer_statistic = True  # type: ignore[attr-defined]
+        elif row.read is largest:
+            for tensor in tensors((result,)):
+                tensor._whyformer_largest = tensor.numel() < args[0].numel()  # type: ignore[attr-defined]
+        return result
+
+    def _of_statistics(self, name: str, reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether all that carries into it are statistics, and it mixes no channels."""
+        taken = args[1:2] if name == "copy_" else args[:1] if name.endswith("_as") else (*args, *kwargs.values())
+        given = [t for t in tensors(taken) if t.requires_grad]
+        return all(map(is_statistic, given)) and reading.role not in ("layer", "input layer", "weighted sum", "product")
+
+    def _by_rule(
+        self, name: str, row: Operation, reading: Reading, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        composite = self.composite
         rule = composite.rule(reading.role, reading.kind)
         if rule is NATIVE:
             return func(*args, **kwargs)
         if is_in_place(name) or kwargs.get("inplace") is True:
             plain = out_of_place(name) if is_in_place(name) else func
             if plain is None:
-                return self._unless_silent(name, name, func, args, kwargs)
+                return self._unknown(name, name, func, args, kwargs)
             # the same out of place, copied into the target, so that aliases see it and relevance follows
             with self:
                 value = plain(args[0].clone(), *args[1:], **{k: v for k, v in kwargs.items() if k != "inplace"})
@@ -138,35 +157,19 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 return parts()
         carried = {id(t) for t in tensors((*args, *kwargs.values())) if t.requires_grad}
         if rule is None or not carried <= {id(o) for o in reading.operands}:
-            return self._unless_silent(row.name, reading.role, func, args, kwargs)
+            return self._unknown(row.name, reading.role, func, args, kwargs)
         operands = rule.held(reading.operands)
         if not any(map(carries, operands)):
             return _without_graph(reading.compute, operands, {})
         return Ruled.apply(rule, self.run, reading.compute, reading.info, *operands)
 
-    def _unless_silent(self, name: str, role: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Audit: an unknown operation may run only if nothing carried comes out of it."""
+    def _unknown(self, name: str, role: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation without a rule: it runs, and is refused where relevance arrives at it."""
+        given = (*args, *kwargs.values())
+        before = {t.grad_fn for t in tensors(given)}
         result = func(*args, **kwargs)
-        if not any(t.requires_grad for t in tensors((result,))):
-            return result
-        known_as = "" if role == name else f" ({role})"
-        raise UnknownOperation(
-            f"the operation '{name}'{known_as} in {self.where()} carries relevance, and {self.composite.name} has no "
-            f"rule for it. Ways out: add a rule to the composite's table (whyformer/composites: {role!r}: ...), or "
-            "a row to engine/canonizers.py if the module writes a known operation by hand, or use a gradient method "
-            "(input_x_gradient, integrated_gradients, gae)"
-        )
-
-    def where(self) -> str:
-        """Name of the innermost module that is running, read off the call stack."""
-        names = {id(m): n for n, m in self.model.named_modules()}
-        frame = sys._getframe(1)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in names:
-                return f"module '{names[id(owner)] or type(owner).__name__}' ({type(owner).__name__})"
-            frame = frame.f_back  # type: ignore[assignment]
-        return "the model"
+        audit.unknown(self, name, role, result, given, before)
+        return result
 
     # -- what carries ----------------------------------------------------------------------------------------
     def _foreign(self, value: Any) -> bool:
@@ -193,36 +196,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return value
 
         return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
-
-    def refuse_hidden_graphs(self, args: tuple[Any, ...]) -> None:
-        """Refuse what the mode cannot see: checkpointed segments, custom autograd functions, scripted functions."""
-        for tensor in tensors(args):
-            node = tensor.grad_fn
-            if node is None:
-                continue
-            if not isinstance(node, torch.autograd.function.BackwardCFunction):
-                if self.composite.audit and not hasattr(
-                    tensor if tensor._base is None else tensor._base, "_whyformer_seen"
-                ):
-                    raise UnknownOperation(
-                        f"operations that whyformer cannot see (a torch.jit function, or an extension in C++) made a "
-                        f"tensor that carries relevance into {self.where()}; {self.composite.name} needs every "
-                        "operation. Call the Python function that was scripted, or use a gradient method "
-                        "(input_x_gradient, integrated_gradients, gae)"
-                    )
-                continue
-            kind = type(node).__name__
-            if kind in _CHECKPOINTS:
-                raise ModelError(
-                    "activation checkpointing hides operations from whyformer (seen before "
-                    f"{self.where()}). Turn it off: "
-                    "model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
-                )
-            if not kind.startswith("Ruled") and self.composite.audit:
-                raise UnknownOperation(
-                    f"a custom torch.autograd.Function ({kind.removesuffix('Backward')}) carries relevance before "
-                    f"{self.where()}; {self.composite.name} cannot look inside. Use a gradient method instead"
-                )
 
 
 def _without_graph(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ class Operation:
     Attributes:
         kind: what it is like, where a composite has no row for the operation itself:
             "view" rearranges, copies, drops or writes values; the ordinary adjoint passes anything;
+            "selection" the same, of values chosen by their size;
             "linear" in the tensors that carry; "matrix product" the same, of two matrices;
             "activation" element by element; "power" x^a and quotients of numbers;
             "normalisation"; "statistic" a deviation or root, which a written-out norm divides by;
@@ -44,15 +45,26 @@ def _rows(kind: str, names: str, read: readings.Reader = readings.first) -> None
 _rows(
     "view",
     """
-    H T __getitem__ __setitem__ adjoint as_strided bfloat16 broadcast_to cat channel_shuffle chunk clone
-    concat concatenate contiguous copy_ cpu cuda diagonal double dropout dropout1d dropout2d dstack expand
-    expand_as feature_dropout fill_ flatten flip float gather half hsplit hstack index_put index_select
-    mH mT masked_fill masked_select moveaxis movedim narrow pad permute pixel_shuffle pixel_unshuffle ravel
-    repeat repeat_interleave reshape reshape_as roll scatter select split squeeze stack swapaxes swapdims t take
-    take_along_dim tensor_split tile to transpose tril triu type type_as unbind unflatten unfold unsqueeze view
-    view_as vsplit vstack where zero_
+    H T __getitem__ __setitem__ adjoint as_strided atleast_1d atleast_2d atleast_3d bfloat16 broadcast_to cat
+    channel_shuffle chunk clone concat concatenate contiguous copy_ cpu cuda diagonal diagonal_scatter double dropout
+    dropout1d dropout2d dropout3d dstack expand expand_as feature_dropout fill_ flatten flip float gather half hsplit
+    hstack index_copy index_fill index_put index_select mH mT masked_fill masked_scatter masked_select moveaxis movedim
+    narrow pad permute pixel_shuffle pixel_unshuffle ravel real repeat repeat_interleave reshape reshape_as roll rot90
+    scatter select select_scatter slice_scatter split squeeze stack swapaxes swapdims t take take_along_dim
+    tensor_split tile to transpose tril triu type type_as unbind unflatten unfold unsqueeze view view_as
+    view_as_complex view_as_real vsplit vstack where zero_
     """,
 )
+_rows(
+    "selection",
+    """
+    amin aminmax cummax cummin fmax fmin kthvalue maximum median min minimum mode msort nanmedian sort topk
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d
+    adaptive_max_pool1d_with_indices adaptive_max_pool2d_with_indices adaptive_max_pool3d_with_indices
+    max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    """,
+)
+_rows("selection", "amax max", readings.largest)
 _rows("linear", "linear", readings.layer)
 _rows("linear", "conv1d conv2d conv3d", readings.convolution)
 _rows("matrix product", "matmul bmm mm mv", readings.matmul)
@@ -64,10 +76,10 @@ _rows(
     "linear",
     """
     _grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d addbmm addcmul addmm addmv avg_pool1d avg_pool2d baddbmm
-    batch_norm conv_transpose2d cumsum embedding index_add interpolate lerp mean nansum neg rsub scatter_add sum
-    tensordot
+    batch_norm conv_transpose2d cumsum embedding interpolate lerp mean nansum neg rsub sum tensordot
     """,
 )
+_rows("linear", "index_add scatter_add", readings.gathered)
 _rows("activation", "gelu", readings.gelu)
 _rows("activation", "exp", readings.exponential)
 _rows(
@@ -109,7 +121,8 @@ _SYNONYMS = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "negative": "neg",
     "special_softmax": "softmax", "special_expit": "sigmoid", "clip": "clamp", "swish": "silu",
     "native_layer_norm": "layer_norm", "log_sigmoid": "logsigmoid", "dropout_": "dropout", "alpha_dropout": "dropout",
-    "feature_alpha_dropout": "dropout", "_native_multi_head_attention": "multi_head_attention_forward",
+    "feature_alpha_dropout": "dropout", "grouped_mm": "_grouped_mm", "transformers::grouped_mm_fallback": "_grouped_mm",
+    "_native_multi_head_attention": "multi_head_attention_forward",
 }  # fmt: skip
 
 
@@ -117,13 +130,20 @@ _SYNONYMS = {
 def operation_name(function: Callable[..., Any]) -> str:
     """The name of a torch function, however it was written: ``x + y``, ``x.add(y)`` and ``torch.add`` are "add".
 
-    An attribute of a tensor has its own name ("shape", "T").
+    An attribute of a tensor has its own name ("shape", "T"), an operation of torch.library its full one.
     """
-    name = getattr(function, "__name__", "") or repr(function)
+    name = _qualified(function) or getattr(function, "__name__", "") or repr(function)
     if name == "__get__":
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     name = _DUNDERS.get(name, name)
     return _SYNONYMS.get(name, name)
+
+
+def _qualified(function: Any) -> str:
+    """The name of an operation of torch.library, "my_ns::op"; those of torch itself need no "aten::"."""
+    if isinstance(function, torch._ops.OpOverload):
+        function = function.overloadpacket
+    return str(getattr(function, "_qualified_op_name", "")).removeprefix("aten::")
 
 
 @lru_cache(maxsize=4096)

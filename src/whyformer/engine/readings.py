@@ -69,6 +69,11 @@ def is_map(value: Any) -> bool:
     return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)
 
 
+def is_statistic(value: Any) -> bool:
+    """What a written-out norm divides by, or what was computed from such things alone."""
+    return getattr(value, "_whyformer_statistic", False)
+
+
 def first(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
     """An operation on its first argument."""
     return Reading(row.name, row.kind, args[:1], lambda x: function(x, *args[1:], **kwargs))
@@ -117,12 +122,14 @@ def einsum(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Name
 
 
 def addition(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """A number or a bias vector takes no relevance: a shift."""
+    """A number or a bias vector takes no relevance: a shift; nor does max x in x − max x."""
     a = bind("input other alpha", args, kwargs, alpha=1)
     left, right, alpha = a["input"], a["other"], a["alpha"]
     signs = (1, -1 if row.name == "sub" else 1)
     reading = Reading("add", row.kind, (left, right), lambda u, v: function(u, v), {"signs": signs})
-    if alpha != 1:
+    if row.name == "sub" and getattr(right, "_whyformer_largest", False) and carries(left):
+        reading.role = "normalised"
+    elif alpha != 1:
         reading.instead = lambda: function(left, right * alpha)
     elif _shifts(right, left):
         reading = Reading("shift", row.kind, (left,), lambda x: function(x, right), {"signs": signs[:1]})
@@ -138,20 +145,44 @@ def _shifts(value: Any, other: Any) -> bool:
 
 
 def multiplication(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """A gate is a product of two branches; a constant factor takes no relevance."""
+    """A gate is a product of two branches; a constant factor takes no relevance, nor does the statistic of a norm."""
     x, y = args[:2]
+    if all(isinstance(v, Tensor) for v in (x, y)) and (x.is_complex() or y.is_complex()):
+        return Reading(row.name, row.kind, args, function, instead=lambda: _complex_product(x, y))
     if carries(x) and carries(y):
+        if is_statistic(x) != is_statistic(y):
+            return Reading("normalised", row.kind, (y, x) if is_statistic(x) else (x, y), function)
         return Reading("gate", row.kind, (x, y), function)
     if carries(y):
         return Reading(row.name, row.kind, (y,), lambda y: function(x, y, **kwargs))
     return first(row, function, args, kwargs)
 
 
+def _complex_product(x: Any, y: Any) -> Tensor:
+    (a, b), (c, d) = (torch.view_as_real(v).unbind(-1) if v.is_complex() else (v, torch.zeros_like(v)) for v in (x, y))
+    return torch.view_as_complex(torch.stack([a * c - b * d, a * d + b * c], -1))
+
+
 def division(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """By a constant, or a quotient of what carries."""
-    if carries(args[1]):
-        return Reading("quotient", row.kind, args[:2], function)
+    """By a constant, by what scales (a norm's statistic, one number for many values), or a quotient of what carries."""
+    x, y = args[:2]
+    if carries(y):
+        scales = carries(x) and ((is_statistic(y) and not is_statistic(x)) or y.numel() < x.numel())
+        return Reading("normalised" if scales else "quotient", row.kind, (x, y), lambda x, y: function(x, y, **kwargs))
     return first(row, function, args, kwargs)
+
+
+def largest(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """The largest value of each row, or the larger of two tensors."""
+    return Reading(row.name, row.kind, tensors((*args, *kwargs.values())), function)
+
+
+def gathered(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """x with the rows of another tensor added at their places: a sum with as many parts as there are."""
+    word = "src" if row.name == "scatter_add" else "source"
+    a = bind(f"input dim index {word}", args, kwargs)
+    rest = {k: v for k, v in a.items() if k not in ("input", word)}
+    return Reading("weighted sum", row.kind, (a["input"], a[word]), lambda x, s: function(x, **{word: s}, **rest))
 
 
 def gelu(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:

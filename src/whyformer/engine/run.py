@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from whyformer.engine import audit
 from whyformer.engine.canonizers import canonized
 from whyformer.engine.hooks import batch_first, block_hooks
 from whyformer.engine.isolation import inside, users_hooks_aside
@@ -75,7 +76,7 @@ class Recording:
                 "nothing that the method watches reaches the logits: the model detaches them, "
                 "runs under torch.no_grad (activation checkpointing does), or has no attention"
             )
-        self.run.relevance = relevance
+        self.run.relevance, self.run.keep = relevance, keep
         self.run.ledger.clear()
         self.readout = None if not relevance else self.readout
         try:
@@ -192,7 +193,7 @@ def record(
     ):
         output = model(*args, **kwargs)
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
-    mode.refuse_hidden_graphs(tuple(made))
+    audit.hidden(mode, tuple(made))
     if mode.projections is not None:
         for projection in mode.projections.found.values():
             if projection.norm_input is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,19 +37,23 @@ class Pass:
 
     Attributes:
         relevance: False: ordinary gradients; True: relevance.
+        keep: another backward pass will follow.
         batch: number of samples B; sums that a rule takes over "the tensor" are taken per sample.
         sequence_first: True where the model lays out tokens as ``[N, B, D]``.
         ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
     """
 
     relevance: bool = False
+    keep: bool = False
     batch: int = 1
     sequence_first: bool = False
     ledger: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def per_sample(self, value: Tensor) -> Tensor:
-        """Sum of each sample, ``[B]``."""
+        """Sum of each sample, ``[B]``; the mean sum where rows do not lie sample by sample (tokens of an expert)."""
         axis = self._batch_axis(value)
+        if value.dim() and value.shape[axis] % self.batch:
+            return (value.sum() / self.batch).expand(self.batch)
         if axis:
             value = value.transpose(0, axis)
         return value.reshape(self.batch, -1).sum(-1)
@@ -56,6 +61,8 @@ class Pass:
     def spread(self, factor: Tensor, like: Tensor) -> Tensor:
         """A ``[B]`` factor, shaped to multiply ``like``."""
         axis = self._batch_axis(like)
+        if like.shape[axis] % self.batch:
+            return factor.mean()
         if like.shape[axis] != self.batch:  # windows of one sample lie next to each other
             factor = factor.repeat_interleave(like.shape[axis] // self.batch)
         return factor.reshape([-1 if i == axis else 1 for i in range(like.dim())])
@@ -149,23 +156,30 @@ class Ruled(torch.autograd.Function):
     def forward(
         ctx: Any, rule: Rule, run: Pass, compute: Callable[..., Tensor], info: dict[str, Any], *operands: Tensor
     ) -> Tensor:
-        output = compute(*operands)
-        if output._is_view():
-            # what a Function returns may be changed in place only if it is no view; this alias still counts changes
-            output = output.detach()
-        if any(output.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in operands):
-            output = output.clone()
-        ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
-        ctx.save_for_backward(*operands)
-        # beside the saved tensors, for which autograd would refuse a change in place
-        ctx.output, ctx.version = (output.detach(), output._version) if rule.keep_output else (None, 0)
+        with torch._C.DisableTorchFunction():  # the interception has seen the operation as a whole
+            output = compute(*operands)
+            if output._is_view():
+                # what a Function returns may be changed in place only if it is no view; this alias still counts changes
+                output = output.detach()
+            if any(output.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in operands):
+                output = output.clone()
+            ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
+            # beside the saved tensors, for which autograd would refuse a change in place
+            ctx.read = [(o.detach(), _changes(o)) for o in operands]
+            for base in (o if o._base is None else o._base for o in operands if o.requires_grad):
+                base.__dict__.setdefault(_READERS, []).append(weakref.ref(ctx))
+            ctx.output, ctx.version = (output.detach(), output._version) if rule.keep_output else (None, 0)
         return output
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Any:
         (flow,) = flows
         rule: Rule = ctx.rule
-        operands, output = ctx.saved_tensors, ctx.output
+        if any(_changes(value) != changes for value, changes in ctx.read):
+            raise RuntimeError(f"an operand of '{rule.name}' has been modified by an inplace operation")
+        operands, output = tuple(value for value, _ in ctx.read), ctx.output
+        if not ctx.run.keep:
+            ctx.read = ctx.output = None
         if output is not None and output._version != ctx.version:  # changed in place since
             output = ctx.compute(*operands)
         call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
@@ -178,6 +192,25 @@ class Ruled(torch.autograd.Function):
         else:
             parts = (rule.gradient or recomputed_gradient)(call, flow)
         return (None, None, None, None, *(p if need else None for p, need in zip(parts, call.needs, strict=True)))
+
+
+_READERS = "_whyformer_readers"
+
+
+def _changes(value: Tensor) -> int:
+    """How often it was written to; what was made in inference mode does not count that."""
+    return 0 if value.is_inference() else value._version
+
+
+def before_change(value: Tensor) -> None:
+    """A tensor is about to be written to: the rules that have read it, or a view of it, keep what they read."""
+    base = value if value._base is None else value._base
+    for reference in base.__dict__.pop(_READERS, ()):
+        reader = reference()
+        for i, (operand, _) in enumerate((reader and reader.read) or ()):
+            if operand.untyped_storage().data_ptr() == base.untyped_storage().data_ptr():
+                copy = operand.clone()
+                reader.read[i] = (copy, copy._version)
 
 
 def recomputed_gradient(call: Call, flow: Tensor) -> Grads:

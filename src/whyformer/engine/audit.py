@@ -1,0 +1,114 @@
+"""The audit: an operation that a composite does not know is refused once relevance arrives at it, not when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from whyformer.engine.readings import tensors
+from whyformer.errors import ModelError, UnknownOperation
+
+if TYPE_CHECKING:
+    from whyformer.engine.mode import Interception
+
+_CHECKPOINTS = ("CheckpointFunctionBackward", "CheckpointFunctionBackwardBackward")
+_OTHERWISE = "or use a gradient method (input_x_gradient, integrated_gradients, gae)"
+
+
+def unknown(mode: Interception, name: str, role: str, results: Any, given: Sequence[Any], before: set[Any]) -> None:
+    """Let what came out of an operation without a rule refuse relevance, but not gradients and not zeros."""
+    arguments = tensors(given)
+    changed = [t._base for t in tensors((results,)) if t._base is not None and any(t is a for a in arguments)]
+    nodes = [t.grad_fn for t in (*tensors((results,)), *changed) if t.requires_grad and t.grad_fn not in before]
+    known_as = "" if role == name else f" ({role})"
+    place = _running(mode.model)
+
+    def say() -> str:
+        return (
+            f"the operation '{name}'{known_as} in {named(mode.model, place)} carries relevance, and "
+            f"{mode.composite.name} has no rule for it. Ways out: say what it is like, {_line(repr(name))}; add a rule "
+            f"to the composite's table (whyformer/composites: {role!r}: ...), or a row to engine/canonizers.py if the "
+            f"module writes a known operation by hand; {_OTHERWISE}"
+        )
+
+    wait(mode, list(dict.fromkeys(nodes)), say)
+
+
+def hidden(mode: Interception, given: Sequence[Any]) -> None:
+    """Look for graphs that the mode has not seen grow: they refuse relevance too; checkpointed segments at once."""
+    for tensor in tensors(given):
+        node = tensor.grad_fn
+        base = tensor if tensor._base is None else tensor._base
+        if node is None or hasattr(base, "_whyformer_seen"):
+            continue
+        kind = type(node).__name__
+        if kind in _CHECKPOINTS:
+            raise ModelError(
+                "activation checkpointing hides operations from whyformer (seen before "
+                f"{named(mode.model, _running(mode.model))}). Turn it off: "
+                "model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
+            )
+        if mode.composite.audit and kind != "RuledBackward":
+            base._whyformer_seen = True  # type: ignore[attr-defined]
+            wait(mode, [node], _unseen(mode, node))
+
+
+def _unseen(mode: Interception, node: Any) -> Callable[[], str]:
+    place, function = _running(mode.model), getattr(node, "_forward_cls", None)
+
+    def say() -> str:
+        where = named(mode.model, place)
+        if function is None:
+            return (
+                "operations that whyformer cannot see (a torch.jit function, or an extension in C++) made a tensor that"
+                f" carries relevance into {where}; {mode.composite.name} needs every operation. Call the Python "
+                f"function that was scripted, {_OTHERWISE}"
+            )
+        return (
+            f"a custom torch.autograd.Function ({function.__name__}) carries relevance before {where}; "
+            f"{mode.composite.name} cannot look inside. Say what it is like, {_line(function.__name__)}, {_OTHERWISE}"
+        )
+
+    return say
+
+
+def _line(key: str) -> str:
+    return f'whyformer.rules.register({key}, like="gelu") or explain(..., rules={{{key}: "gelu"}})'
+
+
+def wait(mode: Interception, nodes: Sequence[Any], say: Callable[[], str]) -> None:
+    """Let these nodes of autograd's graph raise what ``say`` says when relevance comes that is not all zero."""
+    run, multiplier = mode.run, mode.composite.carrier == "multiplier"
+
+    def arrived(flows: tuple[Tensor | None, ...]) -> tuple[None, ...] | None:
+        if not (multiplier or run.relevance):
+            return None
+        if any(flow is not None and bool(flow.any()) for flow in flows):
+            raise UnknownOperation(say())
+        return (None,) * len(flows)  # not zeros, which many a derivative would make NaN of
+
+    for node in nodes:
+        node.register_prehook(arrived)
+
+
+def _running(model: nn.Module) -> nn.Module | None:
+    """The innermost module of the model that is running, read off the call stack."""
+    own = set(map(id, model.modules()))
+    frame = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in own:
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def named(model: nn.Module, module: nn.Module | None) -> str:
+    """What error messages call a module."""
+    if module is None:
+        return "the model"
+    name = next((n for n, m in model.named_modules() if m is module), "")
+    return f"module '{name or type(module).__name__}' ({type(module).__name__})"

@@ -1,0 +1,217 @@
+"""The same function written in two ways gets the same relevance: norms in parts, routers, sinks, rotations, scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whyformer.composites.ali import conservative
+from whyformer.composites.chefer import deep_taylor, layerwise
+from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.run import record
+from whyformer.errors import ModelError
+
+B, N, D, E = 2, 4, 6, 3
+COMPOSITES = {
+    "gradient": GRADIENT,
+    "AH+LN": conservative("AH", "LN"),
+    "LN, secant": conservative("LN", "secant"),
+    "deep Taylor": deep_taylor(),
+    "epsilon": layerwise("epsilon"),
+    "separate": layerwise("separate"),
+}
+
+
+def random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Model(nn.Module):
+    """A layer, the function, a layer."""
+
+    def __init__(self, function: Callable[[Model, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.first, self.last = nn.Parameter(random(D, D, seed=1)), nn.Parameter(random(3, D, seed=2))
+        self.router, self.experts = nn.Parameter(random(E, D, seed=3)), nn.Parameter(random(E, D, D, seed=4))
+        self.sinks = nn.Parameter(random(1, seed=5))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.function(self, F.linear(x, self.first)), self.last).flatten(1)
+
+
+def flow(function: Callable[[Model, Tensor], Tensor], composite: str) -> tuple[Tensor, Tensor]:
+    table = COMPOSITES[composite]
+    recording = record(Model(function), ((random(B, N, D, seed=6),), {}), table, root="input", root_input=0)
+    seed = random(*recording.logits.shape, seed=7)
+    return recording.logits, recording.backward(seed, relevance=table.carrier == "relevance")[0]
+
+
+# -- experts ---------------------------------------------------------------------------------------------------------
+def routed(m: Model, x: Tensor, *, in_place: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(tokens [T, D], weights [T, 2], chosen experts [T, 2])"""
+    tokens = x.flatten(0, 1)
+    weights, chosen = F.linear(tokens, m.router).softmax(-1).topk(2)
+    if in_place:
+        weights /= weights.sum(-1, keepdim=True)
+    else:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return tokens, weights, chosen
+
+
+def experts_by_loop(m: Model, x: Tensor) -> Tensor:
+    tokens, weights, chosen = routed(m, x, in_place=True)
+    mixed = torch.zeros_like(tokens)
+    for expert in range(E):
+        rows, which = (chosen == expert).nonzero(as_tuple=True)
+        mixed.index_add_(0, rows, F.linear(tokens[rows], m.experts[expert]) * weights[rows, which, None])
+    return mixed.view_as(x)
+
+
+def experts_all(m: Model, x: Tensor) -> Tensor:
+    tokens, weights, chosen = routed(m, x, in_place=False)
+    every = torch.stack([F.linear(tokens, m.experts[e]) for e in range(E)], 1)
+    taken = every.gather(1, chosen[..., None].expand(-1, -1, D))
+    return (taken * weights[..., None]).sum(1).view_as(x)
+
+
+# -- rotations ---------------------------------------------------------------------------------------------------------
+ANGLES = random(N, D // 2, seed=8)
+
+
+def rotated_as_complex(m: Model, x: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).flatten(-2)
+
+
+def rotated_by_hand(m: Model, x: Tensor) -> Tensor:
+    a, b = x[..., ::2], x[..., 1::2]
+    cos, sin = ANGLES.cos(), ANGLES.sin()
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+# -- sinks -------------------------------------------------------------------------------------------------------------
+def sinks(m: Model, x: Tensor, shift: Callable[[Tensor], Tensor]) -> Tensor:
+    scores = torch.cat([x @ x.mT, m.sinks.expand(B, N, 1)], -1)
+    return shift(scores).softmax(-1)[..., :-1] @ x
+
+
+def square(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1, keepdim=True) + 1e-6
+
+
+SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
+    "RMSNorm": [
+        lambda m, x: F.rms_norm(x, (D,), None, 1e-6),
+        lambda m, x: x * torch.rsqrt(square(x)),
+        lambda m, x: x / torch.sqrt(square(x)),
+        lambda m, x: square(x).pow(-0.5) * x,
+        lambda m, x: x * (1 / square(x).sqrt()),
+    ],
+    "unit length": [
+        lambda m, x: F.normalize(x, dim=-1),
+        lambda m, x: x / x.norm(dim=-1, keepdim=True),
+        lambda m, x: x / x.pow(2).sum(-1, keepdim=True).pow(0.5),
+        lambda m, x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).expand_as(x),
+        lambda m, x: x / x.norm(dim=-1, keepdim=True).clamp_min(1e-6),
+        lambda m, x: x.div(x.detach().norm(dim=-1, keepdim=True) + 0 * x.norm(dim=-1, keepdim=True)),
+    ],
+    "experts": [experts_by_loop, experts_all],
+    "rotation": [rotated_as_complex, rotated_by_hand],
+    "sinks": [lambda m, x: sinks(m, x, lambda s: s), lambda m, x: sinks(m, x, lambda s: s - s.max(-1, keepdim=True).values)],
+    "sum at places": [
+        lambda m, x: x.new_zeros(B, 2, D).index_add(1, torch.tensor([0, 1, 1, 0]), x).repeat(1, 2, 1),
+        lambda m, x: torch.stack([x[:, [0, 3]].sum(1), x[:, [1, 2]].sum(1)], 1).repeat(1, 2, 1),
+        lambda m, x: x.new_zeros(B, 2, D).scatter_add_(1, torch.tensor([0, 1, 1, 0])[:, None].expand(B, N, D), x).repeat(1, 2, 1),
+    ],
+    "rows put back": [
+        lambda m, x: x.flip(1),
+        lambda m, x: torch.zeros_like(x).index_copy(1, torch.tensor([3, 2, 1, 0]), x),
+        lambda m, x: torch.zeros_like(x).masked_scatter(torch.ones_like(x, dtype=torch.bool), x.flip(1)),
+        lambda m, x: torch.zeros_like(x).copy_(x.flip(1)),
+    ],
+    "largest": [
+        lambda m, x: x.amax(1, keepdim=True).expand_as(x),
+        lambda m, x: x.max(1, keepdim=True).values.expand_as(x),
+        lambda m, x: x.sort(1).values[:, -1:].expand_as(x),
+        lambda m, x: x.topk(1, 1).values.expand_as(x),
+        lambda m, x: x.gather(1, x.argmax(1, keepdim=True)).expand_as(x),
+        lambda m, x: F.max_pool1d(x.mT, N).mT.expand_as(x),
+        lambda m, x: F.adaptive_max_pool1d(x.mT, 1).mT.expand_as(x),
+        lambda m, x: F.max_pool2d(x.mT[..., None], (N, 1))[..., 0].mT.expand_as(x),
+    ],
+    "products added": [lambda m, x: torch.baddbmm(x, x @ x.mT, x, beta=0.5), lambda m, x: x.baddbmm(batch1=x @ x.mT, batch2=x, beta=0.5)],
+}
+
+
+@pytest.mark.parametrize("composite", COMPOSITES)
+@pytest.mark.parametrize("name", SAME)
+def test_same_function_same_relevance(name: str, composite: str) -> None:
+    # with the plain gradient a constant divisor is another function than one that moves with x
+    ways = [w for i, w in enumerate(SAME[name]) if (name, i, composite) != ("unit length", 5, "gradient")]
+    logits, wanted = flow(ways[0], composite)
+    assert wanted.abs().max() > 0
+    for way in ways[1:]:
+        value, got = flow(way, composite)
+        assert torch.allclose(value, logits, rtol=1e-9, atol=1e-9)
+        assert torch.allclose(got, wanted, rtol=1e-7, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_an_expert_and_its_weight_share_by_halves() -> None:
+    """y = w · e, two branches: R/2 each; the weight's half goes back through quotient, choice and softmax whole."""
+    _, whole = flow(lambda m, x: experts_by_loop(m, x), "deep Taylor")
+    _, halved = flow(lambda m, x: experts_by_loop(m, x), "epsilon")
+    assert whole.isfinite().all()
+    assert halved.isfinite().all()
+    recording = record(Model(experts_by_loop), ((random(B, N, D, seed=6),), {}), deep_taylor(), root="input", root_input=0)
+    recording.backward(random(*recording.logits.shape, seed=7), relevance=True)
+    arrived, left = recording.run.ledger["product of two branches"]
+    assert torch.allclose(arrived, left)
+
+
+def test_what_was_read_is_kept_from_a_later_change() -> None:
+    """A rule that read a tensor works with what it read, however the tensor is written to afterwards by torch functions."""
+
+    def in_place(m: Model, x: Tensor) -> Tensor:
+        y = x * 1
+        z = F.linear(y, m.first) + y.sum(-1, keepdim=True)
+        y[:, 1:].mul_(3)
+        y.view(-1)[::2] += 1
+        return z + y
+
+    def written(m: Model, x: Tensor) -> Tensor:
+        z = F.linear(x, m.first) + x.sum(-1, keepdim=True)
+        y = torch.cat([x[:, :1], x[:, 1:] * 3], 1)
+        return z + (y + torch.tensor([1.0, 0.0] * (D // 2), dtype=y.dtype))
+
+    for composite in COMPOSITES:
+        if composite != "deep Taylor":  # what is written into a part is a branch of its own, and shares differ
+            assert torch.allclose(flow(in_place, composite)[1], flow(written, composite)[1], rtol=1e-7)
+
+
+def test_a_change_that_nobody_sees_is_refused() -> None:
+    def hidden(m: Model, x: Tensor) -> Tensor:
+        y = x * 1
+        z = F.linear(y, m.first)
+        with torch._C.DisableTorchFunction():
+            y.detach().mul_(2)
+        return z + y
+
+    with pytest.raises(ModelError, match="changes a tensor in place"):
+        flow(hidden, "epsilon")
+
+
+def test_a_quotient_of_two_branches_is_still_refused() -> None:
+    with pytest.raises(NotImplementedError, match="quotient"):
+        flow(lambda m, x: x / (1 + x.square()), "deep Taylor")
+
+
+def test_relevance_at_a_statistic_is_refused() -> None:
+    """Held constant as a divisor; as a value of its own nothing is known of it."""
+    with pytest.raises(NotImplementedError, match="'norm'"):
+        flow(lambda m, x: x + x.norm(dim=-1, keepdim=True), "deep Taylor")
