@@ -196,8 +196,17 @@ def test_empty_batches() -> None:
 
 def test_a_sample_without_a_batch_axis() -> None:
     model, inputs = build("bert")
+    one = explain(model, inputs["input_ids"][0])
+    assert torch.equal(one.scores, explain(model, inputs["input_ids"][:1]).scores)
+    assert one.diagnostics["input"] == [["the input had no batch axis and got one"]]
+    both = explain(model, {name: value[1] for name, value in inputs.items()})
+    assert torch.equal(both.scores, explain(model, {name: value[1:] for name, value in inputs.items()}).scores)
+    for name in ("hf_vit", "timm_vit", "torchvision_vit"):
+        model, x = build(name)
+        one = explain(model, x[1], "input_x_gradient")
+        assert torch.equal(one.scores, explain(model, x[1:], "input_x_gradient").scores)
     with refused(InputError, "leading axis"):
-        explain(model, inputs["input_ids"][0])
+        explain(model, torch.zeros(32, 32))
 
 
 @pytest.mark.parametrize("inputs", [None, 3, 2.5, {}, {"input_ids": None}, {"input_ids": [1, 2]}, ["text", 3], b"text", object()])
@@ -417,3 +426,95 @@ def test_every_error_is_a_whyformer_error_and_an_ordinary_one() -> None:
     assert issubclass(InputError, WhyformerError) and issubclass(InputError, ValueError)
     assert issubclass(LoadError, WhyformerError) and issubclass(LoadError, OSError)
     assert issubclass(ModelError, WhyformerError) and issubclass(ModelError, ValueError)
+
+
+# -- arguments that make a loss ---------------------------------------------------------------------------------------
+def test_labels_are_left_out_with_a_note() -> None:
+    model, inputs = build("bert")
+    plain = explain(model, inputs, "input_x_gradient")
+    told = explain(model, {**inputs, "labels": torch.tensor([1, 2])}, "input_x_gradient")
+    assert torch.equal(told.scores, plain.scores)
+    assert torch.equal(told.logits, plain.logits)
+    (note,) = told.diagnostics["input"][1]
+    assert note.endswith("labels")
+    assert "input" not in plain.diagnostics
+
+    class Needs(nn.Module):
+        """Its forward cannot do without labels: they are what it looks at."""
+
+        def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+            assert set(labels.tolist()) <= {1, 2}
+            return model(input_ids).logits
+
+    assert explain(Needs().eval(), {"input_ids": inputs["input_ids"], "labels": torch.tensor([1, 2])}, "occlusion", fill_id=1).logits.shape == (2, 5)
+
+
+def test_the_labels_of_a_decoder_are_its_tokens() -> None:
+    model, inputs = build("t5")
+    labels = inputs["input_ids"][:, 1:6]
+    shifted = torch.cat([torch.zeros(2, 1, dtype=torch.long), labels[:, :-1]], 1)
+    e = explain(model, {**inputs, "labels": labels}, "input_x_gradient")
+    assert torch.equal(e.logits, explain(model, {**inputs, "decoder_input_ids": shifted}, "input_x_gradient").logits)
+    assert "decoder's tokens" in e.diagnostics["input"][0][0]
+
+
+@pytest.mark.parametrize("where", ["call", "config"])
+def test_a_tuple_is_read_by_the_names_of_its_parts(where: str) -> None:
+    from test_output_targets import MODELS
+
+    model, inputs = MODELS["answers"]()
+    wanted = explain(model, inputs, "input_x_gradient", "Span(2, 5)")
+    if where == "config":
+        model.config.return_dict = False
+    else:
+        inputs["return_dict"] = False
+    assert torch.equal(explain(model, inputs, "input_x_gradient", "Span(2, 5)").scores, wanted.scores)
+    with refused(InputError, "targets.Span(3, 7)"):
+        explain(model, inputs, "input_x_gradient")
+
+
+# -- targets and pictures that do not fit ------------------------------------------------------------------------------
+@pytest.mark.parametrize("given", [np.int64(2), np.array(2), torch.tensor(2), np.array([2, 2]), [np.int64(2), torch.tensor(2)], "2"])
+def test_numbers_of_any_kind_are_classes(given: Any) -> None:
+    model, inputs = build("bert")
+    assert torch.equal(explain(model, inputs, "input_x_gradient", given).scores, explain(model, inputs, "input_x_gradient", 2).scores)
+
+
+@pytest.mark.parametrize("given", [True, np.bool_(True), torch.tensor(True), 2.0, [True, False], torch.tensor([1.0, 2.0])])
+def test_truth_values_and_fractions_are_no_classes(given: Any) -> None:
+    model, inputs = build("bert")
+    with refused(InputError, "a class is an index or a name"):
+        explain(model, inputs, "input_x_gradient", given)
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "occlusion", "lrp"])
+def test_a_target_that_returns_something_else(method: str) -> None:
+    model, inputs = build("bert")
+    with refused(InputError, "must return a tensor", "shape [2]", "not float", ".item()"):
+        explain(model, inputs, method, lambda logits: logits[0, 1].item())
+    with refused(InputError, "one number a sample", "[2]", "not [2, 5]"):
+        explain(model, inputs, method, lambda logits: logits)
+    alone = {name: value[:1] for name, value in inputs.items()}
+    scalar = explain(model, alone, method, lambda logits: logits[0, 1])
+    assert torch.equal(scalar.scores, explain(model, alone, method, 1).scores)
+
+
+def test_channels_that_do_not_fit() -> None:
+    for name in ("hf_vit", "timm_vit"):
+        model, x = build(name)
+        with refused(InputError, "3 channels", "[2, 1, 32, 32]"):
+            explain(model, x[:, :1], "input_x_gradient")
+        with refused(InputError, "3 channels", "come last"):
+            explain(model, x.permute(0, 2, 3, 1), "input_x_gradient")
+
+
+def test_a_tokenizer_for_a_picture() -> None:
+    with refused(InputError, "tokenizer", "AutoImageProcessor"):
+        explain(digits().model, Image.new("RGB", (112, 112)), processor=sst2().processor)
+
+
+@pytest.mark.parametrize(("labels", "names"), [({f"word {i}": i for i in range(5)}, "word 2"), ({f"word {i}": "x" for i in range(5)}, "2")])
+def test_names_of_classes_the_other_way_round(labels: dict[str, Any], names: str) -> None:
+    model, inputs = build("bert")
+    model.config.id2label = labels
+    assert explain(model, inputs, "input_x_gradient", 2).target_names == [names] * 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import whyformer
 from whyformer import targets
 from whyformer.errors import InputError
-from whyformer.targets import Pixel, Query, Similarity, Span, Token
+from whyformer.targets import Contrast, Pixel, Query, Similarity, Span, Token
 from zoo import VOCABULARY, build, pixels, randomise, rows, text
 
 SMALL = {
@@ -264,3 +264,258 @@ def test_a_batch_is_its_samples(name: str, target: Any, method: str) -> None:
         torch.testing.assert_close(both.scores[i, :n], one.scores[0], rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(both.logits[i], one.logits[0])
         assert one.target_names == both[i].target_names
+
+
+# -- names, texts and ways to write a target ---------------------------------------------------------------------------
+class Words:
+    """A tokenizer of letters: ``a`` is token 4; what is longer is several."""
+
+    vocab_size = VOCABULARY
+    mask_token_id, pad_token_id, cls_token_id, sep_token_id, bos_token_id, eos_token_id, unk_token_id = 1, 0, 2, 3, None, None, None
+    _names = ["[PAD]", "[MASK]", "[CLS]", "[SEP]", *(chr(ord("a") + i) for i in range(VOCABULARY - 4))]
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def get_vocab(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self._names)}
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        return [self._names[i] for i in ids] if isinstance(ids, list) else self._names[ids]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return "".join(tokens)
+
+    def encode(self, given: str, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [self._names.index(letter) for letter in given if letter in self._names]
+
+
+def test_a_token_by_its_text() -> None:
+    model, inputs = MODELS["masked"]()
+    e = whyformer.explain(model, inputs, "input_x_gradient", Token([5, -1], "n"), Words())
+    assert e.target.tolist() == [17, 17]
+    assert e.target_names == ["'n' at position 5", "'n' at position -1"]
+    alone = whyformer.explain(model, inputs, "input_x_gradient", Token(5, 17)).scores
+    torch.testing.assert_close(e.scores[0, 1:], alone[0, 1:])  # the first token is a special one to this tokenizer
+    best = int(e.logits[0].argmax())
+    assert e.top(0, 1)[0][:2] == (best, f"'{Words._names[best]}'")
+    assert whyformer.explain(model, inputs, "input_x_gradient", Token(5, "[MASK]"), Words()).target.tolist() == [1, 1]
+    with pytest.raises(InputError, match="'an' is not one token but 2"):
+        whyformer.explain(model, inputs, "input_x_gradient", Token(5, "an"), Words())
+    with pytest.raises(InputError, match="known to a tokenizer only"):
+        whyformer.explain(model, inputs, "input_x_gradient", Token(5, "n"))
+
+
+def test_the_class_of_a_token_by_its_name() -> None:
+    model, inputs = MODELS["words"]()
+    model.config.id2label = {0: "O", 1: "PER", 2: "LOC", 3: "ORG", 4: "MISC"}
+    e = whyformer.explain(model, inputs, "input_x_gradient", Token(3, "loc"), Words())
+    assert e.target_names == ["LOC at position 3"] * 2
+    assert e.labels == model.config.id2label
+    assert whyformer.explain(model, inputs, "input_x_gradient", Token(3)).target.tolist() == e.logits.argmax(-1).tolist()
+    with pytest.raises(InputError, match="no class 'n'"):
+        whyformer.explain(model, inputs, "input_x_gradient", Token(3, "n"), Words())
+
+
+NAMES = [
+    ("answers", Span([1, 2], [4, 2]), ["span 1 to 4", "span 2 to 2"]),
+    ("yolos", Query([1, 3], 2), ["cat at query 1", "cat at query 3"]),
+    ("yolos", Query(None, "cat"), ["cat at its best query"] * 2),
+    ("segformer", Pixel(4, [6, 1], "Cat"), ["cat at row 4, column 6", "cat at row 4, column 1"]),
+    ("clip", Similarity(), ["similarity of picture and text"] * 2),
+    ("masked", Token(2, Contrast(8, [9, 7])), ["8 rather than 9 at position 2", "8 rather than 7 at position 2"]),
+    ("headless", pooled, ["custom target"] * 2),
+]
+
+
+@pytest.mark.parametrize(("name", "target", "names"), NAMES, ids=named)
+def test_a_target_is_named_kept_and_read_again(name: str, target: Any, names: list[str], tmp_path: Any) -> None:
+    model, inputs = MODELS[name]()
+    model.config.id2label = {0: "no", 1: "dog", 2: "cat", 3: "cow", 4: "bee"}
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    assert e.target_names == names
+    assert len(e.probabilities()) == len(e) == 2
+    assert str(e)
+    assert whyformer.Explanation.from_dict(e.to_dict()).target_names == names
+    e.save(tmp_path / "e.safetensors")
+    kept = whyformer.Explanation.load(tmp_path / "e.safetensors")
+    if callable(target):
+        assert "target" not in e.diagnostics
+        return
+    again = whyformer.explain(model, inputs, "input_x_gradient", kept.diagnostics["target"])
+    assert torch.equal(again.scores, e.scores)
+    assert again.target_names == names
+    one = kept[1].diagnostics["target"]
+    assert whyformer.explain(model, rows(inputs, 1), "input_x_gradient", one).target_names == names[1:]
+
+
+def test_a_contrast_of_tokens_is_a_difference() -> None:
+    model, inputs = MODELS["masked"]()
+
+    def scores(token: Any) -> Tensor:
+        return whyformer.explain(model, inputs, "input_x_gradient", Token(2, token)).scores
+
+    torch.testing.assert_close(scores(Contrast(8, 9)), scores(8) - scores(9))
+
+
+@pytest.mark.parametrize(("written", "target"), [
+    ("Token(5, 17)", Token(5, 17)), (" Token(position=5, token=17) ", Token(5, 17)), ("Token(-1)", Token(-1)),
+    ("Token(2, Contrast(8, 9))", Token(2, Contrast(8, 9))), ("Contrast(8, 9)", Contrast(8, 9)), ("Token([5, 2], 17)", Token([5, 2], 17)),
+])  # fmt: skip
+def test_a_target_written_out(written: str, target: Any) -> None:
+    model, inputs = MODELS["gpt2"]()
+    a, b = (whyformer.explain(model, inputs, "input_x_gradient", t) for t in (written, target))
+    assert torch.equal(a.scores, b.scores)
+    assert a.target_names == b.target_names
+
+
+@pytest.mark.parametrize("wrong", ["Token()", "Token(5, 17, 3)", "Token(__import__('os'))", "Token(x)", "Span(3)", "Token(5, 17"])
+def test_a_target_that_cannot_be_read(wrong: str) -> None:
+    model, inputs = MODELS["gpt2"]()
+    with pytest.raises(InputError, match=r"cannot be read: write Token\(5, 17\)|no class"):
+        whyformer.explain(model, inputs, "input_x_gradient", wrong)
+
+
+WRONG = [
+    ("masked", Token(7, 3), "position 7 is outside sample 1, which has 7 tokens: 0 to 6"),
+    ("masked", Token(-8, 3), "position -8 is outside sample 1"),
+    ("masked", Token(2, VOCABULARY), "class 50 is out of range"),
+    ("masked", Token(2.0, 3), "position is a whole number or one a sample, not 2.0"),
+    ("masked", Token([1, 2, 3], 3), "3 targets for 2 samples"),
+    ("masked", Span(1, 2), "neither that of a question answerer nor a language model's"),
+    ("masked", Query(1, 2), None),
+    ("masked", Similarity(), "has no similarities"),
+    ("answers", Span(4, 2), "ends at 2, before its start at 4"),
+    ("gpt2", Span(0, 2), "starts at 1 or later"),
+    ("yolos", Token(1, 2), "has no logits of single tokens"),
+    ("yolos", Query(9, 2), "query 9 is outside the output, whose numbers are 0 to 3"),
+    ("yolos", Query(1, 9), "class 9 is out of range"),
+    ("yolos", Query(None, 9), "class 9 is outside"),
+    ("segformer", Pixel(99, 0, 2), "row 99 is outside"),
+    ("segformer", Pixel(0, -1, 2), "column -1 is outside"),
+    ("headless", lambda output: 3.0, "must return a tensor"),
+    ("headless", lambda output: output.pooler_output, "one number a sample"),
+    ("headless", [Token(1, 2), Span(1, 2)], "of one kind, not Token, Span"),
+]
+
+
+@pytest.mark.parametrize(("name", "target", "said"), [w for w in WRONG if w[2]], ids=named)
+def test_a_target_that_does_not_fit(name: str, target: Any, said: str) -> None:
+    model, inputs = MODELS[name]()
+    for method, options in (("input_x_gradient", {}), ("occlusion", {"fill_id": 1} if isinstance(inputs, dict) else {})):
+        with pytest.raises(InputError) as caught:
+            whyformer.explain(model, inputs, method, target, **options)
+        assert said in str(caught.value)
+
+
+def test_the_best_query_needs_a_class() -> None:
+    with pytest.raises(InputError, match="give the class"):
+        Query(None)
+
+
+def test_pairs_that_are_none() -> None:
+    model, inputs = MODELS["clip"]()
+    with pytest.raises(InputError, match="2 pictures and 1 texts"):
+        whyformer.explain(model, {**inputs, "input_ids": inputs["input_ids"][:1]}, "input_x_gradient", Similarity())
+
+
+# -- the same number in perturbed copies, in metrics and in checks ------------------------------------------------------
+PERTURBED = [("masked", Token([5, 2], 17)), ("answers", Span([1, 2], 4)), ("headless", pooled), ("yolos", Query([1, 3], 2)), ("clip", Similarity()),
+             ("clip", [1, 0]), ("segformer", Pixel(4, 6, 2))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), PERTURBED, ids=named)
+def test_occlusion_is_that_by_hand(name: str, target: Any) -> None:
+    """One feature of the second sample taken out by hand."""
+    model, inputs = MODELS[name]()
+    fed = dict(inputs) if isinstance(inputs, dict) else {"pixel_values": inputs}
+    kind = "pixel_values" if "pixel_values" in fed else "input_ids"
+    e = whyformer.explain(model, inputs, "occlusion", target, **({"patch": 8} if kind == "pixel_values" else {"fill_id": 1}))
+    gone = fed[kind].clone()
+    if kind == "pixel_values":
+        gone[1, :, 8:16, :8] = 0
+    else:
+        gone[1, 3] = 1
+    with torch.no_grad():
+        clean, without = (model(**{**fed, kind: value}) for value in (fed[kind], gone))
+
+    def value(output: Any) -> Tensor:
+        match target:
+            case Token():
+                return output.logits[[0, 1], target.position, target.token][1]
+            case Span():
+                return output.start_logits[1, 2] + output.end_logits[1, 4]
+            case Query():
+                return output.logits[1, 3, 2]
+            case Pixel():
+                return output.logits[1, 2, 4, 6]
+            case Similarity():
+                return output.logits_per_image[1, 1]
+            case [_, text]:
+                return output.logits_per_image[1, text]
+        return target(output)[1]
+
+    torch.testing.assert_close(e.scores[1, 4 if kind == "pixel_values" else 3], value(clean) - value(without))
+
+
+def test_tokens_do_not_move_under_a_target_that_counts_them() -> None:
+    model, inputs = MODELS["gpt2"]()
+    with pytest.raises(InputError, match="read at a token's number"):
+        whyformer.explain(model, inputs, "occlusion", Token(4, 9))
+    with pytest.raises(InputError, match="would move the tokens"):
+        whyformer.explain(model, inputs, "occlusion", Token(4, 9), baseline="delete")
+    last = whyformer.explain(model, inputs, "occlusion", Token(-1, 9))
+    torch.testing.assert_close(last.scores, whyformer.explain(model, inputs, "occlusion", 9).scores)
+
+
+@pytest.mark.parametrize("shown", [1, 2])
+def test_pictures_are_compared_with_all_texts_in_copies_too(shown: int) -> None:
+    """Three texts are the classes of each picture, and are not copied with it."""
+    model, inputs = MODELS["clip"]()
+    ids = torch.cat([inputs["input_ids"], inputs["input_ids"][:1].flip(1)])
+    fed = {"input_ids": ids[: 1 + shown], "pixel_values": inputs["pixel_values"][:shown]}
+    for method, options in (("integrated_gradients", {"steps": 3}), ("smoothgrad", {"samples": 1, "noise": 0.0, "norm": "sum"})):
+        together = whyformer.explain(model, fed, method, 1, **options)
+        for i in range(shown):
+            one = whyformer.explain(model, {**fed, "pixel_values": fed["pixel_values"][i : i + 1]}, method, 1, **options)
+            torch.testing.assert_close(together.scores[i], one.scores[0])
+            assert one.scores.abs().amax() > 0
+    plain = whyformer.explain(model, fed, "saliency", 1, norm="sum")
+    torch.testing.assert_close(together.scores, plain.scores)
+
+
+@pytest.mark.parametrize(("name", "target"), [("masked", Token([5, 2], 17)), ("answers", Span([1, 2], 4)), ("yolos", Query([1, 3], 2))], ids=named)
+def test_metrics_and_checks_follow_the_same_number(name: str, target: Any) -> None:
+    model, inputs = MODELS[name]()
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    kind = "pixel_values" if isinstance(inputs, Tensor) else "input_ids"
+    options = {} if kind == "pixel_values" else {"baseline": 1}
+    found = whyformer.evaluate(model, inputs, e, "deletion", **options)
+    assert found.curves is not None
+    with torch.no_grad():
+        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    if isinstance(target, Span):
+        clean = output.start_logits[[0, 1], [1, 2]] + output.end_logits[:, 4]
+    else:
+        row = output.logits[[0, 1], [5, 2] if name == "masked" else [1, 3]]
+        clean = row.softmax(-1)[:, target.token if isinstance(target, Token) else 2]
+    torch.testing.assert_close(torch.from_numpy(found.curves[:, 0]), clean)
+    same = whyformer.evaluate(model, inputs, e.scores, "deletion", target=target, **options)
+    assert (same.values == found.values).all()
+    if kind == "pixel_values":
+        checked = whyformer.trust(e, model, inputs, steps=2, seeds=(0,))
+        torch.testing.assert_close(torch.from_numpy(checked.curves[:, 0]), clean)
+    chosen = whyformer.arbitrate(model, inputs, ["saliency", "input_x_gradient"], target=target, **({} if kind == "pixel_values" else {"fill_id": 1}))
+    assert [c.target_names for c in chosen.explanations] == [[n] for n in e.target_names or ()]
+
+
+def test_a_row_of_another_position_is_no_other_target_of_one_row() -> None:
+    """Rollout is the same for all classes of a row, and not for all rows."""
+    model, inputs = MODELS["gpt2"]()
+    found = whyformer.compare(model, inputs, ["rollout"], [Token(3, 7), Token(3, 8), Token(5, 7)]).explanations
+    assert torch.equal(found[0].scores, found[1].scores)
+    assert [e.target_names for e in found] == [["7 at position 3"] * 2, ["8 at position 3"] * 2, ["7 at position 5"] * 2]
+    for e, position in zip(found, (3, 3, 5), strict=True):
+        assert torch.equal(e.scores, whyformer.explain(model, inputs, "rollout", Token(position, 7)).scores)
+    assert not torch.allclose(found[0].scores, found[2].scores)

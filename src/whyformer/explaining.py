@@ -12,6 +12,7 @@ from torch import nn
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs, prepare
+from whyformer.inputs.feed import channels
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import compares
@@ -100,7 +101,7 @@ class Ready:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read)
+        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, resolver.counted)
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
@@ -163,7 +164,11 @@ def begin(
 
 
 def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
-    """Why a model may have failed on pictures: they are not of the size its configuration names."""
+    """Why a model may have failed on pictures: they are not of the channels or the size that it takes."""
+    shape, wanted = list(inputs.tensor.shape), channels(model)
+    if inputs.modality == "image" and wanted is not None and shape[-3] != wanted:
+        last = ", which seem to come last: permute the axes" if shape[-1] == wanted else ""
+        return f"the model takes pictures of {wanted} channels, [B, {wanted}, H, W], and these are {shape}{last}"
     size = getattr(getattr(model, "config", None), "image_size", None)
     size = (size, size) if isinstance(size, int) else size
     if inputs.modality != "image" or inputs.tensor.dim() != 4 or not isinstance(size, list | tuple):

@@ -17,6 +17,7 @@ from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_mas
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs
+from whyformer.targets import Target
 
 STEPS = 10
 """Steps of a deletion curve: 0, 10 ... 100 % taken out."""
@@ -122,6 +123,7 @@ def trust(
     batch_size: int = 32,
     device: str | torch.device | None = None,
     truncate: bool = False,
+    target: Target = None,
     known: Sequence[Trust] = (),
 ) -> Trust:
     """Compare an explanation with chance: does the model's probability fall faster than for random maps?
@@ -139,6 +141,7 @@ def trust(
         steps, seeds: of the curves and of the random maps.
         batch_size: perturbed samples in one forward pass.
         truncate: allow text longer than the model takes to be cut off, as it was when it was explained.
+        target: needed only where an explanation does not hold its own: a user's function of the model's raw output.
         known: results for other explanations of the very same inputs: random curves of the same kind are taken over
             from the first that has them instead of being measured again.
 
@@ -154,9 +157,9 @@ def trust(
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
     chosen = baseline or _default(ready.inputs)
-    case = read_case(ready, explanation, None, batch_size)
+    case = read_case(ready, explanation, target, batch_size)
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
-            chosen, steps, tuple(seeds))  # fmt: skip
+            tuple(case.resolver.written() or ()), chosen, steps, tuple(seeds))  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
     fractions = tuple(i / steps for i in range(steps + 1))
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.argument import read_file
+from whyformer.inputs.feed import put_right
 from whyformer.inputs.geometry import measure_geometry
 from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
 
@@ -33,7 +34,7 @@ class Inputs:
         mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
         features: what the scores will belong to, carried into the result.
-        notes: what reading each picture did to it, in words.
+        notes: what was done to each sample (a picture that was read, arguments that were left out), in words.
         fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
             unknown.
         samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
@@ -126,12 +127,13 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         made = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         made = _from_pictures(list(inputs), processor)
-    elif isinstance(inputs, Tensor):
-        made = _from_tensors((inputs,), {}, model, processor)
-    elif isinstance(inputs, Mapping):
-        made = _from_tensors((), dict(inputs), model, processor)
-    elif isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs):
-        made = _from_tensors(tuple(inputs), {}, model, processor)
+    elif isinstance(inputs, Tensor | Mapping) or (
+        isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs)
+    ):
+        listed = (inputs,) if isinstance(inputs, Tensor) else () if isinstance(inputs, Mapping) else tuple(inputs)
+        args, kwargs, said = put_right(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
+        made = _from_tensors(args, kwargs, model, processor)
+        made = replace(made, notes=[said] * made.batch if said else None)
     else:
         raise InputError(
             "inputs must be a picture (PIL image or file), a string, a list of one kind of these, a tensor or a "
@@ -176,7 +178,6 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
 
 # -- tensors -----------------------------------------------------------------------------------------------------
 def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    kwargs = {k: v for k, v in kwargs.items() if v is not None}
     named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = [(n, t) for n, t in named if isinstance(t, Tensor)]
     if not tensors:
@@ -294,6 +295,8 @@ def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
 def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     if processor is None:
         raise InputError(f"a picture needs the model's image processor. {_EXAMPLE}")
+    if hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor"):
+        raise InputError(f"this is a picture, and the processor is a tokenizer, which reads text. {_EXAMPLE}")
     # the very pictures where they are RGB already, so that many explanations of a large one share it
     rgb = [as_rgb(p) for p in pictures]
     processor = getattr(processor, "image_processor", processor)

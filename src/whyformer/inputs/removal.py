@@ -202,7 +202,7 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
             raise InputError(f"{method}: fill_id={fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id
     if baseline is None:
-        masked = ["delete"] if "attention_mask" in task.inputs.kwargs else []
+        masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not task.counted else []
         baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
     if baseline == "delete":
         pad = getattr(getattr(task.model, "config", None), "pad_token_id", None)
@@ -211,7 +211,8 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
     if baseline is None:
         raise InputError(
             f"{method}: which token may stand for 'nothing here' is unknown, for there is neither a tokenizer with a "
-            "mask, unknown or padding token nor an attention_mask among the inputs: give a token's id, fill_id=..."
+            "mask, unknown or padding token nor an attention_mask among the inputs by which tokens could be deleted "
+            "(and none is where the target is read at a token's number): give a token's id, fill_id=..."
         )
     if baseline not in TEXT_BASELINES:
         raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(TEXT_BASELINES)}")
@@ -236,6 +237,11 @@ def patch_size(model: nn.Module) -> tuple[int, int]:
 def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size: int, description: str) -> Tensor:
     """``[len(jobs), C]`` logits of the input with each job's features taken out, ``batch_size`` rows at a time."""
     removed.refuse_nothing(jobs, task.method)
+    if removed.baseline == "delete" and task.counted:
+        raise InputError(
+            f"{task.method}: the target is read at a token's number, and baseline 'delete' would move the tokens: "
+            "choose a token to put there instead (mask, unk, pad, or its id)"
+        )
     places = [list(range(len(jobs)))]
     if removed.baseline == "delete" and "attention_mask" not in task.inputs.kwargs:
         # nothing could tell padding from words, so texts of one length go together

@@ -57,6 +57,7 @@ class Task:
     Attributes:
         resolve: logits ``[B, C]`` -> target callable for these samples.
         read: output of the model -> those logits, the row that the target is about.
+        counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         progress: wraps an iterable of long work; shows a bar where one is wanted.
         recordings: what was recorded for it and for its copies.
     """
@@ -67,6 +68,7 @@ class Task:
     progress: Callable[..., Any]
     method: str
     read: Callable[[Output], Tensor] = row_of
+    counted: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def _language(output: Output) -> bool:
     least = size if isinstance(size, int) else 0 if ids.is_floating_point() else int(ids.max()) + 1
     if ids.shape[1] != logits.shape[1]:
         return _generates(output)
-    if logits.shape[-1] < least:
+    if not _generates(output) and (logits.shape[-1] < least or "MaskedLM" in type(output.raw).__name__):
         return False
     if ids.shape[1] == 1:  # there is no later token: put one there
         longer = fed(output, lambda t: torch.cat([t, t], 1) if t.dim() > 1 and t.shape[1] == 1 else t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -96,10 +97,18 @@ def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
     """(names of the classes where the config has real ones, whether several may be true at once)."""
     config = getattr(model, "config", None)
     raw = getattr(config, "id2label", None)
-    labels = {int(k): str(v) for k, v in raw.items()} if isinstance(raw, dict) and raw else None
+    labels = _numbered(raw) if isinstance(raw, dict) and raw else None
     if labels and all(v == f"LABEL_{k}" for k, v in labels.items()):
         labels = None
     return labels, getattr(config, "problem_type", None) == "multi_label_classification"
+
+
+def _numbered(raw: dict[Any, Any]) -> dict[int, str] | None:
+    """Number -> name, also where they stand the other way round; None where neither side is a number."""
+    for pairs in (raw.items(), ((v, k) for k, v in raw.items())):
+        with suppress(ValueError, TypeError):
+            return {int(number): str(name) for number, name in pairs}
+    return None
 
 
 def class_count(model: nn.Module) -> int | None:

@@ -68,6 +68,8 @@ class Resolver:
         """Whether the row that is read is the value itself, and no logits."""
         self.pairs = isinstance(self.reading, Similarity)
         """Whether text i belongs to picture i."""
+        self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
+        """Whether the row is found by a token's number, which changes when other tokens are taken out."""
         self._check_named(classes if self.reading is None or callable(self.reading) else None)
 
     def _fit(self, count: int) -> None:
@@ -92,7 +94,7 @@ class Resolver:
         target = _plain(target)
         if target is None or callable(target):
             return target
-        if isinstance(target, str) or hasattr(target, "__index__"):
+        if isinstance(target, str | float) or hasattr(target, "__index__"):
             return self._index(target)
         if isinstance(target, Sequence):
             self._fit(len(target))

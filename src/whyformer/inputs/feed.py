@@ -1,0 +1,74 @@
+"""The arguments of a model's forward, put right before anything is read off them: what makes a loss is left out."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+_LOSS = ("label", "labels", "start_positions", "end_positions", "next_sentence_label", "return_loss")
+
+
+def put_right(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
+    """(args, kwargs, notes) as they are to be fed; the notes say what was changed.
+
+    Labels, with which a model returns a loss, are left out where its forward can do without them; a decoder that is
+    given nothing else reads them as its tokens. One sample without a batch axis gets one, where it is plainly that:
+    ids ``[N]``, and pixels ``[C, H, W]`` of a model that begins with a convolution over C channels.
+    """
+    notes = []
+    kwargs = {name: value for name, value in kwargs.items() if value is not None}
+    needed = _needed(model)
+    left = [n for n in kwargs if (n in _LOSS or n.endswith("_labels")) and n not in needed]
+    labels = kwargs.get("labels")
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    decodes = "decoder_input_ids" in _parameters(model) and not any(n.startswith("decoder_input") for n in kwargs)
+    if decodes and "labels" in left and isinstance(labels, Tensor) and labels.dim() == 2 and callable(shift):
+        kwargs["decoder_input_ids"] = shift(labels=labels)
+        notes.append("labels were read as the decoder's tokens (decoder_input_ids)")
+    for name in left:
+        del kwargs[name]
+    if left:
+        notes.append(f"left out, for it is the output that is explained and no loss: {', '.join(left)}")
+    if getattr(getattr(model, "config", None), "return_dict", None) is False or kwargs.get("return_dict") is False:
+        kwargs["return_dict"] = True  # the parts of a tuple have no names
+    named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+    single = next(((n, v) for n, v in named if isinstance(v, Tensor) and _alone(model, n, v)), None)
+    if single is not None:
+        main, (axes, length) = single[0], (single[1].dim(), single[1].shape[-1])
+        notes.append(f"{main if isinstance(main, str) else 'the input'} had no batch axis and got one")
+
+        def batched(value: Any) -> Any:
+            alike = isinstance(value, Tensor) and value.dim() == axes and value.shape[-1] == length
+            return value[None] if alike else value
+
+        args, kwargs = tuple(map(batched, args)), {n: batched(v) for n, v in kwargs.items()}
+    return args, kwargs, notes
+
+
+def channels(model: nn.Module) -> int | None:
+    """How many channels a picture has that the model takes: those of the convolution that it begins with."""
+    first = next((m for m in model.modules() if not any(m.children()) and any(True for _ in m.parameters())), None)
+    return first.in_channels if isinstance(first, nn.Conv2d) else None
+
+
+def _alone(model: nn.Module, name: str | int, value: Tensor) -> bool:
+    """Whether this is one sample without a batch axis."""
+    if value.is_floating_point():
+        return value.dim() == 3 and name in (0, "pixel_values", "x") and value.shape[0] == channels(model)
+    return value.dim() == 1 and len(value) > 0 and name in (0, "input_ids", "ids", "x", "src")
+
+
+def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return {}
+
+
+def _needed(model: nn.Module) -> set[str]:
+    """Names of the arguments that the forward cannot do without."""
+    return {n for n, p in _parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
