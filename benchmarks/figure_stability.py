@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import whyformer
-from whyformer.benchmarks.pictures import pixel_spec
+from whyformer.benchmarks.batches import pixel_spec
 from whyformer.datasets import open_pictures
 from whyformer.evaluate.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_mask, removal_order, removed_count
 from whyformer.evaluate.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy

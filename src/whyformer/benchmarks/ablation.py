@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from whyformer.benchmarks import perturbation, segmentation
+from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration, settings_of
-from whyformer.benchmarks.pictures import Pictures
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Report, Results, method_table
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable

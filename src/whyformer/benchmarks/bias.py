@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.benchmarks.batches import Texts
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
-from whyformer.benchmarks.texts import Texts
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
 from whyformer.evaluate.statistics import Interval, bootstrap
@@ -120,55 +120,46 @@ def _figures(batch: Texts, index: int, scores: NDArray[np.float64], explained: i
 
 def term_rank(word_scores: ArrayLike, position: int) -> int:
     """Rank of the term's score among the words of its sentence, 1 = highest; equals get the better rank."""
-    scores = np.asarray(word_scores, dtype=np.float64)
+    scores = np.asarray(word_scores)
     return int((scores > scores[position]).sum()) + 1
 
 
-def group_difference(
-    first: ArrayLike, second: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0
-) -> Interval:
-    """mean(first) − mean(second) with a percentile bootstrap interval; both groups are resampled on their own."""
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+def group_difference(first: ArrayLike, second: ArrayLike, draws: int = 2000) -> Interval:
+    """mean(first) − mean(second) with a 95 % percentile bootstrap interval; each group is resampled on its own."""
+    a, b = np.asarray(first), np.asarray(second)
     if not a.size or not b.size:
         raise InputError("a group is empty")
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     means = [v[generator.integers(v.size, size=(draws, v.size))].mean(1) for v in (a, b)]
-    low, high = np.quantile(means[0] - means[1], [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
     return Interval(float(a.mean() - b.mean()), float(low), float(high), int(a.size + b.size))
 
 
 def summarize(study: Study, results: Results) -> Report:
     groups = list(dict.fromkeys(s.id.split("/")[0] for s in study.samples))
-
-    def of(label: str, group: str, key: str) -> list[float]:
-        return [v[key] for s, v in results[label].items() if s.split("/")[0] == group]
-
-    def difference(label: str, pair: tuple[str, str], key: str) -> Cell:
-        both = [of(label, group, key) for group in pair]
-        return Cell(group_difference(*both) if all(both) else None)
-
-    cells: dict[tuple[str, str], Cell] = {}
-    outputs: dict[tuple[str, str], Cell] = {}
-    columns = [f"{g}: {what}" for g in groups for what in ("share of relevance", "rank")]
     pairs = {f"{a} − {b}": (a, b) for a, b in combinations(groups, 2)}
-    for label in results:
-        for g in groups:
-            cells[label, f"{g}: share of relevance"] = Cell(bootstrap(of(label, g, "share")))
-            cells[label, f"{g}: rank"] = Cell(bootstrap(of(label, g, "rank")))
-        for title, pair in pairs.items():
-            cells[label, f"{title}: share"] = difference(label, pair, "share")
+
+    def cell(label: str, group: str, key: str) -> Cell:
+        """The mean over a group, or the difference of two."""
+        found = results[label].items()
+        parts = [[v[key] for s, v in found if s.split("/")[0] == one] for one in pairs.get(group, (group,))]
+        if len(parts) == 1:
+            return Cell(bootstrap(parts[0]))
+        return Cell(group_difference(parts[0], parts[1]) if all(parts) else None)
+
+    named = {"share of relevance": "share", "rank": "rank"}
+    columns = {f"{g}: {title}": (g, key) for g in groups for title, key in named.items()}
+    columns |= {f"{pair}: share": (pair, "share") for pair in pairs}
+    cells = {(label, title): cell(label, *which) for label in results for title, which in columns.items()}
     # what the model itself makes of the groups, whatever the method
-    some = next(iter(results))
-    for quantity in ("logit", "probability"):
-        outputs |= {(g, quantity): Cell(bootstrap(of(some, g, quantity))) for g in groups}
-        outputs |= {(title, quantity): difference(some, pair, quantity) for title, pair in pairs.items()}
+    some, quantities, both = next(iter(results)), ("logit", "probability"), (*groups, *pairs)
+    outputs = {(group, quantity): cell(some, group, quantity) for group in both for quantity in quantities}
     top = {label: _largest(values) for label, values in results.items()}
     notes = "\n".join(f"- {label}: {', '.join(found)}" for label, found in top.items())
-    columns += [f"{title}: share" for title in pairs]
     title = "The model's output for the explained class, by group"
     tables = (
         Table("bias", "Relevance of the name, by group", "Method", tuple(results), tuple(columns), cells, digits=3),
-        Table("outputs", title, "Group", (*groups, *pairs), ("logit", "probability"), outputs, digits=3),
+        Table("outputs", title, "Group", both, quantities, outputs, digits=3),
         Table("terms", "Names with the largest mean share of the relevance", "Method", (), (), {}, note=notes),
     )
     own = "given by the user" if study.options["lists"] else "built-in templates and names (whyformer.benchmarks.bias)"

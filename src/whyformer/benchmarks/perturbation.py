@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration, settings_of
-from whyformer.benchmarks.pictures import Pictures
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from whyformer.benchmarks import report
+from whyformer.benchmarks.batches import Texts
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
-from whyformer.benchmarks.texts import Texts
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics.faithfulness import SHARES, rationale_masks
 from whyformer.evaluate.metrics.plausibility import TOP_K, auprc, f1, token_counts, top_words, word_scores

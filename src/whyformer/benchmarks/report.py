@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.explanation.storage import written_whole
+from whyformer.jobs.records import plain
 
 Values = dict[str, Any]
 """What was measured of one sample under one configuration."""
@@ -50,22 +52,18 @@ class Table:
 
     def markdown(self) -> str:
         """A pipe table; each column with any published figure becomes two."""
-        if not self.columns:
-            return "\n".join([f"### {self.title}", "", self.note, ""])
-        twice = {c: any(self._cell(r, c).published is not None for r in self.rows) for c in self.columns}
-        head = [self.corner]
+        columns = [[self.corner, *self.rows]]
         for column in self.columns:
-            head += [f"{column}: published", f"{column}: measured"] if twice[column] else [column]
-        lines = [f"### {self.title}", "", _row(head), _row(["---", *["---:"] * (len(head) - 1)])]
-        for row in self.rows:
-            found = [row]
-            for column in self.columns:
-                cell = self._cell(row, column)
-                if twice[column]:
-                    found.append("–" if cell.published is None else f"{cell.published:.{self.digits}f}")
-                found.append(self._measured(cell.measured))
-            lines.append(_row(found))
-        return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
+            cells = [self._cell(row, column) for row in self.rows]
+            twice = any(cell.published is not None for cell in cells)
+            if twice:
+                published = ("–" if c.published is None else f"{c.published:.{self.digits}f}" for c in cells)
+                columns.append([f"{column}: published", *published])
+            head = f"{column}: measured" if twice else column
+            columns.append([head, *(self._measured(cell.measured) for cell in cells)])
+        table = _pipes(zip(*columns, strict=True)) if self.columns else []
+        note = [*([""] if table else []), self.note] if self.note else []
+        return "\n".join([f"### {self.title}", "", *table, *note, ""])
 
     def facts(self) -> dict[str, Any]:
         """What stands around the figures; the figures themselves are :meth:`entries`."""
@@ -99,13 +97,18 @@ class Table:
 
 
 def mean(read: Callable[[Values], Any]) -> Figure:
-    """The mean of a sample's figure, with its interval, over the samples for which it is not None."""
+    """The mean of a sample's figure, with its interval, over the samples that have one (neither None nor NaN)."""
 
     def over(values: Sequence[Values]) -> Interval | None:
-        found = [figure for v in values if (figure := read(v)) is not None]
+        found = [figure for v in values if (figure := read(v)) is not None and not np.isnan(figure)]
         return bootstrap(found) if found else None
 
     return over
+
+
+def mean_of(figures: Any) -> Any:
+    """The mean over the first axis of what is not NaN; NaN where nothing is."""
+    return np.ma.filled(np.ma.masked_invalid(figures).mean(0), np.nan)
 
 
 def scored(results: Results) -> list[Values]:
@@ -159,7 +162,7 @@ class Curves:
 def mean_lines(results: Results, x: Sequence[float], read: Callable[[Values], Any]) -> Lines:
     """The mean curve of each configuration over its samples."""
     return {
-        label: (list(x), np.mean([read(v) for v in values.values()], 0).tolist())
+        label: ([float(i) for i in x], mean_of([read(v) for v in values.values()]).tolist())
         for label, values in results.items()
         if values
     }
@@ -193,26 +196,22 @@ class Report:
         parts = [f"## {self.benchmark}", "", *(t.markdown() for t in self.tables)]
         if self.unscored:
             columns = ("scored", "failed", "constant", "nan")
-            parts += ["### Samples without figures", "", _row(["", *columns]), _row(["---", *["---:"] * 4])]
-            parts += [_row([label, *(str(c.get(k, 0)) for k in columns)]) for label, c in self.counts.items()] + [""]
+            rows = [[label, *(str(c.get(k, 0)) for k in columns)] for label, c in self.counts.items()]
+            parts += ["### Samples without figures", "", *_pipes([["", *columns], *rows]), ""]
         parts += [f"- {r}" for r in self.remarks]
         parts += ["", "### Conventions", ""] + [f"- **{k}**: {v}" for k, v in self.conventions.items()]
         return "\n".join(parts).rstrip() + "\n"
 
     def facts(self) -> dict[str, Any]:
         """Everything as plain values, NaN as None: what ``report.json`` holds."""
-        return _plain(
-            {
-                "benchmark": self.benchmark,
-                "conventions": self.conventions,
-                "counts": self.counts,
-                "remarks": self.remarks,
-                "tables": [t.facts() for t in self.tables],
-                "figures": [e for t in self.tables for e in t.entries()],
-                "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
-                "extra": self.extra,
-            }
-        )
+        facts = {name: getattr(self, name) for name in ("benchmark", "conventions", "counts", "remarks", "extra")}
+        found: dict[str, Any] = plain({
+            **facts,
+            "tables": [t.facts() for t in self.tables],
+            "figures": [e for t in self.tables for e in t.entries()],
+            "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
+        })  # fmt: skip
+        return found
 
     def write(self, folder: Path) -> list[Path]:
         """``table.md``, ``table.csv``, ``report.json`` and, where there are curves, ``curves.png``; each whole or
@@ -232,25 +231,16 @@ class Report:
         if self.curves:
             files["curves.png"] = curves_png(self.curves)
         for name, data in files.items():
-            partial = folder / f"{name}.partial"
-            partial.write_bytes(data)
-            partial.replace(folder / name)
+            with written_whole(folder / name) as partial:
+                partial.write_bytes(data)
         return [folder / name for name in files]
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
-
-
-def _plain(value: Any) -> Any:
-    """Ready for JSON: NaN as null, tuples as lists, anything else by its words."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+def _pipes(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table, the first of them its head."""
+    head, *cells = rows
+    every = [head, ["---", *["---:"] * (len(head) - 1)], *cells]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every]
 
 
 # Okabe and Ito's colours, told apart by colour-blind readers too, then greys for what is left

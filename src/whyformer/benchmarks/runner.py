@@ -16,12 +16,11 @@ import torch
 from torch import nn
 
 from whyformer.benchmarks import find_benchmark
+from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
-from whyformer.benchmarks.pictures import pixel_spec, read_pictures
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
-from whyformer.benchmarks.texts import read_texts
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards
 from whyformer.explanation.versions import versions
@@ -113,11 +112,6 @@ def run_benchmark(
         }
     report = _report(benchmark, study, found)
     return Outcome(report, report.write(folder), total - measured, measured)
-
-
-def read_batch(study: Study, samples: Sequence[Any]) -> Batch:
-    """The samples as the model sees them."""
-    return (read_pictures if study.modality == "image" else read_texts)(study, samples)
 
 
 def _measure(

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration, generator_for
-from whyformer.benchmarks.pictures import Pictures
 from whyformer.benchmarks.published import conventions
-from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, method_table
+from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, mean_of, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Scores, Study, Unusable
 from whyformer.evaluate.metrics import sanity as metrics
 from whyformer.evaluate.metrics.relevance import infidelity, random_subsets
@@ -108,15 +108,10 @@ def prepare(study: Study) -> None:
         metrics.stages(study.model)
 
 
-def _stage(v: Values, order: str, stage: str, kind: str) -> float:
-    found = (v[order].get(stage) or {}).get(kind)
-    return float("nan") if found is None else float(found)
-
-
-def _over_stages(v: Values, order: str, names: Sequence[str], kind: str) -> float | None:
-    """Mean over the stages that have a figure."""
-    found = np.array([_stage(v, order, name, kind) for name in names])
-    return float(np.nanmean(found)) if np.isfinite(found).any() else None
+def _along(v: Values, order: str, names: Sequence[str], kind: str) -> list[float]:
+    """The figure at each stage, NaN where there is none."""
+    found = ((v[order].get(name) or {}).get(kind) for name in names)
+    return [float("nan") if figure is None else figure for figure in found]
 
 
 def summarize(study: Study, results: Results) -> Report:
@@ -126,12 +121,9 @@ def summarize(study: Study, results: Results) -> Report:
     for order in (o for o in metrics.ORDERS if o in checks):
         names = [s for s, _ in metrics.stages(study.model)]
         for kind in ("spearman", "absolute", "ssim") if image else ("spearman", "absolute"):
-            figures[f"{order}: {kind}"] = mean(partial(_over_stages, order=order, names=names, kind=kind))
-        lines = {}
-        for label, values in results.items():
-            if rows := [[_stage(v, order, name, "spearman") for name in names] for v in values.values()]:
-                along = [float(np.nanmean(c)) if np.isfinite(c).any() else float("nan") for c in np.array(rows).T]
-                lines[label] = ([float(i) for i in range(len(names))], along)
+            along = partial(_along, order=order, names=names, kind=kind)
+            figures[f"{order}: {kind}"] = mean(lambda v, along=along: mean_of(along(v)))  # type: ignore[misc]
+        lines = mean_lines(results, range(len(names)), partial(_along, order=order, names=names, kind="spearman"))
         axis = f"stage: 0 head … {len(names) - 1} embeddings"
         curves.append(Curves(order, f"{order} randomisation, Spearman", axis, "similarity", lines))
     more = {"class": "class: Spearman (top, least)", "sensitivity": "max-sensitivity ↓", "infidelity": "infidelity ↓"}

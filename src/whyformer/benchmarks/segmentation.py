@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration, settings_of
-from whyformer.benchmarks.pictures import Pictures
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Figure, Report, Results, mean, method_table, percent, scored
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks

@@ -65,7 +65,8 @@ class RecordFile:
 
     def add(self, record: Record) -> None:
         """Append a record: one write of one whole line."""
-        line = (json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        # six digits are more than the figures show
+        line = (json.dumps(plain(record, 6), ensure_ascii=False, allow_nan=False) + "\n").encode()
         view = memoryview(line)
         while view:
             view = view[os.write(self._file, view) :]
@@ -85,12 +86,16 @@ class RecordFile:
         self.close()
 
 
-def _finite(value: Any) -> Any:
-    """NaN and infinity as null; floats at six significant digits, which is more than the figures show."""
+def plain(value: Any, digits: int | None = None) -> Any:
+    """Ready for JSON: NaN and infinity as null, tuples as lists, anything else by its words.
+
+    ``digits``: significant ones of floats, all of them by default.
+    """
+    value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return (value if digits is None else float(f"{value:.{digits}g}")) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): plain(v, digits) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value.item() if hasattr(value, "item") else value
+        return [plain(v, digits) for v in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
