@@ -21,7 +21,7 @@ import torch
 import whyformer
 from whyformer.benchmarks.batches import pixel_spec
 from whyformer.datasets import open_pictures
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_mask, removal_order, removed_count
+from whyformer.evaluate.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_masks
 from whyformer.evaluate.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
 from whyformer.explanation.views import resize
 from whyformer.models import load
@@ -39,13 +39,10 @@ def figures(made: list[SegmentationCounts]) -> tuple[float, float, float]:
     return float(accuracy), 100 * float(np.mean([c.average_precision for c in made])), float(union)
 
 
-def steps(pixels: torch.Tensor, order: np.ndarray, black: torch.Tensor) -> torch.Tensor:
-    """``[10, C, H, W]``: the picture, and with 10 to 90 % of its pixels black in that order."""
-    made = [pixels]
-    for fraction in FRACTIONS:
-        gone = removal_mask(order, removed_count(order.size, fraction), tuple(pixels.shape[-2:]))
-        made.append(torch.where(torch.from_numpy(gone), black, pixels))
-    return torch.stack(made)
+def steps(pixels: torch.Tensor, masks: np.ndarray, black: torch.Tensor) -> torch.Tensor:
+    """``[10, C, H, W]``: the picture, and with 10 to 90 % of its pixels black."""
+    gone = torch.from_numpy(masks).reshape(len(masks), 1, *pixels.shape[-2:])
+    return torch.cat([pixels[None], torch.where(gone, black, pixels)])
 
 
 def main() -> None:
@@ -85,7 +82,8 @@ def main() -> None:
                 made.append(counts(scores, mask))
                 continue
             with torch.inference_mode():
-                stacks = [steps(picture, removal_order(scores, highest_first=first), black) for first in (False, True)]
+                masks = [removal_masks(scores, FRACTIONS, highest_first=first) for first in (False, True)]
+                stacks = [steps(picture, gone, black) for gone in masks]
                 tops = [loaded.model(pixel_values=s.float()).logits.argmax(-1) for s in stacks]
             correct.append([(t == label).tolist() for t in tops])
         if args.files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -150,14 +151,14 @@ def maximize_activation(
                 image.data = gaussian_blur(image.data, blur)
         with torch.no_grad():
             history.append(measure(image).item())
-    final = image.detach()[0].cpu()
-    shown = without_normalisation(final[None], processor)
+    final = image.detach().cpu()
+    shown = without_normalisation(final, processor)
     assert shown is not None
     settings = {
         "steps": steps, "learning_rate": learning_rate, "weight_decay": weight_decay, "jitter": jitter, "blur": blur,
-        "seed": seed, "start": start if isinstance(start, str) else "given", "shape": list(final.shape),
+        "seed": seed, "start": start if isinstance(start, str) else "given", "shape": list(final.shape[1:]),
     }  # fmt: skip
-    return Maximized(final, history[-1], history, goal.name, settings, shown[0])
+    return Maximized(final[0], history[-1], history, goal.name, settings, shown[0])
 
 
 # -- what is maximised ---------------------------------------------------------------------------------------------
@@ -177,10 +178,7 @@ class _Goal:
     @contextlib.contextmanager
     def listening(self, model: nn.Module) -> Iterator[Callable[[Callable[[], Any]], Tensor]]:
         """A function that runs the model and returns S; passes stop where the unit is."""
-        if self.path is None:
-            yield lambda run: read_logits(run())[0, self.neuron]
-            return
-        module, thread = model.get_submodule(self.path), threading.get_ident()
+        thread = threading.get_ident()
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
@@ -188,16 +186,17 @@ class _Goal:
 
         def measure(run: Callable[[], Any]) -> Tensor:
             try:
-                run()
+                output = run()
             except _Reached as reached:
                 return self.read(*reached.args)
+            if self.path is None:
+                return read_logits(output)[0, self.neuron]
             raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
 
-        handle = module.register_forward_hook(stop)
-        try:
+        with contextlib.ExitStack() as stack:
+            if self.path is not None:
+                stack.callback(model.get_submodule(self.path).register_forward_hook(stop).remove)
             yield measure
-        finally:
-            handle.remove()
 
     def read(self, module: nn.Module, output: Any) -> Tensor:
         """S out of the module's output."""
@@ -213,20 +212,21 @@ class _Goal:
         for what, index, count in (("token", self.token, table.shape[0]), ("neuron", self.neuron, table.shape[1])):
             if index is not None and not -count <= index < count:
                 raise InputError(f"{what} {index} is outside the output of '{self.path}', which has {count} {what}s")
-        rows = table if self.token is None else table[self.token]
-        return (rows if self.neuron is None else rows[..., self.neuron]).mean()
+        rows, columns = (slice(None) if place is None else place for place in (self.token, self.neuron))
+        return table[rows, columns].mean()
 
 
 def _goal(model: nn.Module, unit: int | str) -> _Goal:
     (labels, _), count = class_names(model), class_count(model)
     if isinstance(unit, bool) or not isinstance(unit, int | str):
         raise InputError(f"{_UNITS}; got {unit!r}")
-    path, *places = unit.split(":") if isinstance(unit, str) else ("",)
+    path, _, places = str(unit).partition(":")
     if places and path in dict(model.named_modules()):
-        numbers = [None if p == "*" else int(p) for p in places if p == "*" or p.lstrip("-").isdigit()]
-        if len(numbers) != len(places) or len(places) > 2 or (len(places) == 2 and numbers[0] is None):
+        found = re.fullmatch(r"(?:(-?\d+):)?(-?\d+|\*)", places)
+        if found is None:
             raise InputError(f"{_UNITS}; got {unit!r}")
-        return _Goal(str(unit), path, numbers[0] if len(places) == 2 else None, numbers[-1])
+        token, neuron = (None if place in (None, "*") else int(place) for place in found.groups())
+        return _Goal(str(unit), path, token, neuron)
     if places and path.replace(".", "").isidentifier():
         raise InputError(f"the model has no module '{path}' (see model.named_modules()); {_UNITS}")
     index = class_index(unit, labels, count)

@@ -16,9 +16,9 @@ from whyformer.evaluate.metrics.faithfulness import (
     aopc,
     area,
     curve_fractions,
+    first_masks,
     log_odds,
     mean_curve_area,
-    removal_mask,
     removal_order,
     removed_count,
 )
@@ -44,7 +44,7 @@ def test_order_and_masks_against_a_slow_loop_with_many_ties(values: list[int], h
     order = removal_order(np.array(values, dtype=float), highest_first=highest)
     assert order.tolist() == slow_order([float(v) for v in values], highest)
     k = removed_count(len(values), fraction)
-    mask = removal_mask(order, k, (len(values),))
+    (mask,) = first_masks(order, [k])
     assert mask.sum() == k
     assert set(np.flatnonzero(mask)) == set(order[:k].tolist())
 
@@ -54,7 +54,7 @@ def test_exactly_k_pixels_even_of_a_map_with_large_equal_areas(fraction: float) 
     scores = np.zeros((224, 224))
     scores[100:120, 50:90] = 1
     order = removal_order(scores)
-    mask = removal_mask(order, removed_count(50176, fraction), (224, 224))
+    mask = first_masks(order, [removed_count(50176, fraction)])[0].reshape(224, 224)
     assert mask.sum() == int(50176 * fraction)
     assert mask.shape == (224, 224)
     # the object goes first, then the ground row by row

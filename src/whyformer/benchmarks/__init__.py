@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from whyformer.benchmarks import (
-    ablation,
-    activation,
-    arbitration,
-    bias,
-    conservation,
-    perturbation,
-    rationales,
-    sanity,
-    segmentation,
-)
+from importlib import import_module
+
 from whyformer.benchmarks.study import Benchmark
 from whyformer.errors import InputError
 
-_MODULES = (
-    perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration,
-)  # fmt: skip
-BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in _MODULES}
+_FILES = "perturbation segmentation ablation rationales activation conservation bias sanity arbitration"
+BENCHMARKS: dict[str, Benchmark] = {
+    name: import_module(f"whyformer.benchmarks.{name}").BENCHMARK for name in _FILES.split()
+}
 
 
 def find_benchmark(name: str) -> Benchmark:

@@ -55,11 +55,6 @@ def first_masks(order: NDArray[np.int64], counts: Sequence[int]) -> NDArray[np.b
     return place < np.asarray(counts)[:, None]
 
 
-def removal_mask(order: NDArray[np.int64], count: int, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """One of :func:`first_masks`, in the shape of a map."""
-    return first_masks(order, [count])[0].reshape(shape)
-
-
 def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]:
     """The clean point 0 followed by the steps."""
     return (0.0, *fractions) if not fractions or fractions[0] != 0 else tuple(fractions)
