@@ -49,6 +49,7 @@ _PLACES = {
     "explain": "explaining",
     "maximize_activation": "maximize",
     "methods": "",
+    "rules": "",
     "targets": "",
     "trust": "evaluate.trust",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import compares
 from whyformer.models.loading import model_name, opened
 from whyformer.models.structure import class_count, class_names
+from whyformer.rules.core import Rule
+from whyformer.rules.registered import declared
 from whyformer.targets import Resolver, Target
 
 Track = Callable[..., Iterable[Any]]
@@ -35,6 +37,7 @@ def explain(
     dtype: torch.dtype | str | None = None,
     truncate: bool = False,
     progress: bool | Track = False,
+    rules: Mapping[Any, str | Rule] | None = None,
     **settings: Any,
 ) -> Explanation:
     """Explain a prediction: which patches, pixels or tokens made the model say this class.
@@ -57,6 +60,8 @@ def explain(
         truncate: allow text longer than the model takes to be cut off.
         progress: show a progress bar on long work; or a function (iterable, description, total) -> iterable that
             stands around it, such as another kind of bar (it may raise, to stop the work).
+        rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: for this call what
+            :func:`whyformer.rules.register` says for all.
         **settings: the method's settings; see :func:`whyformer.methods`.
 
     Returns:
@@ -67,7 +72,8 @@ def explain(
     """
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
-    return ready.explain(method, target, progress=progress, **settings)
+    with declared(rules):
+        return ready.explain(method, target, progress=progress, **settings)
 
 
 # -- one way in ------------------------------------------------------------------------------------------------------

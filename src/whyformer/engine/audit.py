@@ -53,7 +53,8 @@ def hidden(mode: Interception, given: Sequence[Any]) -> None:
             )
         if mode.composite.audit and kind != "RuledBackward":
             base._whyformer_seen = True  # type: ignore[attr-defined]
-            wait(mode, [node], _unseen(mode, node))
+            if not mode.passes_as_declared(node, tensor):
+                wait(mode, [node], _unseen(mode, node))
 
 
 def _unseen(mode: Interception, node: Any) -> Callable[[], str]:

@@ -10,42 +10,26 @@ they do not, the module runs again and its operations are seen as they are.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whyformer.engine.declared import remember_inputs, run_declared
 from whyformer.engine.isolation import here, inside
 from whyformer.engine.mode import Interception
+from whyformer.engine.norms import Norm, nearest, nearest_norm
 from whyformer.engine.operations import operation
+from whyformer.engine.readings import tensors
 from whyformer.errors import ModelError
 from whyformer.rules.core import NATIVE, Composite, Rule, Ruled
+from whyformer.rules.registered import Declared
 
-
-@dataclass(frozen=True)
-class Norm:
-    """y = (x − mean) / √(mean (x − mean)² + ε) · weight + bias over the last axis; without the mean, RMSNorm."""
-
-    centred: bool
-    eps: float
-    weight: Tensor | None
-    bias: Tensor | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        if self.centred:
-            wide = wide - wide.mean(-1, keepdim=True)
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        y = y if self.weight is None else y * self.weight
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
-
-
-_tanh_gelu = functools.partial(functional.gelu, approximate="tanh")
+_tanh_gelu = partial(functional.gelu, approximate="tanh")
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -79,7 +63,7 @@ def suspect(module: nn.Module, composite: Composite) -> bool:
     """Whether the module may stand for an operation that has a rule of its own: worth comparing."""
     name = type(module).__name__
     if name in ACTIVATIONS:
-        return _row(composite, "gelu") is not None and getattr(module, "act", None) is not functional.gelu
+        return _row(composite, "gelu") is not None and _by_hand(module)
     # torch's own are seen as the functions that they call, also in a class that inherits from them
     if not _row(composite, "layer_norm") or isinstance(module, _TORCH_NORMS) or any(True for _ in module.children()):
         return False
@@ -87,42 +71,26 @@ def suspect(module: nn.Module, composite: Composite) -> bool:
     return len(own) <= 2 and all(p.dim() <= 2 for p in own) and ("norm" in name.lower() or bool(_epsilons(module)))
 
 
+def _by_hand(module: nn.Module) -> bool:
+    return type(module).__name__ in ACTIVATIONS and getattr(module, "act", None) is not functional.gelu
+
+
 def stands_for(module: nn.Module, x: Tensor, output: Any) -> Callable[[Tensor], Tensor] | None:
     """The activation or :class:`Norm` that gives this output of the module for its input, or None."""
     if not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
         return None
     named = ACTIVATIONS.get(type(module).__name__)
-    candidates = _norms(module, x, output) if named is None else [named]
-    distances = [(_distance(c(x), output), c) for c in candidates]
-    distance, best = min(distances, key=lambda pair: pair[0], default=(1.0, None))
-    return best if distance <= _ROUNDING.get(output.dtype, 1e-5) else None
+    if named is not None:
+        return nearest([named], x, output)
+    return nearest_norm(_own(module), _epsilons(module), x, output)
 
 
-_ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference of two outputs, as a share of the value and of the largest one."""
-    size = b.abs()
-    return float(((a - b).abs() / (size + size.amax()).clamp(min=torch.finfo(b.dtype).tiny)).amax())
+def _own(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _epsilons(module: nn.Module) -> list[float]:
     return [v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2]
-
-
-def _norms(module: nn.Module, x: Tensor, output: Tensor) -> Iterator[Norm]:
-    """Normalisations with the module's own parameters: weight w, 1 + w (Gemma) or none, with and without a bias."""
-    own = [p.detach() for p in (*module.parameters(), *module.buffers()) if p.is_floating_point()]
-    own = [p for p in own if p.numel() == 1 or x.shape[x.dim() - p.dim() :] == p.shape]
-    weights = [None, *own, *(1 + (p if p.dtype == torch.float64 else p.float()) for p in own)]
-    epsilons = _epsilons(module) or [1e-6, 1e-5, 1e-12]
-    part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # a few rows: most candidates fail on them, whatever ε is
-    for centred, weight, bias in itertools.product((False, True), weights, [None, *own]):
-        if bias is weight and bias is not None:
-            continue
-        if _distance(Norm(centred, epsilons[0], weight, bias)(x[part]), output[part]) < 0.05:
-            yield from (Norm(centred, eps, weight, bias) for eps in epsilons)
 
 
 @contextlib.contextmanager
@@ -130,57 +98,90 @@ def canonized(mode: Interception) -> Iterator[None]:
     """For the length of a run, modules that stand for an operation of the composite run as that operation."""
     handles = []
     try:
+        for function in mode.declared.functions:
+            remember_inputs(function)
         for module in mode.model.modules() if mode.composite.rules else ():
-            if suspect(module, mode.composite):
-                handles.extend(_canonize(module, mode))
+            declared = mode.declared.of_module(module)
+            if declared is not None:
+                handles.extend(_around(module, mode, partial(_as_declared, declared)))
+            elif _by_hand(module) and mode.composite.rule("gelu", "activation") is NATIVE and mode.composite.audit:
+                # its own derivative is right, also where it is hidden in an autograd function (BLOOM)
+                handles.extend(_around(module, mode, partial(_as_declared, Declared("gelu"))))
+            elif suspect(module, mode.composite):
+                handles.extend(_around(module, mode, _canonical))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _canonize(module: nn.Module, mode: Interception) -> list[Any]:
-    """The module keeps its own forward value (run muted, without graph) and gets the rule of its operation."""
+Seen = Callable[[Interception, nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+def _around(module: nn.Module, mode: Interception, then: Seen) -> list[Any]:
+    """The module runs muted and without a graph; what ``then`` makes of its call is its output."""
     seen: list[tuple[Tensor, int]] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
-        if here.run is mode and mode.muted == 0 and len(given) == 1 and mode.carries(tuple(given), {}):
+        if here.run is mode and mode.muted == 0 and mode.carries(tuple(given), {}):
             mode.muted = id(module)
-            seen[:] = [(given[0], given[0]._version)]
+            seen[:] = [(t, t._version) for t in given]
             torch._C._set_grad_enabled(False)
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if here.run is not mode or mode.muted != id(module):
             return None
         mode.muted = 0
-        ((x, version),) = seen
-        seen.clear()
-        if x._version != version:
+        if any(t._version != version for t, version in seen):
             raise ModelError(
                 f"the module {type(module).__name__} changes its input in place, so it cannot be run again to be "
                 "compared with a known operation; let it return a new tensor"
             )
-        with inside(None):
-            found = stands_for(module, x.detach(), output)
+        seen.clear()
         torch._C._set_grad_enabled(True)
-        if found is None:
-            return module.forward(*args, **kwargs)
-        rule, info = _row(mode.composite, "gelu"), {}
-        if isinstance(found, Norm):
-            rule = _row(mode.composite, "layer_norm" if found.centred else "rms_norm")
-            info = {"weight": found.weight, "eps": found.eps, "axes": 1, "centred": found.centred}
-        if rule is None:
-            return module.forward(*args, **kwargs)
-        if rule.relevance is not None:  # its closed form of the gradient may be that of another variant
-            rule = replace(rule, gradient=None)
-        return Ruled.apply(rule, mode.run, _once(output, found), info, x)
+        return then(mode, module, args, kwargs, output)
 
     # around the module's own forward alone: what users' hooks do to its output is seen as it is
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),
         module.register_forward_hook(after, with_kwargs=True, prepend=True),
     ]
+
+
+def _canonical(
+    mode: Interception, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> Any:
+    """The module keeps its own forward value and gets the rule of the operation that it stands for."""
+    given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    found = None
+    if len(given) == 1:
+        with inside(None), torch.no_grad():
+            found = stands_for(module, given[0].detach(), output)
+    name = "gelu" if not isinstance(found, Norm) else "layer_norm" if found.centred else "rms_norm"
+    rule = None if found is None else _row(mode.composite, name)
+    if rule is None or found is None:
+        return module.forward(*args, **kwargs)
+    if rule.relevance is not None:  # its closed form of the gradient may be that of another variant
+        rule = replace(rule, gradient=None)
+    info = found.info() if isinstance(found, Norm) else {}
+    return Ruled.apply(rule, mode.run, _once(output, found), info, *given)
+
+
+def _as_declared(
+    declared: Declared, mode: Interception, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
+) -> Any:
+    mode.muted = id(module)
+    try:
+        made = run_declared(
+            mode, declared, type(module).__name__, module.forward, args, kwargs,
+            own=_own(module), epsilons=_epsilons(module),
+        )  # fmt: skip
+        for tensor in tensors((made,)):  # the mode has not seen it grow, and need not
+            tensor._whyformer_seen = True  # type: ignore[attr-defined]
+        return made
+    finally:
+        mode.muted = 0
 
 
 def _once(value: Tensor, compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from whyformer.engine import audit
 from whyformer.engine.attention import AttentionCapture
+from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
@@ -50,6 +51,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.own: set[int] = {id(t) for t in self.roots}
         self.maps, self.flows, self.edit = asked(self.probes, Maps), asked(self.probes, Flows), asked(self.probes, Edit)
         self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
+        self.declared = gather()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
             self.add_root(self.anchor)
@@ -87,6 +89,12 @@ class Interception(AttentionCapture, TorchFunctionMode):
             with self:
                 return DECOMPOSITIONS[name](*args, **kwargs)
         carried = self.carries(args, kwargs)
+        if carried and self.composite.audit and name in self.declared.operations:
+            declared = self.declared.operations[name]
+            args, kwargs = self._own_only(args, kwargs)
+            audit.hidden(self, args)
+            result = run_declared(self, declared, name, func, args, kwargs)
+            return self._note(declared.like or name, args, kwargs, result)
         if name in PRODUCTS and (carried or any(map(is_map, tensors(args)))):
             with self:
                 result = PRODUCTS[name](*args, **kwargs)
@@ -170,6 +178,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
         result = func(*args, **kwargs)
         audit.unknown(self, name, role, result, given, before)
         return result
+
+    def passes_as_declared(self, node: Any, value: Tensor) -> bool:
+        """Whether a node of a custom autograd function has a rule, which it gets here."""
+        declared = self.declared.functions.get(getattr(node, "_forward_cls", nn.Module))
+        return declared is not None and watch_function(self, declared, node, value)
 
     # -- what carries ----------------------------------------------------------------------------------------
     def _foreign(self, value: Any) -> bool:

@@ -8,5 +8,11 @@ flows is (docs/how-it-works.md)
 * the *relevance* R itself (:mod:`~whyformer.rules.relevance`): one recorded graph serves two backward passes, while
   ``Pass.relevance`` is False with the ordinary gradient, while it is True with relevance.
 
+Users give operations of their own a rule by :func:`register`.
+
 Sources: Chefer et al. 2021 (TA), Ali et al. 2022, Achtibat et al. 2024.
 """
+
+from whyformer.rules.registered import register
+
+__all__ = ["register"]

@@ -1,0 +1,204 @@
+"""Operations, autograd functions and modules that users gave a rule (:func:`whyformer.rules.register`), in a run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.engine import audit
+from whyformer.engine.isolation import here, inside
+from whyformer.engine.norms import nearest_norm
+from whyformer.engine.operations import OPERATIONS, operation_name
+from whyformer.engine.readings import carries
+from whyformer.errors import InputError, ModelError, UnknownOperation, unknown
+from whyformer.rules.core import NATIVE, Call, Composite, Rule, Ruled
+from whyformer.rules.registered import Declared, declarations
+from whyformer.rules.relevance.elementary import identity
+
+if TYPE_CHECKING:
+    from whyformer.engine.mode import Interception
+
+_KINDS = {row.kind for row in OPERATIONS.values()} - {"", "silent", "attention"}
+_NORMS = ("layer_norm", "rms_norm")
+_IDENTITY = {
+    "relevance": Rule("identity", identity, books=False),
+    "multiplier": Rule("identity", gradient=identity, books=False),
+}
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """Those that hold in a run, by what they are of."""
+
+    operations: dict[str, Declared] = field(default_factory=dict)
+    functions: dict[type, Declared] = field(default_factory=dict)
+    modules: dict[type, Declared] = field(default_factory=dict)
+
+    def of_module(self, module: nn.Module) -> Declared | None:
+        return next((self.modules[c] for c in type(module).__mro__ if c in self.modules), None)
+
+
+def gather() -> Declarations:
+    """What is declared here and now, checked.
+
+    Raises:
+        InputError: a key that is no operation, a ``like`` that does not exist.
+    """
+    made = Declarations()
+    for key, declaration in declarations().items():
+        if declaration.like and declaration.like not in {*OPERATIONS, *_KINDS, "adjoint", "identity"}:
+            raise unknown(
+                f"{key!r} is declared to be like", declaration.like, {*OPERATIONS, *_KINDS, "adjoint", "identity"},
+                'Say an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
+            )  # fmt: skip
+        if isinstance(key, type) and issubclass(key, torch.autograd.Function):
+            made.functions[key] = declaration
+        elif isinstance(key, type) and issubclass(key, nn.Module):
+            made.modules[key] = declaration
+        elif isinstance(key, str):
+            made.operations[key] = declaration
+        elif callable(key) and not isinstance(key, type):
+            made.operations[operation_name(getattr(key, "_opoverload", key))] = declaration
+        else:
+            raise InputError(f"{key!r} is no name of an operation, torch function, autograd function or module class")
+    return made
+
+
+def rule_for(declared: Declared, composite: Composite, branches: int) -> Rule | None:
+    """The composite's rule for what is declared; None where it has none."""
+    if declared.rule is not None:
+        if composite.carrier == "relevance":
+            return None if declared.rule.relevance is None else replace(declared.rule, gradient=None)
+        return declared.rule if declared.rule.gradient is not None or declared.rule.hold else None
+    if declared.like == "identity":
+        return _IDENTITY[composite.carrier]
+    if declared.like == "adjoint":
+        return NATIVE if composite.carrier == "multiplier" else None
+    row = OPERATIONS.get(declared.like)
+    kind = declared.like if row is None else row.kind
+    if kind in ("linear", "matrix product") and composite.rule("weighted sum", kind) is not None:
+        return composite.rule("weighted sum" if branches == 1 else "product", kind)
+    rule = composite.rule(declared.like, kind)
+    if rule is not None and rule is not NATIVE and rule.relevance is not None:
+        rule = replace(rule, gradient=None)  # its closed form of the gradient may be that of another function
+    return rule
+
+
+def run_declared(
+    mode: Interception, declared: Declared, name: str, function: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, own: Sequence[Tensor] = (), epsilons: Sequence[float] = (),
+) -> Any:  # fmt: skip
+    """Run a call as it is declared; ``own`` parameters and ``epsilons`` are those that a module's norm may have."""
+    operands, compute = _operands(function, args, kwargs)
+    rule = rule_for(declared, mode.composite, len(operands))
+    if rule is NATIVE or rule is None:
+        before = {t.grad_fn for t in operands}
+        result = function(*args, **kwargs)
+        if rule is None:
+            audit.unknown(mode, name, declared.like or "rule", result, operands, before)
+        return result
+    info: dict[str, Any] = {}
+    if declared.like in _NORMS and mode.composite.carrier == "multiplier":
+        constants = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and not carries(v)]
+        numbers = [v for v in (*args, *kwargs.values()) if isinstance(v, float) and 0 < v < 1e-2]
+        info = _as_norm(name, operands, compute, [*own, *constants], [*epsilons, *numbers])
+    return Ruled.apply(rule, mode.run, compute, info, *rule.held(operands))
+
+
+def _operands(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], Callable[..., Any]]:
+    """(the arguments that carry, a function of them)"""
+    places: list[Any] = [i for i, v in enumerate(args) if carries(v)]
+    names = [k for k, v in kwargs.items() if carries(v)]
+
+    def compute(*operands: Tensor) -> Any:
+        filled, named = list(args), dict(kwargs)
+        for place, value in zip(places, operands, strict=False):
+            filled[place] = value
+        named.update(zip(names, operands[len(places) :], strict=True))
+        with inside(None):
+            result = function(*filled, **named)
+        if not isinstance(result, Tensor):
+            raise ModelError(f"what is declared to be like an operation returns a {type(result).__name__}, no tensor")
+        return result
+
+    return [*(args[i] for i in places), *(kwargs[k] for k in names)], compute
+
+
+def _as_norm(
+    name: str, operands: Sequence[Tensor], compute: Callable[..., Tensor], own: Sequence[Tensor], eps: Sequence[float]
+) -> dict[str, Any]:
+    with torch.no_grad():
+        x = operands[0].detach()
+        found = nearest_norm(own, eps, x, compute(*(o.detach() for o in operands)))
+    if found is None:
+        raise ModelError(
+            f"'{name}' is declared to be a norm, but gives other values than layer_norm and rms_norm over the last "
+            "axis with its parameters: give it a rule of its own, rule=whyformer.rules.core.Rule(...)"
+        )
+    return found.info()
+
+
+# -- autograd functions ------------------------------------------------------------------------------------------------
+_lock = threading.Lock()
+
+
+def remember_inputs(function: type) -> None:
+    """Let a class of ``torch.autograd.Function`` note what it is given while an explanation runs: its ``apply`` is
+    called past every mode, also by names it was given before."""
+    with _lock:
+        if "_whyformer_remembers" in vars(function):
+            return
+        function._whyformer_remembers = True  # type: ignore[attr-defined]
+        own_context = function.setup_context is not torch.autograd.Function.setup_context  # type: ignore[attr-defined]
+        name = "setup_context" if own_context else "forward"
+        original = getattr(function, name)
+
+        def noting(ctx: Any, *given: Any, **named: Any) -> Any:
+            if here.run is not None:
+                inputs = (given[0] if given else named["inputs"]) if own_context else given
+                ctx._whyformer_inputs = [v.detach() if isinstance(v, Tensor) else v for v in inputs]
+            return original(ctx, *given, **named)
+
+        setattr(function, name, staticmethod(noting))
+
+
+def watch_function(mode: Interception, declared: Declared, node: Any, value: Tensor) -> bool:
+    """Let a declared function's node pass on what its rule says; False where the composite has none."""
+    function = node._forward_cls
+    inputs = getattr(node, "_whyformer_inputs", None)
+    places = [] if inputs is None else [i for i, v in enumerate(inputs) if isinstance(v, Tensor)]
+    needs = tuple(parent is not None for parent, _ in node.next_functions)
+    rule = rule_for(declared, mode.composite, sum(needs))
+    if rule is None or rule is NATIVE:
+        return rule is NATIVE
+    if inputs is None or len(places) != len(needs) or (declared.like in _NORMS and rule.relevance is None):
+        return False
+    settled, operands, result = rule, tuple(inputs[i] for i in places), value.detach()
+
+    def compute(*given: Tensor) -> Any:
+        filled = dict(zip(places, given, strict=True))
+        return function.apply(*(filled.get(i, v) for i, v in enumerate(inputs)))
+
+    def pass_on(ordinary: tuple[Any, ...], flows: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        run = mode.run
+        if (mode.composite.carrier == "relevance" and not run.relevance) or flows[0] is None:
+            return None
+        if len(flows) > 1:
+            raise UnknownOperation(f"{function.__name__} returns several tensors; only functions of one get a rule")
+        call = Call(operands, result, needs, compute, run, {})
+        share = settled.relevance if run.relevance else settled.gradient
+        parts = ordinary if share is None else share(call, flows[0])
+        if run.relevance and settled.books:
+            run.record(settled.name, flows[0], parts)
+        wanted = [need and i not in settled.hold for i, need in enumerate(needs)]
+        return tuple(p if want else None for p, want in zip(parts, wanted, strict=True))
+
+    node.register_hook(pass_on)
+    return True

@@ -1,0 +1,275 @@
+"""Rules that users give operations of their own: by name, of torch.library, autograd functions, modules."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import whyformer
+import whyformer.rules
+from whyformer.errors import InputError, ModelError, UnknownOperation
+from whyformer.rules import registered
+from whyformer.rules.core import Call, Rule
+
+WIDTH, TOKENS = 6, 4
+METHODS = ["transformer_attribution", "lrp", "lrp_ah_ln", "lrp_ln"]
+
+
+@torch.library.custom_op("whyformer_tests::soft", mutates_args=())
+def soft(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+def _soft_backward(ctx: Any, flow: Tensor) -> Tensor:
+    (x,) = ctx.saved_tensors
+    return torch.ops.aten.gelu_backward(flow, x)
+
+
+soft.register_autograd(_soft_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+@torch.library.custom_op("whyformer_tests::scaled", mutates_args=())
+def scaled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def _scaled_backward(ctx: Any, flow: Tensor) -> tuple[Tensor, None, None]:
+    x, weight = ctx.saved_tensors
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(F.rms_norm(x, x.shape[-1:], weight, ctx.eps), x, flow)[0], None, None
+
+
+def _scaled_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:2])
+    ctx.eps = inputs[2]
+
+
+scaled.register_autograd(_scaled_backward, setup_context=_scaled_context)
+
+
+class Soft(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        return _soft_backward(ctx, flows[0])
+
+
+class SoftInTwo(torch.autograd.Function):
+    """With the context set up apart."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        return _soft_backward(ctx, flows[0])
+
+
+EARLY = Soft.apply  # a name taken before anything is registered
+
+
+class SoftModule(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.special.erf(x / 2**0.5))
+
+
+class OwnNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(1 + torch.randn(WIDTH, generator=torch.Generator().manual_seed(5)) / 10)
+        self.tiny = 1e-4
+
+    def forward(self, x: Tensor) -> Tensor:
+        return scaled(x, self.scale, self.tiny)
+
+
+class Block(nn.Module):
+    """An attention block whose branch goes through a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module) -> None:
+        super().__init__()
+        self.function = function
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.second(self.function(self.first(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(function) for _ in range(2)])
+        self.head = nn.Linear(WIDTH, 3)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if "function" not in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+X = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def scores(function: Any, method: str, **options: Any) -> Tensor:
+    return whyformer.explain(Model(function), X, method, **options).scores
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    before = dict(registered._always)
+    yield
+    registered._always.clear()
+    registered._always.update(before)
+
+
+# what is registered, what the model calls
+SOFT: dict[str, tuple[Any, Any]] = {
+    "name": ("whyformer_tests::soft", soft),
+    "packet": (torch.ops.whyformer_tests.soft, torch.ops.whyformer_tests.soft),
+    "definition": (soft, soft),
+    "autograd function": (Soft, EARLY),
+    "context apart": (SoftInTwo, lambda x: SoftInTwo.apply(x)),
+    "module": (SoftModule, SoftModule()),
+    "torch function": (torch.special.erf, lambda x: 0.5 * x * (1 + torch.special.erf(x / 2**0.5))),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("way", [w for w in SOFT if w != "torch function"])
+def test_one_line_gives_it_the_rule(way: str, method: str) -> None:
+    key, function = SOFT[way]
+    wanted = scores(F.gelu, method)
+    if way != "module":
+        with pytest.raises(UnknownOperation, match=r"whyformer\.rules\.register"):
+            scores(function, method)
+    assert torch.allclose(scores(function, method, rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
+    if way != "module":
+        with pytest.raises(UnknownOperation):  # for that call only
+            scores(function, method)
+    whyformer.rules.register(key, like="gelu")
+    assert torch.allclose(scores(function, method), wanted, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, method, rules={key: "activation"}), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
+def test_with_the_secant(way: str) -> None:
+    key, function = SOFT[way]
+    wanted = scores(F.gelu, "lrp_ah_ln", secant=True)
+    assert torch.allclose(scores(function, "lrp_ah_ln", secant=True, rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", list(SOFT))
+def test_gradient_methods_need_no_rule(way: str) -> None:
+    key, function = SOFT[way]
+    wanted = scores(F.gelu, "input_x_gradient")
+    assert torch.allclose(scores(function, "input_x_gradient"), wanted, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, "input_x_gradient", rules={key: "gelu"}), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("like", ["rms_norm", "layer_norm"])
+def test_a_norm_is_known_by_its_values(like: str, method: str) -> None:
+    module = OwnNorm()
+    wanted = scores(lambda x: F.rms_norm(x, (WIDTH,), module.scale.detach().double(), module.tiny), method)
+    for key in (OwnNorm, "whyformer_tests::scaled"):
+        assert torch.allclose(scores(module, method, rules={key: like}), wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_what_is_no_norm_is_not_taken_for_one() -> None:
+    with pytest.raises(ModelError, match="declared to be a norm"):
+        scores(SoftModule(), "lrp_ln", rules={SoftModule: "layer_norm"})
+
+
+@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
+def test_its_own_adjoint(way: str) -> None:
+    """For multipliers the ordinary derivative; where relevance flows it says nothing, and the refusal stays."""
+    key, function = SOFT[way]
+    assert torch.allclose(scores(function, "lrp_ah", rules={key: "adjoint"}), scores(F.gelu, "lrp_ah"), rtol=1e-9, atol=1e-12)
+    with pytest.raises(UnknownOperation):
+        scores(function, "lrp", rules={key: "adjoint"})
+
+
+@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
+def test_a_rule_of_ones_own(way: str) -> None:
+    key, function = SOFT[way]
+
+    def twice(call: Call, flow: Tensor) -> list[Tensor]:
+        return [2 * flow]
+
+    def same(call: Call, flow: Tensor) -> list[Tensor]:
+        return [flow]
+
+    for method in ("lrp", "transformer_attribution"):
+        assert torch.allclose(scores(function, method, rules={key: Rule("mine", same)}), scores(F.gelu, method), rtol=1e-9, atol=1e-12)
+        assert not torch.allclose(scores(function, method, rules={key: Rule("mine", twice)}), scores(F.gelu, method))
+    wanted = scores(lambda x: x + (F.gelu(x) - x).detach(), "lrp_ah")
+    assert torch.allclose(scores(function, "lrp_ah", rules={key: Rule("mine", gradient=same)}), wanted, rtol=1e-9, atol=1e-12)
+    assert torch.allclose(scores(function, "lrp_ah", rules={key: "identity"}), wanted, rtol=1e-9, atol=1e-12)
+    for method, rule in {"lrp": Rule("mine", gradient=same), "lrp_ah": Rule("mine", same)}.items():
+        with pytest.raises(UnknownOperation):
+            scores(function, method, rules={key: rule})
+
+
+def test_like_linear_is_the_z_rule() -> None:
+    """An operation that is linear in what carries: R_i = x_i Σ_o W_oi R_o / y_o, as of a weighted sum."""
+    constant = torch.randn(TOKENS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+    class Mix(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.vmap(lambda sample: constant @ sample)(x)
+
+    for method in METHODS:
+        wanted = scores(lambda x: constant @ x, method)
+        assert torch.allclose(scores(Mix(), method, rules={Mix: "linear"}), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_declared_badly_is_told() -> None:
+    with pytest.raises(InputError, match="Did you mean 'gelu'"):
+        scores(F.gelu, "lrp", rules={"my_ns::op": "gellu"})
+    with pytest.raises(InputError, match="no name of an operation"):
+        scores(F.gelu, "lrp", rules={3: "gelu"})
+    for bad in ({}, {"like": "gelu", "rule": Rule("mine")}, {"like": 3}):
+        with pytest.raises(InputError, match="like="):
+            whyformer.rules.register("my_ns::op", **bad)
+
+
+def test_rules_of_a_call_are_its_threads_alone() -> None:
+    outcome: list[str] = []
+
+    def other() -> None:
+        try:
+            scores(soft, "lrp")
+            outcome.append("explained")
+        except UnknownOperation:
+            outcome.append("refused")
+
+    with registered.declared({"whyformer_tests::soft": "gelu"}):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        scores(soft, "lrp")
+    assert outcome == ["refused"]
