@@ -22,7 +22,7 @@ from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.apps import cli
 from whyformer.apps.report import write_report
-from whyformer.apps.report.cards import card
+from whyformer.apps.report.facts import card
 from whyformer.errors import InputError, LoadError
 
 PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png"
@@ -226,6 +226,20 @@ def test_a_table_alone_and_an_unfinished_benchmark(tmp_path):
     (tmp_path / "records.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="nothing to report"):
         write_report(tmp_path, tmp_path / "r2.html")
+
+
+@pytest.mark.parametrize("change", [
+    {"tables": 3}, {"tables": [3]}, {"tables": [{"table": "main"}]}, {"figures": [{"row": "rollout"}]}, {"counts": ["rollout"]}, {"curves": 1},
+    {"conventions": "none"}, {"remarks": 7}, {"figures": [{"table": "main", "row": "mIoU", "column": "rollout", "measured": "x"}]},
+])  # fmt: skip
+def test_a_benchmark_that_does_not_fit_together_is_damaged(change, tmp_path):
+    benchmark().write(tmp_path)
+    sentence().save(tmp_path / "e.safetensors")
+    facts = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text(json.dumps({**facts, **change}))
+    written = write_report(tmp_path, tmp_path / "r.html")
+    assert (written.explanations, written.benchmarks) == (1, 0)
+    assert [(s.file, s.damaged) for s in written.skipped] == [("report.json", True)]
 
 
 def test_figures_are_those_of_the_csv(tmp_path):

@@ -1,100 +1,96 @@
-"""The benchmarks of a report, read for its template: tables, curves, samples without figures, conventions."""
+"""The benchmarks of a report: each read and put into its template at once, so that one that does not fit is told."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from whyformer.apps.report.cards import title
-from whyformer.apps.report.contents import Benchmark
+from jinja2 import TemplateError
+from markupsafe import Markup
+
+from whyformer.apps.report.facts import title
 from whyformer.apps.report.pictures import drawing
+from whyformer.errors import LoadError
+from whyformer.show.html import render
 from whyformer.show.words import figure_of
 
-_SHOWN_ERRORS = 5
-KINDS = ["scored", "failed", "constant", "nan"]
+FILES = ("report.json", "table.md", "table.csv", "curves.png", "records.jsonl")
+_KINDS = ["scored", "failed", "constant", "nan"]
+_FIGURES = ("measured", "low", "high", "published")
 
 
-def shown(benchmark: Benchmark) -> dict[str, Any]:
-    """What the template needs of one benchmark; whatever a file holds, the kinds of its values are right."""
-    facts = benchmark.facts
-    said = {str(k): title(str(v)) if k == "model" else str(v) for k, v in benchmark.conventions.items()}
-    remarks = facts.get("remarks")
-    return {
-        "name": str(facts.get("benchmark", "benchmark")),
-        "model": said.get("model"),
-        "file": benchmark.file,
-        "tables": [_table(entry, _dicts(facts.get("figures"))) for entry in _tables(facts)],
-        "curves": None if benchmark.curves is None else drawing(benchmark.curves),
-        "damaged": benchmark.curves is not None and drawing(benchmark.curves) is None,
-        "panels": {str(k): list(map(str, _dict(v))) for k, v in _dict(facts.get("curves")).items()},
-        "unscored": _unscored(facts.get("counts")),
-        "errors": _errors(benchmark),
-        "remarks": [str(r) for r in remarks] if isinstance(remarks, list) else [],
-        "conventions": said,
-    }
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark in HTML, with the names of its model and of the packages that made it where these are stated."""
+
+    html: Markup
+    model: str
+    versions: str
 
 
-def _tables(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What stands around the figures; made up from the figures where a file of an earlier version has no such list."""
-    if isinstance(facts.get("tables"), list):
-        return _dicts(facts["tables"])
-    figures = _dicts(facts.get("figures"))
-    made = []
-    for name in dict.fromkeys(str(f.get("table")) for f in figures):
-        own = [f for f in figures if str(f.get("table")) == name]
-        rows, columns = (list(dict.fromkeys(str(f.get(key)) for f in own)) for key in ("row", "column"))
-        made.append({"table": name, "title": name, "rows": rows, "columns": columns})
-    return made
+def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
+    """A ``report.json`` with the curves and records beside it; printed with --json, it stands alone.
+
+    Raises:
+        LoadError: its values are not those of a benchmark.
+    """
+    alone = path.name != "report.json"
+    curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
+    drawn = curves.read_bytes() if not alone and curves.is_file() else None
+    try:
+        model, versions = (str(facts["conventions"].get(key, "")) for key in ("model", "versions"))
+        html = render(
+            "report/benchmark.html", facts=facts, file=file, model=title(model), kinds=_KINDS, written=_written,
+            figures={(f["table"], f["row"], f["column"]): f for f in facts["figures"]},
+            curves=None if drawn is None else drawing(drawn), drawn=drawn is not None,
+            errors=_errors(records) if not alone and records.is_file() else [],
+        )  # fmt: skip
+    except (TypeError, KeyError, AttributeError, ValueError, TemplateError) as error:
+        raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
+    return Benchmark(Markup(html), model, versions)
 
 
-def _table(entry: dict[str, Any], figures: list[dict[str, Any]]) -> dict[str, Any]:
-    name = str(entry.get("table", ""))
-    columns = [str(c) for c in entry.get("columns") or []]
-    found = {(str(f.get("row")), str(f.get("column"))): f for f in figures if str(f.get("table")) == name}
-    return {
-        "caption": str(entry.get("title") or name),
-        "note": str(entry.get("note") or ""),
-        "head": [str(entry.get("corner") or ""), *columns] if columns else [],
-        "rows": [
-            (row, [_figure(found.get((row, column), {}), entry.get("digits")) for column in columns])
-            for row in map(str, entry.get("rows") or [])
-        ],
-    }
+def read_table(path: Path, file: str) -> Benchmark | None:
+    """A ``table.csv`` without its ``report.json``; None if it is no benchmark's."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in _FIGURES}} for row in rows]
+        cells = [(f["table"], f["row"], f["column"]) for f in figures]
+    except (ValueError, KeyError, TypeError, csv.Error):
+        return None
+    tables = [
+        {"table": name, "title": name, "digits": None, "note": "", "corner": "",
+         "rows": list(dict.fromkeys(row for table, row, _ in cells if table == name)),
+         "columns": list(dict.fromkeys(column for table, _, column in cells if table == name))}
+        for name in dict.fromkeys(table for table, _, _ in cells)
+    ]  # fmt: skip
+    remark = "Only table.csv was found: the conventions behind these figures are in report.json."
+    facts = {"benchmark": path.parent.name or "table", "figures": figures, "tables": tables, "remarks": [remark],
+             "conventions": {}, "counts": {}, "curves": {}}  # fmt: skip
+    return read_benchmark(path, file, facts) if figures else None
 
 
-def _figure(figure: dict[str, Any], digits: Any) -> dict[str, Any]:
-    """The measured value, its interval and the published one as they are written; ``by`` sorts them."""
-
-    def written(key: str) -> str | None:
-        value = figure.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return f"{value:.{digits}f}" if isinstance(digits, int) and 0 <= digits < 12 else figure_of(value)
-
-    measured, low, high, published = (written(k) for k in ("measured", "low", "high", "published"))
-    interval = f"[{low}, {high}]" if None not in (measured, low, high) and low != high else None
-    value = figure.get("measured")
-    by = float(value) if isinstance(value, int | float) else ""
-    return {"measured": measured, "interval": interval, "published": published, "by": by}
+def _written(value: float | None, digits: int | None) -> str | None:
+    """A figure of a table, in so many digits behind the point."""
+    return None if value is None else figure_of(value) if digits is None else f"{value:.{min(digits, 12)}f}"
 
 
-def _unscored(counts: Any) -> list[tuple[str, list[str]]]:
-    """Samples of each kind a configuration; none where all of them were scored."""
-    listed = {str(label): _dict(found) for label, found in _dict(counts).items()}
-    if not any(found.get(kind) for found in listed.values() for kind in KINDS[1:]):
-        return []
-    return [(label, [str(found.get(kind, 0)) for kind in KINDS]) for label, found in listed.items()]
-
-
-def _errors(benchmark: Benchmark) -> list[str]:
-    first = list(benchmark.errors.items())[:_SHOWN_ERRORS]
-    said = [f"{label}: {message} ({count} of {benchmark.records} records)" for (label, message), count in first]
-    more = len(benchmark.errors) - len(first)
-    return [*said, f"and {more} other errors in records.jsonl"] if more else said
-
-
-def _dict(value: Any) -> dict[Any, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+def _errors(records: Path) -> list[str]:
+    """The first errors in a benchmark's records, each once with its number."""
+    errors: Counter[str] = Counter()
+    count = 0
+    for line in records.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+            count += 1
+            if "error" in record:
+                errors[f"{record['configuration']}: {record['error']}"] += 1
+        except (ValueError, KeyError, TypeError):
+            continue  # the line that was being written when a run was killed
+    said = [f"{message} ({number} of {count} records)" for message, number in errors.items()]
+    return said if len(said) <= 5 else [*said[:5], f"and {len(said) - 5} other errors in records.jsonl"]

@@ -1,41 +1,147 @@
-"""What a reader of a report must know besides: the models, the methods, and the versions that made the maps."""
+"""What a reader of a report must know besides: the models, the methods, and the versions that made the maps.
+
+Of a model is told what its files on this machine say: nothing is downloaded, no weights are loaded.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.cards import Card, card
-from whyformer.apps.report.contents import Contents
 from whyformer.methods import METHODS
+from whyformer.show.words import visible
+
+if TYPE_CHECKING:
+    from whyformer.apps.report.benchmarks import Benchmark
+    from whyformer.apps.report.reading import Saved
 
 
-def models(contents: Contents) -> list[Card]:
+@dataclass(frozen=True)
+class Card:
+    """Facts of a model; None where its files do not tell, or are not here."""
+
+    name: str
+    architecture: str | None = None
+    parameters: int | None = None
+    licence: str | None = None
+    classes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return title(self.name)
+
+
+def card(name: str, labels: dict[int, str] | None = None) -> Card:
+    """The facts of a model by the name that :func:`whyformer.explain` takes.
+
+    Args:
+        labels: names of its classes as an explanation has them, for a model whose config is not here.
+    """
+    config = _config(_file(name, "config.json"))
+    named = config.get("id2label") or labels or {}
+    classes = tuple(str(v) for _, v in sorted(named.items(), key=lambda item: int(item[0])))
+    architectures = config.get("architectures") or [None]
+    return Card(name, architectures[0], _parameters(name), _licence(_file(name, "README.md")), classes)
+
+
+def title(name: str) -> str:
+    """What a model is called in a report that others may read: of a folder's path only its last part."""
+    return visible(Path(name).name if Path(name).is_absolute() else name)
+
+
+def _file(name: str, file: str) -> Path | None:
+    """A file of a model: bundled, in a local folder, or in the hub's cache."""
+    if name.startswith("bundled:"):
+        short = name.removeprefix("bundled:")
+        path = Path(str(resources.files("whyformer") / "bundled" / short / file)) if short.isalnum() else Path()
+    else:
+        path = Path(name).expanduser() / file
+        if not path.is_file() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+            from huggingface_hub import try_to_load_from_cache
+            from huggingface_hub.errors import HFValidationError
+
+            try:
+                cached = try_to_load_from_cache(name, file)
+            except HFValidationError:
+                return None
+            path = Path(cached) if isinstance(cached, str) else Path()
+    try:
+        return path if path.is_file() else None
+    except OSError:
+        return None
+
+
+def _config(path: Path | None) -> dict[str, Any]:
+    try:
+        made = json.loads(path.read_bytes()) if path is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return made if isinstance(made, dict) else {}
+
+
+def _parameters(name: str) -> int | None:
+    """Numbers in the weights, by the shapes in the files' headers."""
+    from safetensors import SafetensorError, safe_open
+
+    index = _file(name, "model.safetensors.index.json")
+    shards = sorted(set(_config(index).get("weight_map", {}).values())) if index else ["model.safetensors"]
+    total = 0
+    for shard in shards:
+        path = _file(name, str(shard))
+        if path is None:
+            return None
+        try:
+            with safe_open(str(path), "np") as file:
+                total += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        except (SafetensorError, OSError):
+            return None
+    return total
+
+
+def _licence(path: Path | None) -> str | None:
+    """``license:`` in the head of a model card."""
+    try:
+        head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path is not None else ""
+    except OSError:
+        return None
+    found = re.match(r"---\n(?:.*\n)*?license:\s*(\S[^\n]*)\n(?:.*\n)*?---", head)
+    return found.group(1).strip("'\" ") if found else None
+
+
+def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[Card]:
     """Each model of the explanations and the benchmarks."""
     labels: dict[str, dict[int, str] | None] = {}
-    for one in contents.saved:
+    for one in saved:
         if one.e.model is not None:
             labels.setdefault(one.e.model, one.e.labels)
-    for benchmark in contents.benchmarks:
-        name = benchmark.conventions.get("model")
-        if isinstance(name, str) and name:
-            labels.setdefault(name, None)
+    for benchmark in benchmarks:
+        if benchmark.model:
+            labels.setdefault(benchmark.model, None)
     return [card(name, known) for name, known in labels.items()]
 
 
-def methods(contents: Contents) -> list[tuple[str, list[str], int]]:
+def methods(saved: Sequence[Saved]) -> list[tuple[str, list[str], int]]:
     """(name, what its registry says of it, number of maps) of each method of the explanations."""
     rows = []
-    for name, count in sorted(Counter(one.e.method for one in contents.saved).items()):
+    for name, count in sorted(Counter(one.e.method for one in saved).items()):
         known = METHODS.get(name)
         rows.append((name, [known.family, known.summary, known.citation] if known else ["unknown", "", ""], count))
     return rows
 
 
-def versions_of(contents: Contents) -> list[str]:
+def versions_of(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[str]:
     """The versions that made the explanations; a benchmark's stand among its conventions."""
-    saved = (", ".join(f"{name} {number}" for name, number in one.versions.items()) for one in contents.saved)
-    found = Counter(said or "not stored" for said in saved)
-    for benchmark in contents.benchmarks:
-        if benchmark.conventions.get("versions"):
-            found[str(benchmark.conventions["versions"])] += 0
+    found = Counter(
+        ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
+    )
+    for benchmark in benchmarks:
+        if benchmark.versions:
+            found[benchmark.versions] += 0
     return [f"{said}{f' ({count} maps)' if count else ' (benchmarks)'}" for said, count in found.items()]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.cards import title
-from whyformer.apps.report.contents import Saved
+from whyformer.apps.report.facts import title
+from whyformer.apps.report.reading import Saved
 from whyformer.show.layout import input_of, method_names, written
 from whyformer.show.words import figure_of, short, target_name
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from PIL import Image, features
 
-from whyformer.errors import LoadError
-from whyformer.inputs.pictures import MAX_PIXELS
+from whyformer.errors import LoadError, WhyformerError
+from whyformer.inputs.pictures import open_picture
 from whyformer.show import painting
 from whyformer.show.html import data_uri
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 LONGEST = 384
 """Pixels of the longer side: sharp at the 240 CSS pixels at which a page shows a map."""
 _ROOM = 2_600_000  # bytes of all pictures together, before base64, for up to 50 inputs
-_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 
 
 def shrunk(e: Explanation, longest: int) -> Explanation:
@@ -43,13 +42,8 @@ def decoded(source: Any) -> Image.Image:
     if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
         raise LoadError("damaged: its picture is no data URI")
     try:
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                raise LoadError(f"its picture has more than {MAX_PIXELS // 10**6} megapixels")
-            return picture.convert("RGB")
-    except LoadError:
-        raise
-    except _UNREADABLE as error:
+        return open_picture(io.BytesIO(base64.b64decode(data, validate=True)))
+    except ValueError as error:
         raise LoadError(f"damaged: its picture cannot be read: {error}") from error
 
 
@@ -75,11 +69,8 @@ def drawn(e: Explanation, most: int) -> Markup:
 def drawing(data: bytes) -> Markup | None:
     """A line drawing (a benchmark's curves) without loss, or None if it cannot be read."""
     try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                return None
-            plain = picture.convert("RGB")
-    except _UNREADABLE:
+        plain = open_picture(io.BytesIO(data))
+    except WhyformerError:
         return None
     plain.thumbnail((1800, 1800), Image.Resampling.LANCZOS)
     flat = plain.quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from whyformer.apps.report.contents import Benchmark, Contents, Saved, Skipped
+from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, read_table
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.result import Explanation
@@ -20,10 +19,41 @@ from whyformer.explanation.result import Explanation
 Track = Callable[..., Iterable[Any]]
 
 _MOST_BYTES = 256 * 2**20
-_BENCHMARK = ("report.json", "table.md", "table.csv", "curves.png", "records.jsonl")
-_FIGURES = ("measured", "low", "high", "published")
 _BESIDES = {".png", ".svg", ".pdf", ".html", ".json"}
 """What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One explanation of one sample.
+
+    Attributes:
+        title: what the input is called.
+        file: where it was found, below what was asked for; versions: of the packages that made it.
+    """
+
+    e: Explanation
+    title: str
+    file: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that is not in the report; ``damaged`` if it should have been."""
+
+    file: str
+    why: str
+    damaged: bool = False
+
+
+@dataclass
+class Contents:
+    """Everything that was found, in the order of the files' names."""
+
+    saved: list[Saved] = field(default_factory=list)
+    benchmarks: list[Benchmark] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
 
 
 class _NotOurs(Exception):  # noqa: N818
@@ -45,7 +75,7 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     ours = {path.parent for path, _ in found if path.name == "report.json" and path.is_file()}
     for path, name in track(found, "reading", len(found)):
         try:
-            if path.parent in ours and path.name in _BENCHMARK[1:]:
+            if path.parent in ours and path.name in FILES[1:]:
                 continue
             _read(path, name, contents)
         except _NotOurs as error:
@@ -95,18 +125,20 @@ def _read(path: Path, name: str, contents: Contents) -> None:
     elif path.suffix == ".json":
         facts = _json(path)
         if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
-            contents.benchmarks.append(_benchmark(path, name, facts))
+            contents.benchmarks.append(read_benchmark(path, name, facts))
         else:
             contents.saved += _printed(facts, path, name)
     elif path.name == "table.csv":
-        contents.benchmarks.append(_table(path, name))
+        table = read_table(path, name)
+        if table is None:
+            raise _NotOurs("a table, but no benchmark's")
+        contents.benchmarks.append(table)
     elif path.name == "records.jsonl":
         raise _NotOurs("an unfinished benchmark: run it again with the same --out to finish it")
     else:
         raise _NotOurs("another kind of file")
 
 
-# -- explanations ------------------------------------------------------------------------------------------------
 def _saved(path: Path, name: str) -> list[Saved]:
     """What :meth:`Explanation.save` wrote."""
     from safetensors import SafetensorError, safe_open
@@ -158,40 +190,6 @@ def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
     known = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
     titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
     return [Saved(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(e, titles, strict=True)]
-
-
-# -- benchmarks --------------------------------------------------------------------------------------------------
-def _benchmark(path: Path, name: str, facts: dict[str, Any]) -> Benchmark:
-    curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
-    if path.name != "report.json":  # printed with --json: what lies beside it belongs to something else
-        return Benchmark(facts, name)
-    errors: dict[tuple[str, str], int] = {}
-    count = None
-    if records.is_file():
-        count = 0
-        for line in records.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-                count += 1
-                if "error" in record:
-                    key = str(record["configuration"]), str(record["error"])
-                    errors[key] = errors.get(key, 0) + 1
-            except (ValueError, KeyError, TypeError):
-                continue  # the line that was being written when a run was killed
-    return Benchmark(facts, name, curves.read_bytes() if curves.is_file() else None, count, errors)
-
-
-def _table(path: Path, name: str) -> Benchmark:
-    """A ``table.csv`` without its ``report.json``: the figures are there, their conventions are not."""
-    try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        figures = [{**row, **{k: float(row[k]) if row[k] else None for k in _FIGURES}} for row in rows]
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise _NotOurs("a table, but no benchmark's") from error
-    if not figures or not {"table", "row", "column"} <= figures[0].keys():
-        raise _NotOurs("a table, but no benchmark's")
-    remark = "Only table.csv was found: the conventions behind these figures are in report.json."
-    return Benchmark({"benchmark": path.parent.name or "table", "figures": figures, "remarks": [remark]}, name)
 
 
 def _json(path: Path) -> Any:

@@ -12,12 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.benchmarks import KINDS, shown
-from whyformer.apps.report.contents import Contents, Saved, Skipped
 from whyformer.apps.report.facts import methods, models, versions_of
 from whyformer.apps.report.inputs import Input, inputs_of
 from whyformer.apps.report.pictures import drawn, encoded, room
-from whyformer.apps.report.reading import nothing, read
+from whyformer.apps.report.reading import Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.versions import versions
 from whyformer.show import painting
@@ -104,8 +102,10 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
     counts = {"input": len(inputs), "map": len(contents.saved), "benchmark": len(contents.benchmarks)}
     said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
     facts = {
-        "explanations": inputs, "benchmarks": [shown(b) for b in contents.benchmarks], "models": models(contents),
-        "methods": methods(contents), "conventions": inputs, "versions": versions_of(contents),
+        "explanations": inputs, "benchmarks": contents.benchmarks,
+        "models": models(contents.saved, contents.benchmarks),
+        "methods": methods(contents.saved), "conventions": inputs,
+        "versions": versions_of(contents.saved, contents.benchmarks),
         "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
     }  # fmt: skip
     pictures = sum(painting.base(one.first) is not None for one in inputs)
@@ -116,7 +116,7 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
         "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
         digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         sections=[(key, names.get(key, key.capitalize())) for key, found in facts.items() if found],
-        maps=[one for its in inputs for one in its.maps], kinds=KINDS, skipped=facts.pop("left-out"),
+        maps=[one for its in inputs for one in its.maps], skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
         drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), **facts,
     )  # fmt: skip
