@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from whyformer.apps.web.limits import hub_id
@@ -27,14 +27,14 @@ class Catalogue:
     """
 
     def __init__(self, folders: Sequence[str | Path] = (), *, hub: bool = True, keep: int = 3) -> None:
-        self.hub, self.keep = hub, keep
+        self.hub = hub
         self.folders: dict[str, Path] = {}
         for folder in folders:
             for found in _models_in(Path(folder)):
                 name = f"folder:{re.sub(r'[^A-Za-z0-9_.-]+', '_', found.name)}"
                 again = sum(n == name or n.startswith(name + "#") for n in self.folders)
                 self.folders[f"{name}#{again + 1}" if again else name] = found
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
+        self._loaded = lru_cache(maxsize=keep)(load)
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -59,16 +59,11 @@ class Catalogue:
     def load(self, name: str) -> Loaded:
         """The model of that name, loaded if it is not there yet; shared by all sessions, which leave it as it is."""
         place = self.place(name)
-        with self._lock:
-            if place not in self._loaded:
-                try:
-                    self._loaded[place] = load(place)
-                except LoadError as error:
-                    raise LoadError(str(error).replace(place, name.strip())) from error
-                while len(self._loaded) > self.keep:
-                    self._loaded.popitem(last=False)
-            self._loaded.move_to_end(place)
-            return self._loaded[place]
+        try:
+            with self._lock:
+                return self._loaded(place)
+        except LoadError as error:
+            raise LoadError(str(error).replace(place, name.strip())) from error
 
 
 def _models_in(folder: Path) -> list[Path]:

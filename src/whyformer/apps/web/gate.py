@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+
 MOST_JSON = 2 * 2**20
-# The page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere.
-_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
-)
 _HEADERS = {
-    "content-security-policy": _POLICY,
+    # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+        "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -37,28 +41,34 @@ class Gate:
             await self.app(scope, receive, send)
             return
         path = scope.get("path", "").replace("\\", "/")
-        host = next((v.decode("latin-1") for k, v in scope["headers"] if k == b"host"), "")
-        if (self.hosts is not None and _name(host) not in self.hosts) or "/proxy=" in path or _address_in(path):
-            await _refuse(send, 403)
+        foreign = self.hosts is not None and _name(Headers(scope=scope).get("host", "")) not in self.hosts
+        status, body = 403 if foreign or "/proxy=" in path or _address_in(path) else 200, None
+        if status == 200 and scope["method"] == "POST" and not path.rstrip("/").endswith("/upload"):
+            body = b""
+            with contextlib.suppress(ClientDisconnect):
+                async for chunk in Request(scope, receive).stream():
+                    body += chunk
+                    if len(body) > MOST_JSON:
+                        status = 413
+                        break
+            status = 403 if status == 200 and _names_address(body) else status
+        if status != 200:
+            await PlainTextResponse("not on this page", status)(scope, receive, send)
             return
-        if scope["method"] == "POST" and not path.rstrip("/").endswith("/upload"):
-            body = await _read(receive)
-            if body is None:
-                await _refuse(send, 413)
-                return
-            if _names_address(body):
-                await _refuse(send, 403)
-                return
-            receive = _replay(body, receive)
+        waiting = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            """The body that was read, and then whatever comes."""
+            return waiting.pop() if waiting else await receive()
 
         async def sealed(message: Any) -> None:
             if message["type"] == "http.response.start":
-                there = {k.lower() for k, _ in message["headers"]}
-                more = [(k.encode(), v.encode()) for k, v in _HEADERS.items() if k.encode() not in there]
-                message = {**message, "headers": [*message["headers"], *more]}
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, receive, sealed)
+        await self.app(scope, again, sealed)
 
 
 def _name(host: str) -> str:
@@ -71,46 +81,9 @@ def _address_in(path: str) -> bool:
     return bool(sign) and place.lstrip("/").lower().startswith(("http:", "https:", "ftp:", "data:"))
 
 
-async def _refuse(send: Any, code: int) -> None:
-    await send({"type": "http.response.start", "status": code, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": b"not on this page"})
-
-
-async def _read(receive: Any) -> bytes | None:
-    """The whole body, or None if it is too long."""
-    body = b""
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > MOST_JSON:
-            return None
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return body
-
-
-def _replay(body: bytes, receive: Any) -> Any:
-    """A ``receive`` that gives the body once, and then waits as the real one does."""
-    waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def again() -> Any:
-        return waiting.pop() if waiting else await receive()
-
-    return again
-
-
 def _names_address(body: bytes) -> bool:
     """Whether a file in the request is an address, which gradio would fetch."""
-    try:
-        todo = [json.loads(body)]
-    except (ValueError, RecursionError):
-        return False
-    while todo:
-        value = todo.pop()
-        if isinstance(value, dict):
-            place = value.get("path")
-            if isinstance(place, str) and "://" in place[:16]:
-                return True
-            todo += value.values()
-        elif isinstance(value, list):
-            todo += value
-    return False
+    places: list[Any] = []
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(body, object_hook=lambda found: places.append(found.get("path")))
+    return any(isinstance(place, str) and "://" in place[:16] for place in places)

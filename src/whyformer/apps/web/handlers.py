@@ -65,8 +65,11 @@ class Asked:
         )  # fmt: skip
 
 
-class Told(Exception):  # noqa: N818 - a sentence on its way to the page
-    """Work ended with something to tell the visitor."""
+class Told(gr.Error):  # type: ignore[misc]
+    """Work ended with something to tell the visitor, or the program that asked."""
+
+    def __str__(self) -> str:
+        return str(self.message)
 
 
 @contextmanager

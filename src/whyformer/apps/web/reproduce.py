@@ -9,39 +9,12 @@ from typing import Any
 from whyformer.apps.web.session import Session, View
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.show import files
+from whyformer.show.html import render
 
 
 def snippet(view: View) -> str:
     """Python that ends with ``results``, in the order shown, and the picture or page of them."""
-    calls = []
-    for name, settings in view.methods:
-        for target in view.targets:
-            more = "".join(f", {key}={value!r}" for key, value in settings.items())
-            calls.append(f"    explain({name!r}, {target}{more}),")
-    picture = view.source.kind == "image"
-    lines = ["from functools import partial", "from pathlib import Path", "", "import whyformer"]
-    lines += ["from whyformer.inputs.pictures import open_picture"] if picture else []
-    lines += ["from whyformer.models import load", "from whyformer.show import encode, figure, page", ""]
-    lines += [f"loaded = load({view.place!r})"]
-    # the name as the browser gave it: the file itself is the reader's
-    lines += [f"given = open_picture({view.source.name!r})" if picture else f"given = {view.source.content!r}"]
-    options = ", truncate=True" if view.truncate else ""
-    lines += [
-        "",
-        "",
-        "def explain(method, target, **settings):",
-        f"    run = partial(whyformer.explain, loaded.model, given, processor=loaded.processor{options})",
-        "    return run(method=method, target=target, **settings)",
-        "",
-        "",
-        "results = [",
-        *calls,
-        "]",
-    ]
-    look = "".join(f", {name}={value!r}" for name, value in view.look.items()) if picture else ""
-    lines += [f'Path("explanation.png").write_bytes(encode(figure(results{look})))']
-    lines += [f'Path("explanation.html").write_text(page(results{look}), encoding="utf-8")']
-    return "\n".join(lines) + "\n"
+    return render("web/snippet.py.txt", view=view, picture=view.source.kind == "image", repr=repr)
 
 
 def command(view: View) -> str:

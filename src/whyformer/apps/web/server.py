@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whyformer.apps.web.catalogue import Catalogue
-from whyformer.apps.web.gate import Gate
 from whyformer.apps.web.limits import Limits
 from whyformer.errors import InputError, LoadError, MissingExtra
 
@@ -74,6 +73,7 @@ def serve(
     try:
         from starlette.middleware import Middleware
 
+        from whyformer.apps.web.gate import Gate
         from whyformer.apps.web.handlers import Handlers
         from whyformer.apps.web.page import build, look
     except ImportError as error:

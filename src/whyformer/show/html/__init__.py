@@ -125,8 +125,8 @@ _FUNCTIONS = (
 def _environment() -> Environment:
     # finalize comes before the escaping; both leave alone what is markup already
     made = Environment(
-        loader=PackageLoader("whyformer.show.html"), autoescape=True, undefined=StrictUndefined, finalize=_visible,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=PackageLoader("whyformer.show.html"), autoescape=lambda name: not (name or "").endswith(".py.txt"),
+        undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.globals.update({function.__name__: function for function in _FUNCTIONS})
     return made
