@@ -40,9 +40,9 @@ ARROWS = {
     "benchmarks": RESULTS | {"explaining", "evaluate", "methods", "models", "inputs", "datasets", "jobs"},
     "apps": set(),
     "apps.report": RESULTS | {"show", "methods", "inputs"},
-    "apps.web": RESULTS | {"evaluate", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
+    "apps.web": RESULTS | {"apps", "evaluate", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
     "apps.cli": RESULTS
-    | {"comparing", "explaining", "show", "methods", "inputs", "models", "maximize", "evaluate", "benchmarks", "__version__", "", "apps.web", "apps.report"},
+    | {"apps", "comparing", "explaining", "show", "methods", "inputs", "models", "maximize", "evaluate", "benchmarks", "__version__", "", "apps.web", "apps.report"},
     "web": {"apps.web"},
     "report": {"apps.report"},
 }

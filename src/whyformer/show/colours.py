@@ -62,7 +62,7 @@ class Scale:
     def ends(self) -> tuple[str, str]:
         """What to write at the two ends of a colour bar."""
         high = f"{self.limit:.3g}"
-        low, high = (f"-{high}" if self.signed else "0"), high
+        low = f"-{high}" if self.signed else "0"
         return (f"≤{low}" if self.signed else low, f"≥{high}") if self.clipped else (low, high)
 
     def unit(self, scores: Array) -> Array:
@@ -145,20 +145,14 @@ def mix(ink: Bytes, amount: Array) -> Array:
 
 
 # OKLab (B. Ottosson, 2020): linear sRGB -> cone response -> cube root -> lightness and two colour axes.
-_CONES = np.array(
-    [
-        [0.4122214708, 0.5363325363, 0.0514459929],
-        [0.2119034982, 0.6806995451, 0.1073969566],
-        [0.0883024619, 0.2817188376, 0.6299787005],
-    ]
-)
-_LAB = np.array(
-    [
-        [0.2104542553, 0.7936177850, -0.0040720468],
-        [1.9779984951, -2.4285922050, 0.4505937099],
-        [0.0259040371, 0.7827717662, -0.8086757660],
-    ]
-)
+_CONES = np.array([
+    [0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566],
+    [0.0883024619, 0.2817188376, 0.6299787005],
+])  # fmt: skip
+_LAB = np.array([
+    [0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.8086757660],
+])  # fmt: skip
 
 
 def _to_oklab(srgb: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -13,14 +14,13 @@ from rich.text import Text
 if TYPE_CHECKING:
     from whyformer.methods import Method
 
+_FACTS = ("name", "summary", "family", "level", "modality", "class_specific", "citation")
+
 
 def facts(method: Method) -> dict[str, Any]:
     """The public facts of a method as plain values, ready for JSON; a default without a JSON form becomes text."""
-    return {
-        "name": method.name, "summary": method.summary, "family": method.family, "level": method.level,
-        "modality": method.modality, "class_specific": method.class_specific, "citation": method.citation,
-        "settings": {name: _plain(value) for name, value in method.settings.items()},
-    }  # fmt: skip
+    settings = {name: _plain(value) for name, value in method.settings.items()}
+    return {**{name: getattr(method, name) for name in _FACTS}, "settings": settings}
 
 
 def _plain(value: Any) -> Any:
@@ -29,32 +29,31 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def catalogue(methods: Sequence[Method]) -> Table:
-    """Name and summary of each method, by family."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for i, family in enumerate(dict.fromkeys(m.family for m in methods)):
-        if i:
-            table.add_row("", "")
-        table.add_row(Text(family, style="bold"), "")
-        for method in methods:
-            if method.family == family:
-                table.add_row(Text(f"  {method.name}"), Text(method.summary))
+def _table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style=style)
+    for name, value in rows:
+        table.add_row(Text(name), Text(value))
     return table
+
+
+def catalogue(methods: Sequence[Method]) -> Group:
+    """Name and summary of each method, by family."""
+    order = list(dict.fromkeys(m.family for m in methods))
+    wide = max(len(m.name) for m in methods)
+    shown: list[Any] = []
+    for family, found in groupby(sorted(methods, key=lambda m: order.index(m.family)), lambda m: m.family):
+        rows = [(f"  {m.name:{wide}}", m.summary) for m in found]
+        shown += [Text(family, style="bold"), _table(rows), Text()]
+    return Group(*shown[:-1])
 
 
 def describe(method: Method) -> Group:
     """Everything a user may want to know of one method."""
     reads = {"both": "pictures and text", "image": "pictures", "text": "text"}[method.modality]
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column()
-    table.add_row("family", Text(method.family))
-    table.add_row("explains", Text(reads))
     scope = "for the class asked" if method.class_specific else "the same for every class"
-    table.add_row("scores", Text(f"{method.level}; {scope}"))
-    table.add_row("published", Text(method.citation))
-    settings = [Text(f"{name} = {value!r}") for name, value in method.settings.items()] or [Text("none")]
-    table.add_row("settings", Group(*settings))
-    return Group(Text(method.name, style="bold"), Padding(Text(method.summary), (0, 0, 1, 0)), table)
+    settings = "\n".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "none"
+    rows = [("family", method.family), ("explains", reads), ("scores", f"{method.level}; {scope}"),
+            ("published", method.citation), ("settings", settings)]  # fmt: skip
+    summary = Padding(Text(method.summary), (0, 0, 1, 0))
+    return Group(Text(method.name, style="bold"), summary, _table(rows, "dim"))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -37,7 +38,8 @@ def plain(e: Explanation, top: int = 5) -> str:
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        lines = [*head, top_classes(sample, top), "", f"{_subject(sample)}:", *_listing(sample), *remarks([sample])]
+        title = f"{visible(sample.method)}, {heading(sample)}:"
+        lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *remarks([sample])]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -54,10 +56,6 @@ def top_classes(e: Explanation, k: int = 5) -> str:
         padded = set_cell_size(name, wide)
         lines.append(f"  {index:>{digits}} : {padded}  value = {value:>{lengths}}  prob = {100 * share:5.1f}%")
     return "\n".join(lines)
-
-
-def _subject(e: Explanation) -> str:
-    return f"{visible(e.method)}, {heading(e)}"
 
 
 def _listing(e: Explanation) -> list[str]:
@@ -117,9 +115,9 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     return Group(*shown)
 
 
-def heat(e: Explanation, title: str | None = None) -> RenderableType:
+def heat(e: Explanation, title: str) -> RenderableType:
     """The map of one sample under a title: words on their colours, or a block of coloured cells for a picture."""
-    head = Text(title or _subject(e), style="bold")
+    head = Text(title, style="bold")
     scale = colours.scale_of(e)
     if scale.note is not None:
         return Group(head, Text(f"({scale.note})"), Text())
@@ -191,11 +189,8 @@ class _Blocks:
         step = -(-scores.shape[1] // limit)
         if step == 1:
             return scores, ""
-        rows, columns = (-(-side // step) * step for side in scores.shape)
-        padded = np.full((rows, columns), np.nan)
-        padded[: scores.shape[0], : scores.shape[1]] = scores
-        blocks = padded.reshape(rows // step, step, columns // step, step)
-        return np.nanmean(blocks, axis=(1, 3)), f" (means of {step} x {step})"
+        means = Image.fromarray(scores.astype(np.float32)).reduce(step)
+        return np.asarray(means), f" (means of {step} x {step})"
 
 
 def _legend(scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:

@@ -13,27 +13,12 @@ import typer
 from whyformer.apps.cli.drawing import attention, maximize, perturb
 from whyformer.apps.cli.explaining import compare, explain
 from whyformer.apps.cli.offering import methods, schema, serve_page
-from whyformer.apps.cli.options import command
+from whyformer.apps.cli.options import WORDS, command
 from whyformer.apps.cli.reporting import benchmark, report
 
 __all__ = ["app", "main"]
 
-_EXAMPLES = """[bold]Examples[/bold]
-
-whyformer explain cat.jpg --model facebook/deit-tiny-patch16-224 --target "tiger cat" --target 243
-
-whyformer explain "A charming film, though it drags." --method transformer_attribution
-
-echo "A charming film." | whyformer explain - --json
-
-whyformer compare scene.png --target 3 --target 7 --out out
-
-whyformer perturb scene.png --target 3
-
-whyformer attention "A charming film." --matrix
-
-whyformer methods transformer_attribution
-"""
+_EXAMPLES = WORDS["examples"]
 
 app = typer.Typer(
     name="whyformer", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", epilog=_EXAMPLES,

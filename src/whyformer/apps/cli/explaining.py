@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import Working, one_line, remark, tell
 from whyformer.errors import InputError, MethodNotApplicable
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
     from whyformer.methods import Method
     from whyformer.models import Loaded
-
-DEFAULT_MODEL = {"image": "bundled:digits", "text": "bundled:sst2"}
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.methods import Method
 
-_WORDS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+WORDS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
     defaults = {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
     for part in group.__mro__:
         for name in inspect.get_annotations(part):
-            made = Annotated[hints[name], _described(**_WORDS[part.__name__][name])]  # type: ignore[valid-type]
+            made = Annotated[hints[name], _described(**WORDS[part.__name__][name])]  # type: ignore[valid-type]
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=made))
 

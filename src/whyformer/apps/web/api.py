@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.catalogue import DEFAULT
 from whyformer.apps.web.handlers import FIRST, Asked, Handlers, Told, sentences
 from whyformer.apps.web.session import Session
 from whyformer.comparing import Refusal
@@ -30,11 +30,10 @@ def endpoint(handlers: Handlers) -> Any:
         """Explain a text or an uploaded picture: all maps asked for, and how to repeat them."""
         if bool(text) == bool(picture):
             raise Told("give either text or picture")
-        path = picture.get("path") if isinstance(picture, dict) else picture
         kind = "image" if picture else "text"
-        asked = Asked.read(
-            (kind, {"path": path}, text, model or DEFAULT[kind], methods, targets, truncate, None, None, None, settings)
-        )
+        file = picture if isinstance(picture, dict) else {"path": picture}
+        chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, settings)
+        asked = Asked.read((kind, file, text, *chosen))
         session = Session()
         loaded, view = handlers.full_view(session, asked)
         top = work.predict(session, loaded, view).top()

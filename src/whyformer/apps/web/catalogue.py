@@ -13,8 +13,6 @@ from whyformer.errors import InputError, LoadError
 from whyformer.models import Loaded, load
 from whyformer.models.loading import BUNDLED
 
-DEFAULT = {"image": "bundled:digits", "text": "bundled:sst2"}
-
 
 class Catalogue:
     """Names of models -> loaded models, the last few of which are kept.

@@ -13,8 +13,9 @@ from typing import Any
 
 import gradio as gr
 
+from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, maps, reproduce, work
-from whyformer.apps.web.catalogue import DEFAULT, Catalogue
+from whyformer.apps.web.catalogue import Catalogue
 from whyformer.apps.web.limits import Limits
 from whyformer.apps.web.session import Session, Source, Stopped, View
 from whyformer.comparing import Refusal
@@ -51,7 +52,7 @@ class Asked:
     def read(cls, entered: Sequence[Any]) -> Asked:
         """From what a browser sent, which may be anything."""
         kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, settings = entered
-        if kind not in DEFAULT:
+        if kind not in DEFAULT_MODEL:
             raise InputError("choose a picture or a sentence")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = (
@@ -149,7 +150,7 @@ class Handlers:
         """Picture or sentence: the field, the model and the methods that go with it."""
         image = kind == "image"
         return (
-            gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image), DEFAULT[kind],
+            gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image), DEFAULT_MODEL[kind],
             gr.update(choices=offered(kind)), gr.update(choices=[], value=[]), "",
         )  # fmt: skip
 

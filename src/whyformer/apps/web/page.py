@@ -7,9 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.catalogue import DEFAULT
 from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered, piece
 from whyformer.apps.web.session import Session
 from whyformer.show.html import asset
@@ -51,7 +51,7 @@ def build(handlers: Handlers) -> gr.Blocks:
                 says = gr.HTML(elem_id="wf-says")
                 more = ", or a hub id: owner/name" if handlers.catalogue.hub else ""
                 model = gr.Dropdown(
-                    handlers.catalogue.names(), value=DEFAULT["image"], allow_custom_value=handlers.catalogue.hub,
+                    handlers.catalogue.names(), value=DEFAULT_MODEL["image"], allow_custom_value=handlers.catalogue.hub,
                     label="Model", info="bundled, or a folder given at the start" + more, elem_id="wf-model",
                 )  # fmt: skip
                 chosen = gr.Dropdown(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
 from whyformer.explanation.result import Explanation
 
 Track = Callable[..., Iterable[Any]]
+Made = TypeVar("Made")
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the visitor asked for it
@@ -73,7 +73,7 @@ class Session:
 
     def __init__(self, keep: int = 512) -> None:
         self.keep = keep
-        self.made: OrderedDict[str, Any] = OrderedDict()
+        self.made: dict[str, Any] = {}
         self.view: View | None = None
         self.results: list[Explanation] = []
         self.stop = threading.Event()
@@ -82,14 +82,13 @@ class Session:
         # gradio copies the initial state for each visitor: nothing may come along
         return Session(self.keep)
 
-    def once(self, key: str, make: Callable[[], Any]) -> Any:
+    def once(self, key: str, make: Callable[[], Made]) -> Made:
         """What is remembered under ``key``, made now if it is not."""
-        if key not in self.made:
-            self.made[key] = make()
-            while len(self.made) > self.keep:
-                self.made.popitem(last=False)
-        self.made.move_to_end(key)
-        return self.made[key]
+        found: Made = self.made.pop(key) if key in self.made else make()
+        self.made[key] = found  # now the youngest
+        while len(self.made) > self.keep:
+            del self.made[next(iter(self.made))]
+        return found
 
     def begin(self) -> None:
         """New work begins: what still runs keeps its own flag, which stays set."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,8 +46,7 @@ def ready(session: Session, loaded: Loaded, view: View) -> Ready:
         refuse_unfit(loaded.model)
         return begin(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
 
-    result: Ready = session.once(view.key("ready"), make)
-    return result
+    return session.once(view.key("ready"), make)
 
 
 def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
@@ -79,20 +79,13 @@ def judge(
     """How far each map may be believed, or why that cannot be measured."""
     inputs, done = ready(session, loaded, view).inputs, list[Trust]()
     for e in track(results, "measuring", len(results)):
-        key = view.key("trust", e.method, e.settings, e.target.tolist())
+        measure = partial(whyformer.trust, e, loaded.model, inputs, loaded.processor, known=done)
         try:
-            found: Trust = session.once(
-                key,
-                lambda: whyformer.trust(
-                    e,  # noqa: B023
-                    loaded.model, inputs, loaded.processor, known=done,
-                ),
-            )  # fmt: skip
+            done.append(session.once(view.key("trust", e.method, e.settings, e.target.tolist()), measure))
         except WhyformerError as error:
             yield e, str(error)
         else:
-            done.append(found)
-            yield e, found
+            yield e, done[-1]
 
 
 def attention(session: Session, loaded: Loaded, view: View) -> Tensor:
@@ -102,5 +95,4 @@ def attention(session: Session, loaded: Loaded, view: View) -> Tensor:
         maps = whyformer.attention_maps(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
-    result: Tensor = session.once(view.key("attention"), make)
-    return result
+    return session.once(view.key("attention"), make)
