@@ -15,6 +15,11 @@ from whyformer.errors import InputError, LoadError
 from whyformer.models.structure import refuse_unfit
 
 BUNDLED = ("digits", "sst2")
+# what is loaded as it is; of anything else a classifier is made, and refused if that is not trained
+_HEADS = (
+    "MaskedLM", "CausalLM", "LMHeadModel", "TokenClassification", "QuestionAnswering", "ObjectDetection",
+    "SemanticSegmentation", "DepthEstimation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Loaded:
 
 
 def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Loaded:
-    """Load a classifier.
+    """Load a classifier, or a model with another head that a target can be read from (:mod:`whyformer.targets`).
 
     Args:
         name: ``"bundled:digits"``, ``"bundled:sst2"``, a folder that ``save_pretrained`` wrote, or a hub id
@@ -46,10 +51,13 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     try:
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         architectures = " ".join(getattr(config, "architectures", None) or [])
-        image = hasattr(config, "patch_size") or hasattr(config, "image_size") or "Image" in architectures
-        kind = (
+        image = any(hasattr(config, size) for size in ("patch_size", "image_size"))
+        image = image or any(word in architectures for word in ("Image", "Detection", "Segmentation", "Depth"))
+        kind: Any = (
             transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
         )
+        if any(architectures.endswith(head) for head in _HEADS):
+            kind = getattr(transformers, architectures, kind)
         model, report = kind.from_pretrained(
             place, dtype=precision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )

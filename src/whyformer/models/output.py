@@ -65,6 +65,14 @@ class Output:
         return found[0] if len(found) == 1 else None
 
     @cached_property
+    def dense(self) -> Tensor | None:
+        """``[B, C, h, w]`` numbers of pixels; a depth ``[B, h, w]`` is of one class."""
+        listed = {"logits": self.logits, **{n: t for n, t in self.named.items() if not n.endswith(("embeds", "state"))}}
+        found = next((t for t in listed.values() if t is not None and t.dim() == 4 and t.is_floating_point()), None)
+        depth = self.named.get("predicted_depth")
+        return found if found is not None or depth is None or depth.dim() != 3 else depth[:, None]
+
+    @cached_property
     def given(self) -> dict[str, Any]:
         """What was fed, by the names of the model's forward."""
         named = dict(self.kwargs)

@@ -102,10 +102,8 @@ def refusal(output: Output, why: str = "") -> InputError:
         ways += ["targets.Span(3, 7)"] if LANGUAGE.get(output.model) else []
     elif logits is not None and logits.dim() == 2 and ONE_A_TOKEN.get(output.model):
         ways.append("targets.Token(5, 0)")
-    if any(t.dim() == 4 for t in kinds.values() if t is not None):
-        ways.append("targets.Pixel(4, 9, 2)")
-    if "predicted_depth" in named:
-        ways.append("targets.Pixel(4, 9)")
+    if output.dense is not None:
+        ways.append("targets.Pixel(4, 9, 2)" if output.dense.shape[1] > 1 else "targets.Pixel(4, 9)")
     name, tensor = next(iter(named.items()))
     read = f".{name}" if hasattr(output.raw, name) else f"[{name if name.isdigit() else repr(name)}]" if name else ""
     index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""

@@ -167,13 +167,11 @@ class Pixel:
 
     def read(self, output: Output) -> Tensor:
         """``[B, C]``"""
-        listed = [output.logits, *output.named.values()]
-        dense = next((t for t in listed if t is not None and t.dim() == 4 and t.is_floating_point()), None)
+        dense = output.dense
+        if isinstance(output.raw, Tensor) and output.raw.dim() == 3:
+            dense = output.raw[:, None]
         if dense is None:
-            depth = output.named.get("predicted_depth", output.logits)
-            if depth is None or depth.dim() != 3:
-                raise refusal(output, "is not one number a pixel and class")
-            dense = depth[:, None]
+            raise refusal(output, "is not one number a pixel and class")
         line, column = (output.own(v).to(dense.device) for v in (self.row, self.column))
         _inside("row", line, dense.shape[2])
         _inside("column", column, dense.shape[3])

@@ -365,3 +365,27 @@ def test_deit_from_its_folder(shared, tmp_path):
     elephant, zebra = (torch.tensor(e["scores"][0]) for e in json.loads(done.stdout)["explanations"])
     assert abs(float(torch.corrcoef(torch.stack([elephant, zebra]))[0, 1])) < 0.3
     assert len(list(tmp_path.glob("*.png"))) == 1
+
+
+def test_a_model_with_another_head_and_a_target_written_out(tmp_path: Path) -> None:
+    """A masked language model by name, its target read at a position."""
+    import shutil
+
+    import transformers
+
+    folder = tmp_path / "masked"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(SST2)
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SST2 / name, folder / name)
+    said = ("explain", SENTENCE, "--model", str(folder), "--out", str(tmp_path / "out"), "--format", "none", "--json")
+    word = tokenizer.convert_ids_to_tokens(tokenizer.encode("film", add_special_tokens=False))
+    assert word == ["film"]
+    result = CliRunner().invoke(cli.app, [*said, "--target", "Token(5, 'film')"])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["explanations"]
+    assert found["target_names"] == ["'film' at position 5"]
+    assert "targets.Token(5, 17)" in refused(*said)
+    assert "outside sample 0" in refused(*said, "--target", "Token(99, 'film')")
