@@ -152,9 +152,14 @@ class Ready:
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""
-        inputs = scores.inputs or self.inputs
-        made = finish(scores, inputs, resolver, method, settings, self.multi_label)
-        return replace(made, model=self.name)
+
+        def one(part: Scores) -> Explanation:
+            inputs = part.inputs or self.inputs
+            made = finish(part, inputs, resolver, method, settings, self.multi_label)
+            return replace(made, model=self.name)
+
+        parts = {name: replace(one(part), input=name) for name, part in scores.parts.items()}
+        return replace(one(scores), input=(scores.inputs or self.inputs).name, parts=parts)
 
 
 def begin(

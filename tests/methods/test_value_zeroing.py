@@ -170,6 +170,7 @@ def test_what_comes_before_the_attention_is_computed_once(name: str) -> None:
     model, inputs = zoo.build(name)
     parameters = dict(model.named_parameters())
     before = snapshot(model)
+    whyformer.explain(model, inputs, "raw_attention")  # the structure is read off the first pass of all
     with Rows(values=parameters[WEIGHTS[name][0]], behind=parameters[WEIGHTS[name][1]]) as counted:
         result = whyformer.explain(model, inputs, "value_zeroing", batch_size=999)
     assert_unchanged(model, before)
@@ -222,7 +223,7 @@ def test_blocks_that_vmap_cannot_run(manner: str) -> None:
     calls = []
     other.blocks[0].register_forward_hook(lambda m, a, o: calls.append(o.shape))
     maps = [whyformer.explain(m, ids, "value_zeroing").scores for m in (usual, other)]
-    assert len(calls) == 1 + zoo.TOKENS  # the call under vmap did not come to its end
+    assert len(calls) == 2 + zoo.TOKENS  # one to see its structure, one to record it, and the call under vmap did not come to its end
     assert torch.allclose(*maps, atol=1e-12)
 
 
@@ -253,7 +254,7 @@ def test_cross_attention_is_refused() -> None:
         decoder_start_token_id=0,
     )  # fmt: skip
     ids = torch.tensor([[5, 6, 7, 1], [8, 9, 4, 1]])
-    with pytest.raises(MethodNotApplicable, match="a block of it attends more than once"):
+    with pytest.raises(MethodNotApplicable, match="attention mixes several sequences of tokens"):
         whyformer.explain(T5ForSequenceClassification(config).eval(), {"input_ids": ids}, "value_zeroing")
 
 

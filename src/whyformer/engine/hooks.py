@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from whyformer.engine.isolation import here
-from whyformer.engine.probes import BlockCalls, BlockInputs, asked
+from whyformer.engine.probes import BlockCalls, BlockInputs, Reached, Until, asked
+from whyformer.engine.trace import Path, Trace
 from whyformer.rules.core import Pass
 
 if TYPE_CHECKING:
-    from whyformer.engine.run import Recording
+    from whyformer.engine.run import Ends, Recording, Root
 
 
 @contextlib.contextmanager
 def block_hooks(
-    recording: Recording, blocks: list[nn.Module], root: str | None, root_value: Tensor | None
-) -> Iterator[None]:
-    """Count the blocks, begin the graph at ``root``, keep what the probes ask for, and listen to what flows back."""
+    recording: Recording, blocks: list[nn.Module], root: str | None, entries: Mapping[str, Root],
+    values: Mapping[str, Tensor], ends: Ends | None,
+) -> Iterator[None]:  # fmt: skip
+    """Count the blocks, begin the graph at ``entries`` or behind the last block (``root`` "output"), keep what the
+    probes ask for, and listen to what flows back."""
     mode = recording.mode
+    trace, until = asked(mode.probes, Trace), asked(mode.probes, Until)
     inputs, calls = asked(mode.probes, BlockInputs), asked(mode.probes, BlockCalls)
     given: Any = ((), {})
 
@@ -30,12 +36,17 @@ def block_hooks(
         mode.block, given = recording.blocks, (args, kwargs)
         recording.blocks += 1
         name, hidden = _hidden(args, kwargs)
+        if trace is not None:
+            trace.entered(mode.block, module, hidden)
         if hidden is None:
             return None
-        if root == "embedding" and mode.block == 0:
-            value = batch_first(hidden, mode.run) if root_value is None else root_value
-            leaf = mode.add_root(value.detach().clone().requires_grad_())
-            hidden = batch_first(leaf.clone(), mode.run, back=True)  # a copy: the block may change it in place
+        if until is not None and until.call == mode.block:
+            until.found.append((batch_first(hidden, mode.run), dict(recording.begun)))
+            raise Reached
+        starting = [entry for entry, one in entries.items() if one.place == mode.block]
+        if starting:
+            for entry in starting:
+                hidden = begin(entry, entries[entry], hidden)
         elif mode.features is not None and mode.block in mode.features.blocks:
             if not hidden.requires_grad:
                 hidden = hidden.detach().requires_grad_()
@@ -49,22 +60,36 @@ def block_hooks(
             hidden = hidden.clone()
         return _replace(args, kwargs, name, hidden)
 
+    def begin(name: str, one: Root, hidden: Tensor) -> Tensor:
+        """The rows that enter a block, those of one input (or all) beginning the graph."""
+        value = values.get(name, batch_first(hidden, mode.run))
+        leaf = recording.begun[name] = mode.add_root(value.detach().clone().requires_grad_())
+        rows = batch_first(leaf.clone(), mode.run, back=True)  # a copy: the block may change it in place
+        if one.rows is None:
+            return rows
+        mine = one.rows.to(leaf.device)[..., None].expand_as(leaf)
+        return torch.where(batch_first(mine, mode.run, back=True), rows, hidden)
+
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        hidden = output if isinstance(output, Tensor) else output[0]
+        found = tensors_of(output)
+        number, mode.block = mode.block, None
+        if not found or number is None:
+            return None
         if calls is not None:
-            calls.found.append((module, *given, hidden.clone()))
-        mode.block = None
-        if module is not blocks[-1]:
-            return None
-        if root == "output":
-            mode.roots[:] = []
-            leaf = mode.add_root(batch_first(hidden, mode.run).detach().clone().requires_grad_())
-            tapped = batch_first(leaf, mode.run, back=True)
-        elif hidden.requires_grad:
-            tapped = _tapped(hidden, _listen(recording))
-        else:
-            return None
-        return tapped if isinstance(output, Tensor) else type(output)([tapped, *output[1:]])
+            calls.found.append((module, *given, found[0][1].clone()))
+        if trace is not None:
+            trace.left(number, found)
+        wanted = [(None, found[0][0])] if ends is None and module is blocks[-1] else []
+        wanted += [(name, path) for name, (call, path) in (ends or {}).items() if call == number]
+        for name, path in wanted:
+            hidden = dict(found)[path]
+            if root == "output":
+                leaf = mode.add_root(batch_first(hidden, mode.run).detach().clone().requires_grad_())
+                output = _put(output, path, batch_first(leaf, mode.run, back=True))
+                recording.ended.append(name)
+            elif hidden.requires_grad:
+                output = _put(output, path, _tapped(hidden, _listen(recording, name)))
+        return output if wanted else None
 
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *a, **k: function(*a, **k) if here.run is mode and not mode.aside else None
@@ -93,10 +118,10 @@ def _tapped(hidden: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
     return copy
 
 
-def _listen(recording: Recording) -> Callable[[Tensor], None]:
+def _listen(recording: Recording, name: Any) -> Callable[[Tensor], None]:
     def listener(flow: Tensor) -> None:
-        if not recording.run.relevance and recording.readout is None:
-            recording.readout = recording.run.batch_first(flow)
+        if not recording.run.relevance and name not in recording.readouts:
+            recording.readouts[name] = recording.run.batch_first(flow)
 
     return listener
 
@@ -121,6 +146,29 @@ def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | int | 
         if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 3:
             return name, value
     return None, None
+
+
+def tensors_of(output: Any) -> list[tuple[Path, Tensor]]:
+    """(where it stands, tensor) of the numbers that a block returns, in tuples, lists and mappings too; the hidden
+    states are the first of them."""
+    if isinstance(output, Tensor):
+        return [((), output)] if output.is_floating_point() else []
+    listed = isinstance(output, list | tuple)
+    items = output.items() if isinstance(output, Mapping) else enumerate(output) if listed else ()
+    return [((key, *path), found) for key, value in items for path, found in tensors_of(value)]
+
+
+def _put(output: Any, path: Path, value: Tensor) -> Any:
+    """The same output with the tensor at ``path`` replaced."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(output, Mapping):
+        changed = copy.copy(output)
+        changed[key] = _put(output[key], rest, value)  # type: ignore[index]
+        return changed
+    listed = [_put(one, rest, value) if i == key else one for i, one in enumerate(output)]
+    return type(output)(*listed) if hasattr(output, "_fields") else type(output)(listed)
 
 
 def _replace(args: tuple[Any, ...], kwargs: dict[str, Any], name: str | int | None, value: Tensor) -> Any:

@@ -6,7 +6,7 @@ into each operation. So "multiply by a constant" and "multiply two branches" tel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     norm_before: int | None = None
     block_input: Tensor | None = None
     statistics: bool = False
+    watch: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -72,7 +73,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         name, kwargs = operation_name(func), kwargs or {}
         row = operation(name)
         if here.run is not self or self.muted or row.kind == "silent":
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
         for place, word in enumerate(("input", "other")):
             if row.kind not in ("", "view") and len(args) == place and word in kwargs:
                 args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
@@ -82,7 +84,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
                 if tensor.requires_grad and not self._foreign(base):
                     base._whyformer_seen = True  # type: ignore[attr-defined]
-        return result
+        return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in DECOMPOSITIONS:

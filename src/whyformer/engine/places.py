@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.mode import Interception
-from whyformer.engine.probes import AttentionCall, Edit, Features, Maps
-from whyformer.engine.run import Feed, record, running
+from whyformer.engine.probes import AttentionCall, Edit, Features, Maps, Reached, Until
+from whyformer.engine.run import Feed, Root, record, running
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
 
 PICTURES = 16  # at most, to find the centres of what feeds each row below overlapping convolutions
+MOST_KNOWN = 1024  # measurements kept for one model
 _GRADIENT = Composite("gradient", "multiplier", audit=False)
 
 
@@ -67,6 +69,66 @@ def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int |
     return known[key]
 
 
+def entering_places(
+    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], picture: bool
+) -> Places | None:
+    """The rows that enter a block call and stand for the elements of one input, what attentions mix being constant.
+
+    Measured as :func:`picture_places`, once for each model, shapes of its inputs and token ids (which may decide where
+    a picture goes).
+
+    Args:
+        feed: with one sample.
+        root: the picture itself, or the look-up of the text: ``rows`` of the result are ``[M]`` then, −1 for elements
+            that feed none.
+        call, blocks: the block call, and the blocks whose calls are counted.
+    """
+    others = [(n, v) for n, v in (*enumerate(feed[0]), *feed[1].items()) if isinstance(v, Tensor)]
+    said = tuple((n, tuple(v.shape), None if v.is_floating_point() else v.cpu().numpy().tobytes()) for n, v in others)
+    known, key = _KNOWN.setdefault(model, {}), (said, root.kind, root.place, call)
+    if key in known:
+        return known[key]
+    if len(known) >= MOST_KNOWN:
+        known.clear()
+    args, kwargs = list(feed[0]), dict(feed[1])
+    if picture:
+        given: Any = args if isinstance(root.place, int) else kwargs
+        noise = torch.randn(given[root.place].shape, generator=torch.Generator().manual_seed(0))
+        given[root.place] = noise.to(given[root.place])
+    constant, until = Edit(lambda weights, value, mixed: mixed.detach()), Until(call)
+    with contextlib.suppress(Reached):
+        record(model, (tuple(args), kwargs), _GRADIENT, constant, until, roots={"": root}, blocks=blocks, read=anything)
+    known[key] = None
+    if until.found and until.found[0][0].dim() == 3 and until.found[0][0].requires_grad:
+        ((hidden, begun),) = until.found
+        leaf, rows = begun[""], hidden[0]
+        with torch.inference_mode(False), torch.enable_grad():
+            if picture:
+                known[key] = _laid_out(leaf, rows)
+            else:
+                fed = _fed(leaf, rows, axis=-1)
+                found = None if fed is None else fed.flatten()
+                if found is not None and _once(found[found >= 0]):
+                    known[key] = Places(found, None, len(rows))
+    return known[key]
+
+
+def _once(rows: Tensor) -> bool:
+    return rows.numel() > 0 and len(rows.unique()) == rows.numel()
+
+
+def _laid_out(leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = ()) -> Places | None:
+    """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one."""
+    fed = _fed(leaf, rows)
+    cells = None if fed is None else _cells(fed)
+    if cells is not None:
+        grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
+        return Places(cells.flatten(), grid, len(rows))
+    if len(layout) == 2:  # [B, rows, columns, D] is laid out as the picture is
+        return Places(torch.arange(len(rows)), layout, len(rows))
+    return _overlapping(leaf, rows) if fed is None else None
+
+
 def _measure(model: nn.Module, feed: Feed, scored: str | int, block: int | None) -> Places | None:
     args, kwargs = list(feed[0]), dict(feed[1])
     given: Any = args if isinstance(scored, int) else kwargs
@@ -78,25 +140,14 @@ def _measure(model: nn.Module, feed: Feed, scored: str | int, block: int | None)
             if value is None or (value.dim() == 4 and len(value) > 1):  # none, or windows
                 return None
             rows = value.movedim(-2, 0).flatten(1)
-            layout = None
+            layout: tuple[int, ...] = ()
         else:
             leaf, features = _features(model, (tuple(args), kwargs), scored, block, noise)
             if features is None:
                 return None
             rows = features[0].flatten(0, -2)
             layout = tuple(features.shape[1:-1])
-        fed = _fed(leaf, rows)
-        cells = None if fed is None else _cells(fed)
-        if cells is not None:
-            grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
-            return Places(cells.flatten(), grid, len(rows))
-        if layout is not None and len(layout) == 2:  # [B, rows, columns, D] is laid out as the picture is
-            return Places(torch.arange(len(rows)), layout, len(rows))
-        return _overlapping(leaf, rows) if fed is None else None
-
-
-class _Seen(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
-    pass
+        return _laid_out(leaf, rows, layout)
 
 
 def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], leaf: Tensor) -> Tensor | None:
@@ -106,14 +157,14 @@ def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], 
     def watch(call: AttentionCall) -> None:
         if call.index >= 0 and call.value.requires_grad:
             values.append(call.value)
-            raise _Seen
+            raise Reached
 
     mode = Interception(model, _GRADIENT, Pass(batch=1), (Maps(watch),))
     mode.add_root(leaf)
     try:
         with running(mode):
             model(*args, **kwargs)
-    except _Seen:
+    except Reached:
         pass
     return values[0] if values else None
 
@@ -132,8 +183,12 @@ def _features(
     return leaf, batch_first(features[0], recording.run) if features else None
 
 
-def _fed(picture: Tensor, rows: Tensor) -> Tensor | None:
-    """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several."""
+def _fed(picture: Tensor, rows: Tensor, axis: int = -3) -> Tensor | None:
+    """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several.
+
+    Args:
+        axis: of the channels; −1 for the vectors of a text.
+    """
     half = rows.dtype in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
     drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
@@ -143,14 +198,14 @@ def _fed(picture: Tensor, rows: Tensor) -> Tensor | None:
         """``[directions · C, ..., H, W]``"""
         seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
         flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
-        return torch.cat([torch.zeros_like(picture)[0] if f is None else f[0] for f in flows], -3).double()
+        return torch.cat([torch.zeros_like(picture)[0] if f is None else f[0] for f in flows], axis).double()
 
     plain = flow(torch.ones_like(numbers))
-    power = plain.square().sum(-3)
+    power = plain.square().sum(axis)
     place = torch.zeros_like(power, dtype=torch.long)
     for scale in (base**k for k in range(len(rows).bit_length()) if base**k < len(rows)):
         # digit by digit, so that rounding cannot reach the next row
-        digit = (flow(numbers // scale % base) * plain).sum(-3) / torch.where(power > 0, power, 1)
+        digit = (flow(numbers // scale % base) * plain).sum(axis) / torch.where(power > 0, power, 1)
         if bool(((digit - digit.round()).abs() > tolerance).any()):
             return None
         place += scale * digit.round().long()

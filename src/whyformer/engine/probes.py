@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.operations import operation
 from whyformer.engine.readings import bind, tensors
+from whyformer.engine.trace import Trace
 from whyformer.rules.relevance.attention import masked_softmax
 
 
@@ -100,6 +101,19 @@ class BlockCalls:
     found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = field(default_factory=list)
 
 
+class Reached(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
+    pass
+
+
+@dataclass(frozen=True)
+class Until:
+    """The pass ends with :class:`Reached` where that block is called; ``found`` gets what enters it ``[B, N, D]`` and,
+    by name, the leaves at which the graph began."""
+
+    call: int
+    found: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list)
+
+
 @dataclass
 class Projection:
     """The output projection W_O of an attention and, in post-norm models, the normalisation after its residual sum.
@@ -150,7 +164,7 @@ class Projections:
             projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
 
 
-Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections
+Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections | Trace | Until
 
 
 P = TypeVar("P", bound=Probe)

@@ -17,6 +17,7 @@ from whyformer.engine.hooks import batch_first, block_hooks
 from whyformer.engine.isolation import inside, users_hooks_aside
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
+from whyformer.engine.trace import Path, Trace, is_lookup
 from whyformer.errors import ModelError
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -24,6 +25,24 @@ from whyformer.models.structure import find_blocks, first_bad_parameter, sequenc
 from whyformer.rules.core import Composite, Pass
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where the graph begins for one input of the model.
+
+    Attributes:
+        kind: "input" (the tensor itself), "entry" (what enters a block) or "lookup" (rows looked up in a table).
+        place: position or name of the input; number of the block call; number of the look-up.
+        rows: ``[B, N]`` True at rows that are the input's, where those of others enter the block with them.
+    """
+
+    kind: str
+    place: str | int
+    rows: Tensor | None = None
+
+
+Ends = Mapping[Any, tuple[int, Path]]
 
 
 @dataclass
@@ -38,20 +57,32 @@ class Recording:
         roots: the leaves at which the graph begins: the model's input, the first block's input, a block's output ...
         attentions: number of attentions seen.
         block_sums: block -> ``[B]`` total relevance at its input, after a relevance pass.
-        readout: ``[B, N, D]`` gradient at the last block's output, after a gradient pass through it.
+        readouts: ``[B, N, D]`` gradient at each end after a gradient pass: of those that were asked for, by name, or
+            (None) at the last block's output.
+        begun: name -> the leaf at which the graph begins for that input.
+        compares: whether the logits compare the samples of two inputs with one another (CLIP).
+        ended: for root "output", the names of the ends, in the order of the roots.
     """
 
     mode: Interception
     logits: Tensor = field(init=False)
     read: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     started: tuple[Tensor, Tensor] = field(init=False)
-    readout: Tensor | None = None
+    readouts: dict[Any, Tensor] = field(default_factory=dict)
+    begun: dict[str, Tensor] = field(default_factory=dict)
+    compares: bool = False
+    ended: list[Any] = field(default_factory=list)
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
 
     @property
     def run(self) -> Pass:
         return self.mode.run
+
+    @property
+    def readout(self) -> Tensor | None:
+        """``[B, N, D]`` gradient at the last block's output."""
+        return next(iter(self.readouts.values()), None)
 
     @property
     def roots(self) -> list[Tensor]:
@@ -78,7 +109,8 @@ class Recording:
             )
         self.run.relevance, self.run.keep = relevance, keep
         self.run.ledger.clear()
-        self.readout = None if not relevance else self.readout
+        if not relevance:
+            self.readouts.clear()
         try:
             with inside(None), torch.enable_grad():
                 starts = self._starts(seed)
@@ -146,7 +178,10 @@ def record(
     root: str | None = None,
     root_input: str | int | None = None,
     root_value: Tensor | None = None,
+    roots: Mapping[str, Root] | None = None,
+    values: Mapping[str, Tensor] | None = None,
     blocks: list[nn.Module] | None = None,
+    ends: Ends | None = None,
     read: Callable[[Output], Tensor] = row_of,
     samples: Tensor | None = None,
 ) -> Recording:
@@ -158,9 +193,12 @@ def record(
         root: where the graph begins: "input" (the tensor named by ``root_input``), "embedding" (what enters the first
             block), "output" (what leaves the last block), or None (where the probes say, or nowhere).
         root_value: feed this to the root instead of its own value (a point on a path, a noisy copy).
+        roots, values: the same for several inputs at once, by name.
         blocks: the blocks meant, where not the model's largest group (a tower of CLIP, a decoder).
         read: what the target is about: the output -> ``[B, C]``.
         samples: which sample each row is a copy of (see :class:`~whyformer.models.output.Output`).
+        ends: by any name, the block calls whose outputs' gradients are kept (or at which, for "output", the graph
+            begins), and where the rows meant stand in the output; by default the last block.
 
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
@@ -169,10 +207,19 @@ def record(
     run = Pass(sequence_first=sequence_first(model))
     mode = Interception(model, composite, run, probes)
     recording = Recording(mode)
-    if root == "input":
-        place: Any = args if isinstance(root_input, int) else kwargs
-        value = place[root_input] if root_value is None else root_value
-        place[root_input] = mode.add_root(value.detach().clone().requires_grad_())
+    starts, values = dict(roots or {}), dict(values or {})
+    if root in ("input", "embedding"):
+        starts[""] = Root("entry", 0) if root == "embedding" else Root("input", root_input or 0)
+    if root_value is not None:
+        values[""] = root_value
+    for name, one in starts.items():
+        if one.kind == "input":
+            place: Any = args if isinstance(one.place, int) else kwargs
+            value = values.get(name, place[one.place])
+            place[one.place] = recording.begun[name] = mode.add_root(value.detach().clone().requires_grad_())
+    entries = {name: one for name, one in starts.items() if one.kind == "entry"}
+    looked_up = {one.place: name for name, one in starts.items() if one.kind == "lookup"}
+    mode.watch = next((p for p in probes if isinstance(p, Trace)), None) or _lookups(recording, looked_up, values)
     blocks = find_blocks(model) if blocks is None else blocks
     mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
@@ -180,7 +227,7 @@ def record(
             "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so "
             "the input of the first block is unknown; put the blocks into an nn.ModuleList"
         )
-    graph = root is not None or mode.flows is not None or mode.features is not None
+    graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
     first = next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None)
     run.batch = int(first.shape[0]) if first is not None and first.dim() else 1
@@ -188,7 +235,7 @@ def record(
         torch.inference_mode(False),
         gradient,
         running(mode),
-        block_hooks(recording, blocks, root, root_value),
+        block_hooks(recording, blocks, root, entries, values, ends),
         canonized(mode),
     ):
         output = model(*args, **kwargs)
@@ -198,6 +245,7 @@ def record(
         for projection in mode.projections.found.values():
             if projection.norm_input is not None:
                 projection.norm_input = batch_first(projection.norm_input, run)
+    recording.compares = hasattr(output, "logits_per_image")
     with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
         cut, recording.read = with_leaves(output)
         recording.logits = read(Output(model, cut, *feed, samples))
@@ -211,3 +259,26 @@ def record(
             f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
         )
     return recording
+
+
+def _lookups(
+    recording: Recording, wanted: Mapping[Any, str], values: Mapping[str, Tensor]
+) -> Callable[..., Any] | None:
+    """Lets the graph begin at some look-ups, by their numbers."""
+    if not wanted:
+        return None
+    count = 0
+
+    def watch(mode: Interception, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        nonlocal count
+        if not is_lookup(name, args):
+            return result
+        count += 1
+        own = wanted.get(count - 1)
+        if own is None:
+            return result
+        value = values.get(own, result)
+        leaf = recording.begun[own] = mode.add_root(value.detach().clone().requires_grad_())
+        return leaf.clone()  # the model may change it in place
+
+    return watch

@@ -36,6 +36,8 @@ class Explanation:
         labels: class index -> name, where the model's config names its classes.
         multi_label: True if the classes do not exclude one another (probability = sigmoid instead of softmax).
         model: name of the model: as it was given, as its config has it, or its class.
+        input: name of the model's input that these scores are of; parts: explanations of its other inputs, by name
+            (see :attr:`inputs` and :meth:`part`).
         diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods; ``input``, what
             reading did to each picture; ``warnings``, sentences for each sample (see :attr:`warnings`).
     """
@@ -51,6 +53,8 @@ class Explanation:
     labels: dict[int, str] | None = None
     multi_label: bool = False
     model: str | None = None
+    input: str | None = None
+    parts: Mapping[str, Explanation] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,10 +78,27 @@ class Explanation:
         tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
-        return replace(self, **tensors, target_names=names, features=self.features.sample(i), diagnostics=diagnostics)
+        parts = {name: part[i] for name, part in self.parts.items()}
+        features = self.features.sample(i)
+        return replace(self, **tensors, target_names=names, features=features, diagnostics=diagnostics, parts=parts)
 
     def __iter__(self) -> Iterator[Explanation]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs of the model that were scored, the one of :attr:`scores` first."""
+        return (self.input or "", *self.parts)
+
+    def part(self, name: str) -> Explanation:
+        """The explanation of one of :attr:`inputs` alone: its own level, grid or tokens, and scores.
+
+        Raises:
+            InputError: no input of that name was scored.
+        """
+        if name != self.inputs[0] and name not in self.parts:
+            raise InputError(f"no input '{name}' was scored; these were: {', '.join(self.inputs)}")
+        return replace(self, parts={}) if name == self.inputs[0] else self.parts[name]
 
     @property
     def tokens(self) -> list[list[str]] | None:
@@ -190,6 +211,7 @@ class Explanation:
             "logits": self.logits.tolist(),
             "probabilities": self.probabilities().tolist(),
             "scores": self.scores.tolist(),
+            **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }
 
     @classmethod
@@ -199,7 +221,9 @@ class Explanation:
         Raises:
             InputError: keys are missing or unknown, or their values are of another kind.
         """
-        return cls(**storage.from_dict(facts))
+        own = {name: value for name, value in facts.items() if name != "parts"}
+        parts = {name: cls.from_dict(part) for name, part in (facts.get("parts") or {}).items()}
+        return cls(**storage.from_dict(own), parts=parts)
 
     def save(self, path: str | Path) -> Path:
         """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); no pickle.
@@ -211,7 +235,8 @@ class Explanation:
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
         """Read what :meth:`save` wrote."""
-        return cls(**storage.load(path))
+        whole, parts = storage.load(path)
+        return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
 
     # -- showing ---------------------------------------------------------------------------------------------
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1
 _ORIGINAL = "original."
+_PART = "part."
 _TENSORS = ("scores", "target", "logits")
 
 Check = Callable[[Any], bool]
@@ -48,6 +49,7 @@ def _pair(value: Any) -> bool:
 # What is kept beside the tensors: those of the result, and those of its features.
 _RESULT: dict[str, Check] = {
     "level": _is(str), "method": _is(str), "settings": _is(Mapping), "model": _or_none(_is(str)),
+    "input": _or_none(_is(str)),
     "target_names": _or_none(_each(_is(str))), "labels": _or_none(_is(Mapping)), "multi_label": _is(bool),
     "diagnostics": _is(Mapping),
 }  # fmt: skip
@@ -129,15 +131,27 @@ def save(e: Explanation, path: str | Path) -> Path:
     from safetensors.torch import save_file
 
     path = Path(path)
-    tensors = {name: getattr(e, name) for name in _TENSORS}
+    tensors = _tensors(e)
+    for i, part in enumerate(e.parts.values()):
+        tensors |= {f"{_PART}{i}.{name}": tensor for name, tensor in _tensors(part).items()}
+    parts = {name: to_plain(part) for name, part in e.parts.items()}
+    facts = {"format": _FORMAT, "versions": versions(), **to_plain(e), **({"parts": parts} if parts else {})}
+    with written_whole(path) as partial:
+        save_file(
+            {k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()},
+            partial,
+            metadata={"whyformer": json.dumps(facts)},
+        )
+    return path
+
+
+def _tensors(e: Explanation) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {name: getattr(e, name) for name in _TENSORS}
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
     for i, picture in enumerate(e.originals or ()):
         tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
-    header = {"whyformer": json.dumps({"format": _FORMAT, "versions": versions(), **to_plain(e)})}
-    with written_whole(path) as partial:
-        save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata=header)
-    return path
+    return tensors
 
 
 @contextmanager
@@ -153,8 +167,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def load(path: str | Path) -> dict[str, Any]:
-    """The arguments of an Explanation out of what :func:`save` wrote."""
+def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The arguments of an Explanation out of what :func:`save` wrote, and by name those of its parts."""
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
@@ -166,11 +180,17 @@ def load(path: str | Path) -> dict[str, Any]:
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
-        made = from_plain(facts)
-        numbers = {name: tensors[name] for name in _TENSORS}
+        parts = dict(facts.pop("parts", {}))
+        whole = _loaded(facts, tensors, "")
+        return whole, {name: _loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
     except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise LoadError(f"{path} is not a saved explanation: {error}") from error
-    count = sum(name.startswith(_ORIGINAL) for name in tensors)
-    originals = [Image.fromarray(tensors[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
-    seen = {"pictures": tensors.get("pictures"), "originals": originals or None}
-    return {**made, **numbers, "features": replace(made["features"], **seen)}
+
+
+def _loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    made = from_plain(facts)
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    count = sum(name.startswith(_ORIGINAL) for name in own)
+    originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
+    seen = {"pictures": own.get("pictures"), "originals": originals or None}
+    return {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,92 +19,11 @@ from whyformer.explanation.features import Features
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.feed import put_right
 from whyformer.inputs.geometry import measure_geometry
+from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is fed to the model, and what is known about its features.
-
-    Attributes:
-        args, kwargs: the arguments of the model's forward.
-        modality: "image", "text" or "tensor" (a sequence of vectors).
-        scored: position or name of the argument whose features get scores.
-        mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
-        special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
-        features: what the scores will belong to, carried into the result.
-        notes: what was done to each sample (a picture that was read, arguments that were left out), in words.
-        fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
-            unknown.
-        samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
-        shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    modality: str
-    scored: str | int
-    mask: Tensor | None = None
-    special: Tensor | None = None
-    features: Features = field(default_factory=Features)
-    notes: list[list[str]] | None = None
-    fill_ids: tuple[tuple[str, int], ...] = ()
-    black: tuple[float, ...] | None = None
-    samples: Tensor | None = None
-    shared: frozenset[str] = frozenset()
-
-    @property
-    def tensor(self) -> Tensor:
-        """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids or ``[B, N, D]`` vectors."""
-        value = self.args[self.scored] if isinstance(self.scored, int) else self.kwargs[self.scored]
-        assert isinstance(value, Tensor)
-        return value
-
-    @property
-    def batch(self) -> int:
-        return int(self.tensor.shape[0])
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
-
-    @property
-    def feed(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self.args, self.kwargs
-
-    def with_tensor(self, value: Tensor) -> Inputs:
-        """The same with another scored tensor; for k copies of each sample the other arguments are repeated too."""
-        times = value.shape[0] // self.batch
-
-        def fit(other: Any) -> Any:
-            return (
-                other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
-            )
-
-        args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
-        kwargs = {k: value if k == self.scored else v if k in self.shared else fit(v) for k, v in self.kwargs.items()}
-        return replace(
-            self, args=args, kwargs=kwargs, mask=fit(self.mask), special=fit(self.special), samples=fit(self._numbers),
-        )  # fmt: skip
-
-    @property
-    def _numbers(self) -> Tensor:
-        return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
-
-    def select(self, rows: slice) -> Inputs:
-        """Some of the samples (what is only for display is left out)."""
-
-        def cut(value: Any) -> Any:
-            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == self.batch else value
-
-        return Inputs(
-            tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},
-            self.modality, self.scored, cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
-            samples=cut(self._numbers), shared=self.shared,
-        )  # fmt: skip
 
 
 def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: bool = False) -> Inputs:
@@ -172,8 +93,15 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
     moved = replace(made, args=tuple(move(a) for a in made.args), kwargs={k: move(v) for k, v in made.kwargs.items()})
     if moved.batch == 0:
         raise InputError("the batch is empty")
-    extra = {n: getattr(moved, n).to(device) for n in ("mask", "special") if getattr(moved, n) is not None}
-    return replace(moved, **extra)
+    name = moved.name or (moved.scored if isinstance(moved.scored, str) else _called(model, moved.scored))
+    others = {n: _on(one, device) for n, one in moved.others.items()}
+    return replace(_on(moved, device), name=name, others=others)
+
+
+def _on(made: Inputs, device: torch.device) -> Inputs:
+    return replace(
+        made, **{n: getattr(made, n).to(device) for n in ("mask", "special") if getattr(made, n) is not None}
+    )
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
@@ -184,29 +112,64 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("no tensor among the inputs")
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
-    for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.dim() in (4, 5):
-            seen = Features(pictures=without_normalisation(tensor, processor))
-            return Inputs(args, kwargs, "image", name, features=seen, black=black_of(processor))
-    integers = [(n, t) for n, t in tensors if t.dtype in (torch.long, torch.int) and t.dim() == 2]
-    for name, tensor in sorted(integers, key=lambda pair: pair[0] not in _ID_NAMES)[:1]:
-        _check_vocabulary(tensor, model)
-        _check_length(tensor.shape[1], longest_text(model, None), "shorten it, or cut the ids off yourself")
-        mask = kwargs.get("attention_mask")
-        mask = mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None
-        tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else None
-        rows = None if tokenizer is None else [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor]
-        special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
-        return Inputs(args, kwargs, "text", name, mask, special, Features(rows), fill_ids=_fill_ids(tokenizer))
-    for name, tensor in tensors:
-        if tensor.is_floating_point() and tensor.dim() == 3:
-            return Inputs(args, kwargs, "tensor", name)
-    shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
-    raise InputError(
-        f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token "
-        "ids [B, N] or vectors [B, N, D]; "
-        "an unbatched sample needs a leading axis of 1"
+    names = {n: n if isinstance(n, str) else _called(model, n) for n, _ in tensors}
+    content = [(n, t) for n, t in tensors if not _BESIDE.search(names[n])] or tensors
+    pictures = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
+    ids = sorted(
+        (n for n, t in content if t.dtype in (torch.long, torch.int) and t.dim() == 2), key=lambda n: n not in _ID_NAMES
     )
+    vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
+    found = [*pictures, *ids, *vectors]
+    if not found:
+        shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
+        raise InputError(
+            f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token "
+            "ids [B, N] or vectors [B, N, D]; "
+            "an unbatched sample needs a leading axis of 1"
+        )
+    whole = dict(tensors)
+    made = []
+    for place in found:
+        facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
+        one = facts(whole[place], names[place], kwargs, model, processor)
+        made.append(replace(one, scored=place, name=names[place]))
+    main, *others = made
+    return replace(main, args=args, kwargs=kwargs, others={o.name: o for o in others})
+
+
+# what stands beside features: masks, kinds and positions of tokens, labels, boxes ...
+_BESIDE = re.compile(
+    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|length|cache|langs|noise|timestep|indices"
+)
+
+
+def _called(model: nn.Module, place: int) -> str:
+    """What the model's forward calls an argument given by position."""
+    try:
+        names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        return names[place]
+    except (TypeError, ValueError, IndexError):
+        return f"input {place}"
+
+
+def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+    seen = Features(pictures=without_normalisation(tensor, processor))
+    return Inputs((), {}, "image", name, features=seen, black=black_of(processor))
+
+
+def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+    return Inputs((), {}, "tensor", name)
+
+
+def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+    _check_vocabulary(tensor, model)
+    _check_length(tensor.shape[1], longest_text(model, None), "shorten it, or cut the ids off yourself")
+    mask = kwargs.get(name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask")
+    mask = mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
+    tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else getattr(processor, "tokenizer", None)
+    rows = None if tokenizer is None else [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor]
+    special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
+    return Inputs((), {}, "text", name, mask, special, Features(rows), fill_ids=_fill_ids(tokenizer))
 
 
 def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
@@ -255,7 +218,8 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
         texts,
     )
     mask = None if mask is None else mask.bool()
-    return Inputs((), dict(encoded), "text", "input_ids", mask, special, features, fill_ids=_fill_ids(tokenizer))
+    fill = _fill_ids(tokenizer)
+    return Inputs((), dict(encoded), "text", "input_ids", mask, special, features, fill_ids=fill, name="input_ids")
 
 
 def _check_length(tokens: int, limit: int | None, way_out: str) -> None:

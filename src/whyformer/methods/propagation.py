@@ -10,7 +10,9 @@ from torch import Tensor
 from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.engine.probes import Flows
-from whyformer.methods.gradients.input_gradients import explain_root, multiply
+from whyformer.methods.gradients.input_gradients import explain_roots, multiply, of_roots
+from whyformer.methods.maps import streams
+from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.transformer_attribution import conservation
 from whyformer.methods.registry import Amount, Block, at_least, method, one_of
 from whyformer.methods.task import Scores, Task
@@ -49,10 +51,9 @@ def lrp(
 
     Under the plain add rule single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
-    recording, (flow,) = explain_root(task, _composite(rule, alpha, epsilon, gamma), relevance=True)
+    recording, flows = explain_roots(task, _composite(rule, alpha, epsilon, gamma), relevance=True)
     seed = task.seed(recording.logits)
-    values, kind = (flow.sum(1), "pixel") if task.inputs.modality == "image" else (flow.sum(-1), "token")
-    return Scores(values, recording.logits, kind, conservation(recording, seed))
+    return of_roots(task, recording.logits, flows, "sum", conservation(recording, seed))
 
 
 @method(
@@ -75,14 +76,20 @@ def partial_lrp(
         block: the block; negative numbers count from the last.
         rule, alpha, epsilon, gamma: as for ``lrp``.
     """
-    first = task.block(block, "block")
+    first, composite = task.layer(block, "block"), _composite(rule, alpha, epsilon, gamma)
+    chosen = {first: first} if task.structure.plain else streams.wanted(task, Aggregation(layers=[first]))
     maps: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if recording.run.relevance and index == first:
+        if recording.run.relevance and index in chosen:
             maps[index] = flow.clamp(min=0).mean(1)
 
-    recording = task.record(_composite(rule, alpha, epsilon, gamma), Flows(observe, first))
+    if not task.structure.plain:
+        recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=composite)
+        seed = streams.both_passes(task, recording)
+        found = streams.paths(task, recording, maps).mean_of_rows()
+        return task.of_sources(found, recording.logits, conservation(recording, seed))
+    recording = task.record(composite, Flows(observe, first))
     seed, row = task.gradient_pass(recording, keep=True)
     recording.backward(seed, relevance=True)
     (fused,) = task.global_maps(maps, row.shape[-1])
@@ -103,8 +110,8 @@ def _conservative(name: str, constant: str, formula: str, *tables: str) -> None:
     """Register one of them; ``tables`` of :mod:`whyformer.composites.ali` say what is held constant."""
 
     def explained(task: Task, *, secant: bool = False) -> Scores:
-        recording, (flow,) = explain_root(task, conservative(*tables, *(["secant"] if secant else [])))
-        return multiply(task, recording, flow)
+        recording, flows = explain_roots(task, conservative(*tables, *(["secant"] if secant else [])))
+        return multiply(task, recording, flows)
 
     explained.__name__, explained.__doc__ = name, formula + _SECANT
     summary = f"gradient × input with {constant} held constant"

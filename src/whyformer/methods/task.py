@@ -17,41 +17,21 @@ from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import AttentionCall, Maps, Probe
 from whyformer.engine.run import Recording, record
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.inputs import Inputs
+from whyformer.methods.sources import Scores, Sources
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
-from whyformer.models.structure import find_blocks
+from whyformer.models.structure import block_groups, find_blocks
 from whyformer.rules.core import Composite
+
+__all__ = ["Scores", "Task", "readout_row"]
 
 _UNSEEN = "no attention was seen in its forward pass"
 
 
 @dataclass(frozen=True)
-class Scores:
-    """A method's result.
-
-    Attributes:
-        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
-            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
-            ("patch"), ``[B, H, W]`` ("pixel").
-        logits: ``[B, C]`` of the plain forward pass.
-        grid: (rows, columns) of kind "patch", None where the cells have none.
-        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
-        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
-    """
-
-    values: Tensor
-    logits: Tensor
-    kind: str = "sequence"
-    diagnostics: dict[str, Any] = field(default_factory=dict)
-    grid: tuple[int, int] | None = None
-    inputs: Inputs | None = None
-    places: Places | None = None
-
-
-@dataclass(frozen=True)
-class Task:
+class Task(Sources):
     """One thing to explain: a model, its inputs and the target, with what most methods need.
 
     Attributes:
@@ -117,6 +97,7 @@ class Task:
         """
         if not recording.attentions:
             raise self.refuse(_UNSEEN)
+        self.refuse_streams()
         seed = self.seed(recording.logits)
         recording.backward(seed, keep=keep)
         if recording.readout is None:
@@ -128,6 +109,7 @@ class Task:
 
         The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
         """
+        self.refuse_streams()
         if not self.blocks():
             raise self.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
         recording = self.record(GRADIENT, *probes, root="output")
@@ -166,12 +148,25 @@ class Task:
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:
         """The logits that the target is about, of a plain forward pass without gradients."""
-        inputs = inputs or self.inputs
-        return plain_logits(self.model, *inputs.feed, self.read, inputs.samples)
+        given = inputs or self.inputs
+        try:
+            return plain_logits(self.model, *given.feed, self.read, given.samples)
+        except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
+            if inputs is None or isinstance(error, WhyformerError):
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(f"{self.method}: the model fails on inputs that were changed ({said})") from error
 
-    def block(self, number: int, name: str = "start_layer") -> int:
+    def layer(self, number: int, name: str = "start_layer") -> int:
+        """The number of a layer of attention from 0, in the stream that is read out: a block, where there is one."""
+        structure = self.structure
+        if structure.plain:
+            return self.block(number, name)
+        return self.block(number, name, max((structure.depth_of(key) for key in structure.ends()), default=0))
+
+    def block(self, number: int, name: str = "start_layer", count: int | None = None) -> int:
         """A block number from 0, checked against the model before work starts."""
-        count = self.blocks()
+        count = self.blocks() if count is None else count
         if count and not -count <= number < count:
             raise InputError(
                 f"{self.method}: {name}={number} is outside the model, which has {count} blocks (0 to {count - 1})"
@@ -184,7 +179,13 @@ class Task:
 
     @cached_property
     def _found(self) -> list[nn.Module]:
-        return find_blocks(self.model)
+        """The largest group of blocks; where there are several streams, that of the main input's."""
+        structure, groups = self.structure, block_groups(self.model)
+        ends = structure.ends()
+        own = sorted((key in ends, call, key) for key, call in structure.firsts.items() if self.inputs.name in key)
+        attentions = [a.block for a in structure.attentions if own and a.queries == own[-1][2]]
+        calls = [structure.calls[block] for block in attentions if block is not None]
+        return find_blocks(self.model) if structure.plain or not calls else groups[max(calls, key=calls.count)]
 
     # -- where token rows lie in a picture -------------------------------------------------------------------
     def places(self, tokens: int, block: int | None = None) -> Places:
@@ -193,6 +194,16 @@ class Task:
         Raises:
             MethodNotApplicable: that cannot be measured.
         """
+        if not self.structure.plain:
+            for key in self.structure.firsts:
+                if self.inputs.name in key:
+                    known, rows, grid = self.rows(self.inputs.name, key)
+                    if known == tokens and bool((rows == rows[:1]).all()):
+                        return Places(rows[0], grid, tokens)
+            raise self.refuse(
+                f"which part of the picture each of its {tokens} tokens stands for differs from sample to sample, or "
+                "cannot be measured; explain one at a time"
+            )
         one = self.inputs.select(slice(0, 1))
         found = picture_places(self.model, one.feed, one.scored)
         if block is not None and (found is None or found.tokens != tokens):
@@ -204,7 +215,14 @@ class Task:
     def lay_out(self, scores: Scores) -> Scores:
         """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
         inputs = scores.inputs or self.inputs
-        if scores.kind != "sequence" or inputs.modality != "image":
+        if scores.kind != "sequence":
+            return scores
+        if inputs.modality != "image":
+            tokens = inputs.tensor.shape[1]
+            if scores.values.shape[1] != tokens:
+                raise self.refuse(
+                    f"it has {scores.values.shape[1]} rows for {tokens} tokens, so which belongs to which is unknown"
+                )
             return scores
         places = scores.places or self.places(scores.values.shape[-1])
         return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid)

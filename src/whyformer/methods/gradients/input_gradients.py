@@ -22,39 +22,55 @@ Norm = Literal["l2", "l1", "max", "sum"]
 Baseline = Literal["zero", "black", "mean", "blur", "pad", "mask", "unk"]
 
 
-def explain_root(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, list[Tensor]]:
-    """(recording, what arrives at the input): pixels, vectors, or for token ids what enters the first block."""
-    recording = task.record(composite, **_root(task.inputs))
-    return recording, recording.backward(task.seed(recording.logits), relevance=relevance)
+Values = dict[str, Tensor]  # by the name of an input
 
 
-def _root(inputs: Inputs) -> dict[str, Any]:
-    if inputs.modality == "text":
-        return {"root": "embedding"}
-    return {"root": "input", "root_input": inputs.scored}
+def explain_roots(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, Values]:
+    """(recording, what arrives at each input): pixels, vectors, or for token ids what enters the first block."""
+    recording = task.begin(composite)
+    return recording, flows_of(recording, recording.backward(task.seed(recording.logits), relevance=relevance))
 
 
-def reduce(inputs: Inputs, values: Tensor, norm: str) -> tuple[Tensor, str]:
-    """Over channels ``[B, C, H, W]`` -> pixels, or over the width ``[B, N, D]`` -> tokens; (scores, kind)."""
-    if inputs.modality == "image" and values.dim() == 5:  # frames of a video count as channels
+def flows_of(recording: Recording, flows: list[Tensor]) -> Values:
+    """By input, of what arrives at all roots."""
+    place = {id(root): i for i, root in enumerate(recording.roots)}
+    return {name: flows[place[id(leaf)]] for name, leaf in recording.begun.items()}
+
+
+def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
+    """Over channels ``[B, C, H, W]`` (of a video, over its frames too), or over the width ``[B, N, D]``."""
+    if modality == "image" and values.dim() == 5:  # frames of a video count as channels
         values = values.flatten(1, 2)
-    axis, kind = (1, "pixel") if inputs.modality == "image" else (-1, "token")
+    axis = 1 if modality == "image" else -1
     if norm == "sum":
-        return values.sum(axis), kind
+        return values.sum(axis)
     if norm == "max":
-        return values.abs().amax(axis), kind
-    return (values.norm(dim=axis) if norm == "l2" else values.abs().sum(axis)), kind
+        return values.abs().amax(axis)
+    return values.norm(dim=axis) if norm == "l2" else values.abs().sum(axis)
 
 
-def multiply(task: Task, recording: Recording, flow: Tensor, norm: str = "sum") -> Scores:
+def of_roots(
+    task: Task, logits: Tensor, values: Values, norm: str, diagnostics: dict[str, Any] | None = None
+) -> Scores:
+    """Scores of pixels and tokens from what is at the roots, channels or width reduced."""
+    made = {}
+    for name, side in task.sources.items():
+        scores = reduce(side.modality, values[name], norm)
+        if side.modality == "text" and not task.structure.plain:
+            scores = task.at_tokens(name, scores)
+        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else "sequence", {}, inputs=side)
+    return task.assemble(made, logits, diagnostics or {})
+
+
+def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum") -> Scores:
     """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
-    product = recording.roots[0].detach() * flow
-    values, kind = reduce(task.inputs, product, norm)
+    products = {name: recording.begun[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recording.logits.detach()).double()
-    total = reduce(task.inputs, product, "sum")[0].flatten(1).sum(-1).double()
+    sums = [p.flatten(1).sum(-1).double() for p in products.values() if len(p) == len(target)]
+    total = torch.stack(sums).sum(0)
     error = (total - target).abs() / target.abs().clamp(min=1e-12)
     figure = {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}
-    return Scores(values, recording.logits, kind, {"conservation": figure})
+    return of_roots(task, recording.logits, products, norm, {"conservation": figure})
 
 
 @method(
@@ -70,9 +86,8 @@ def saliency(task: Task, *, norm: Norm = "l2") -> Scores:
     Args:
         norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
     """
-    recording, (flow,) = explain_root(task, GRADIENT)
-    values, kind = reduce(task.inputs, flow, norm)
-    return Scores(values, recording.logits, kind)
+    recording, flows = explain_roots(task, GRADIENT)
+    return of_roots(task, recording.logits, flows, norm)
 
 
 @method(
@@ -88,34 +103,35 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum") -> Scores:
     Args:
         norm: "sum" (signed), "l1", "l2" or "max" of the products.
     """
-    recording, (flow,) = explain_root(task, GRADIENT)
-    return multiply(task, recording, flow, norm)
+    recording, flows = explain_roots(task, GRADIENT)
+    return multiply(task, recording, flows, norm)
 
 
 # -- averages over many copies -----------------------------------------------------------------------------------
-def own_input(task: Task) -> tuple[Tensor, Tensor]:
-    """(the root's value, logits): one plain pass."""
-    recording = task.record(GRADIENT, **_root(task.inputs))
-    return recording.roots[0].detach(), recording.logits.detach()
+def own_inputs(task: Task) -> tuple[Values, Tensor]:
+    """(the roots' values, logits): one plain pass."""
+    recording = task.begin(GRADIENT)
+    return {name: leaf.detach() for name, leaf in recording.begun.items()}, recording.logits.detach()
 
 
 def gradients_at(
-    task: Task, logits: Tensor, points: Callable[[int, int], Tensor], count: int, batch_size: int, name: str
-) -> Iterator[tuple[int, int, Tensor]]:
-    """(start, stop, gradients ``[B, stop − start, ...]`` of the target at these points), chunk by chunk.
+    task: Task, logits: Tensor, points: Callable[[str, int, int], Tensor], count: int, batch_size: int, name: str
+) -> Iterator[tuple[int, int, Values]]:
+    """(start, stop, by input the gradients ``[B, stop − start, ...]`` of the target at these points), chunk by chunk.
 
     Args:
         logits: ``[B, C]`` of the unchanged samples; they decide which class is meant.
-        points: (start, stop) -> ``[B, stop − start, ...]``.
+        points: (input, start, stop) -> ``[B, stop − start, ...]``.
         batch_size: samples × points in one pass.
     """
-    width = max(1, batch_size // task.inputs.batch)
+    width = 1 if task.inputs.shared else max(1, batch_size // task.inputs.batch)
     spans = [(i, min(i + width, count)) for i in range(0, count, width)]
     for start, stop in task.progress(spans, name, len(spans)):
         copies = task.copies(stop - start, logits)
-        recording = copies.record(GRADIENT, root_value=points(start, stop).flatten(0, 1), **_root(copies.inputs))
-        (flow,) = recording.backward(copies.seed(recording.logits))
-        yield start, stop, flow.unflatten(0, (task.inputs.batch, stop - start))
+        values = {one: points(one, start, stop).flatten(0, 1) for one in task.sources}
+        recording = copies.begin(GRADIENT, values=values)
+        flows = flows_of(recording, recording.backward(copies.seed(recording.logits)))
+        yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in flows.items()}
 
 
 @method(
@@ -145,20 +161,21 @@ def smoothgrad(
         squared: average the squared gradients (SmoothGrad²).
         batch_size: copies × samples in one pass; changes only speed and memory.
     """
-    x, logits = own_input(task)
-    sigma = noise * _range(task.inputs, x)
-    total = torch.zeros_like(x)
+    x, logits = own_inputs(task)
+    sigma = {name: noise * _range(task.sources[name], value) for name, value in x.items()}
+    total = {name: torch.zeros_like(value) for name, value in x.items()}
 
-    def noisy(start: int, stop: int) -> Tensor:
+    def noisy(name: str, start: int, stop: int) -> Tensor:
         # a generator for each copy, so that neither chunks nor padding change a token's noise
-        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(x.shape[1:]) for k in range(start, stop)])
-        return x[:, None] + sigma[:, None] * torch.from_numpy(drawn).to(x)[None]
+        own = x[name]
+        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(own.shape[1:]) for k in range(start, stop)])
+        return own[:, None] + sigma[name][:, None] * torch.from_numpy(drawn).to(own)[None]
 
-    for _, _, flow in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad"):
-        total += (flow.square() if squared else flow).sum(1)
-    mean = total / samples
-    values, kind = reduce(task.inputs, x * mean if multiply_by_input else mean, norm)
-    return Scores(values, logits, kind)
+    for _, _, flows in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad"):
+        for name, flow in flows.items():
+            total[name] += (flow.square() if squared else flow).sum(1)
+    mean = {name: flow / samples * (x[name] if multiply_by_input else 1) for name, flow in total.items()}
+    return of_roots(task, logits, mean, norm)
 
 
 def _range(inputs: Inputs, x: Tensor) -> Tensor:
@@ -191,9 +208,10 @@ def integrated_gradients(
 
     Args:
         steps: quadrature points.
-        baseline: x′. "zero": zeros in the model's input space (for pictures normalised with their mean: the mean
-            colour; for text: zero vectors into the first block). Pictures: "black", "mean" (each channel's mean),
-            "blur". Text: "pad", "mask", "unk" (that token everywhere but at special tokens). Vectors: "mean".
+        baseline: x′ of the main input; those of others are zero. "zero": zeros in the model's input space (for pictures
+            normalised with their mean: the mean colour; for text: zero vectors into the first block). Pictures:
+            "black", "mean" (each channel's mean), "blur". Text: "pad", "mask", "unk" (that token everywhere but at
+            special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
 
@@ -201,27 +219,28 @@ def integrated_gradients(
     """
     from numpy.polynomial.legendre import leggauss
 
-    x, logits = own_input(task)
-    start = _baseline(task, x, baseline, blur)
+    x, logits = own_inputs(task)
+    start = {name: torch.zeros_like(value) for name, value in x.items()}
+    start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
     nodes, weights = leggauss(steps)
-    t, share = (
-        torch.tensor(v / 2, dtype=x.dtype, device=x.device).reshape([1, -1] + [1] * (x.dim() - 1))
-        for v in (nodes + 1, weights)
-    )
-    total = torch.zeros_like(x)
+    total = {name: torch.zeros_like(value) for name, value in x.items()}
 
-    def between(low: int, high: int) -> Tensor:
-        return start[:, None] + t[:, low:high] * (x - start)[:, None]
+    def spread(values: Any, like: Tensor) -> Tensor:
+        return torch.tensor(values / 2, dtype=like.dtype, device=like.device).reshape([1, -1] + [1] * (like.dim() - 1))
 
-    for low, high, flow in gradients_at(task, logits, between, steps, batch_size, "integrated gradients"):
-        total += (flow * share[:, low:high]).sum(1)
-    product = (x - start) * total
-    values, kind = reduce(task.inputs, product, norm)
-    below = task.record(GRADIENT, root_value=start, **_root(task.inputs)).logits.detach()
-    found = product.flatten(1).sum(-1).double()
+    def between(name: str, low: int, high: int) -> Tensor:
+        own, below = x[name], start[name]
+        return below[:, None] + spread(nodes + 1, own)[:, low:high] * (own - below)[:, None]
+
+    for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients"):
+        for name, flow in flows.items():
+            total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
+    products = {name: (x[name] - start[name]) * total[name] for name in x}
+    below = task.begin(GRADIENT, values=start).logits.detach()
+    found = torch.stack([p.flatten(1).sum(-1).double() for p in products.values() if len(p) == len(logits)]).sum(0)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
-    return Scores(values, logits, kind, {"completeness": figure})
+    return of_roots(task, logits, products, norm, {"completeness": figure})
 
 
 def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
@@ -232,5 +251,5 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
     if task.inputs.modality != "text":
         return removed.filler.clone()
     ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
-    recording = replace(task, inputs=task.inputs.with_tensor(ids)).record(GRADIENT, root="embedding")
-    return recording.roots[0].detach()
+    recording = replace(task, inputs=task.inputs.with_tensor(ids)).begin(GRADIENT)
+    return recording.begun[task.inputs.name].detach()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import AttentionCall, Flows
-from whyformer.engine.run import Recording
+from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, method
 from whyformer.methods.task import Scores, Task
@@ -33,8 +34,8 @@ def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None)
         block: the block; negative numbers count from the last.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
     """
-    task.block(block, "block")
-    return over_attention(task, Aggregation(layers=block).with_choices(aggregation).within(task.blocks()))
+    task.layer(block, "block")
+    return over_attention(task, Aggregation(layers=block).with_choices(aggregation))
 
 
 @method(
@@ -66,9 +67,8 @@ def rollout(
     vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not
     (methods.md §8 #1–3). Its discard spares the attention of CLS to itself, the first entry; here all entries can go.
     """
-    start = task.block(start_layer)
+    start = task.layer(start_layer)
     how = Aggregation(head_fusion, "rollout" if normalize_rows else "sum_product").with_choices(aggregation)
-    how = how.within(task.blocks())
 
     def prune(fused: Tensor) -> Tensor:
         count = int(fused.shape[-1] * fused.shape[-2] * discard_ratio)
@@ -78,14 +78,16 @@ def rollout(
         return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
 
     if gradient_weighted:
-        recording, maps, row = observe_gradients(task, start, torch.mul, how, lambda f: prune(f.clamp(min=0)))
-        values = how.reduce(maps, row, task.inputs.mask)
-        return Scores(values, recording.logits, diagnostics={"class_specific": True})
+        scores = over_gradients(task, start, torch.mul, how, lambda f: prune(f.clamp(min=0)))
+        return replace(scores, diagnostics={"class_specific": True})
     return over_attention(task, how, start, prune)
 
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse heads as each map appears (one block's map alive at a time), then reduce layers and rows."""
+    if not task.structure.plain:
+        return streams.over_attention(task, how, start, prune)
+    how = how.within(task.blocks())
 
     def fused(call: AttentionCall) -> Tensor | None:
         return prune(how.fuse(call.map())) if how.wants(call.index, start) else None
@@ -94,31 +96,38 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
     return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits)
 
 
-def observe_gradients(
-    task: Task,
-    start: int,
-    weigh: Callable[[Tensor, Tensor], Tensor],
-    how: Aggregation,
+def over_gradients(
+    task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation,
     finish: Callable[[Tensor], Tensor] = lambda fused: fused,
-    **options: Any,
-) -> tuple[Recording, list[Tensor], Tensor]:
-    """(recording, finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, readout row): one forward and one
+) -> Scores:  # fmt: skip
+    """finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, layers and rows reduced: one forward and one
     backward pass.
 
     A is recomputed where its gradient arrives and fused at once, so that no block's map is kept; of long inputs only a
     few heads are there at a time.
     """
+    plain = task.structure.plain
+    if not plain:
+        how = streams.within(task, how)
+        chosen = streams.wanted(task, how, start)
+    else:
+        how = how.within(task.blocks())
     maps: dict[int, Tensor] = {}
     heads: dict[int, int] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if not how.wants(index, start):
+        if not (how.wants(index, start) if plain else index in chosen):
             return
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
-    recording = task.record(GRADIENT, Flows(observe, how.first(start), how.by_heads), **options)
-    _, row = task.gradient_pass(recording)
-    finished = {index: finish(fused) for index, fused in maps.items()}
-    return recording, task.global_maps(finished, row.shape[-1]), row
+    if plain:
+        recording = task.record(GRADIENT, Flows(observe, how.first(start), how.by_heads))
+        _, row = task.gradient_pass(recording)
+        listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, row.shape[-1])
+        return Scores(how.reduce(listed, row, task.inputs.mask), recording.logits)
+    recording = streams.record(task, Flows(observe, min(chosen, default=0), how.by_heads))
+    recording.backward(task.seed(recording.logits))
+    paths = streams.paths(task, recording, {number: finish(fused) for number, fused in maps.items()})
+    return task.of_sources(streams.reduce(task, how, paths), recording.logits, {})

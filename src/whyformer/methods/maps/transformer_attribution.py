@@ -11,6 +11,8 @@ from whyformer.composites.chefer import deep_taylor
 from whyformer.engine.probes import Flows
 from whyformer.engine.run import Recording
 from whyformer.explanation.views import carry
+from whyformer.methods.maps import streams
+from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
 
@@ -47,7 +49,7 @@ def transformer_attribution(
     Differs from the reference code: sums are taken per sample (true batches), and no constant is added to
     denominators (``stabilizer_1e-15`` in the golden files).
     """
-    first = task.block(start_layer if block is None else block, "start_layer" if block is None else "block")
+    first = task.layer(start_layer if block is None else block, "start_layer" if block is None else "block")
     gradients: dict[int, Tensor] = {}
     maps: dict[int, Tensor] = {}
 
@@ -62,6 +64,14 @@ def transformer_attribution(
             flow = flow * weights
         maps[index] = flow.clamp(min=0).mean(1)
 
+    if not task.structure.plain:
+        layers = "rollout" if normalize_rows else "sum_product"
+        how = Aggregation(layers=layers if block is None else [first])
+        chosen = streams.wanted(task, how, first)
+        recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=deep_taylor())
+        seed = streams.both_passes(task, recording)
+        paths = streams.paths(task, recording, {number: one for number, one in maps.items() if number in chosen})
+        return task.of_sources(streams.reduce(task, how, paths), recording.logits, conservation(recording, seed))
     recording = task.record(deep_taylor(), Flows(observe, first))
     seed, row = task.gradient_pass(recording, keep=True)
     recording.backward(seed, relevance=True)

@@ -1,0 +1,131 @@
+"""What one run shows of a model: its streams of tokens, attention depths, and where streams enter blocks."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from whyformer.engine.run import Feed, record
+from whyformer.engine.trace import Attention, Key, Lookup, Path, Trace
+from whyformer.models.readout import anything
+from whyformer.models.structure import block_groups
+from whyformer.rules.core import Composite
+
+_GRADIENT = Composite("gradient", "multiplier", audit=False)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one run showed of a model.
+
+    Attributes:
+        attentions: of the blocks, in order of execution.
+        lookups: stream -> its look-up, for streams of token ids.
+        entries: stream -> the first block call that its rows enter before any attention, and all streams that do.
+        outputs: rows -> the last block call that they leave, and where they stand in what it returns.
+        calls: the name of the group that each block called is of.
+        plain: one stream, and one attention in each block of one group.
+        windowed: whether attention works in windows or at several resolutions, so that no map is over all rows.
+    """
+
+    attentions: tuple[Attention, ...]
+    lookups: Mapping[str, Lookup]
+    entries: Mapping[str, tuple[int, Key]]
+    outputs: Mapping[Key, tuple[int, Path]]
+    calls: tuple[str, ...]
+    plain: bool
+    windowed: bool
+
+    @property
+    def firsts(self) -> dict[Key, int]:
+        """Rows -> the first block call in which they look at something."""
+        calls = [(a.queries, a.block) for a in reversed(self.attentions)]
+        return {key: call for key, call in calls if call is not None}
+
+    def layers(self) -> list[list[int]]:
+        """Numbers of attentions by depth, from the input; those of one depth do not see one another's output."""
+        depths = sorted({a.depth for a in self.attentions})
+        return [[i for i, a in enumerate(self.attentions) if a.depth == d] for d in depths]
+
+    def level(self, number: int) -> int:
+        """Of an attention: how many layers of attentions of its queries among themselves lie before it; cross-attention
+        counts with the one before it."""
+        own = self.attentions[number]
+        alike = {a.depth for a in self.attentions if a.queries == a.keys == own.queries and a.depth < own.depth}
+        return len(alike) if own.queries == own.keys else max(0, len(alike) - 1)
+
+    def depth_of(self, key: Key) -> int:
+        """Number of layers of attention of these rows among themselves."""
+        return len({a.depth for a in self.attentions if a.queries == a.keys == key})
+
+    def ends(self) -> dict[Key, tuple[int, Path]]:
+        """Rows that no other rows take up later -> where they leave their last block."""
+        own = {key: max((a.depth for a in self.attentions if a.queries == key), default=0) for key in self.outputs}
+        taken = {
+            key
+            for key in own
+            for a in self.attentions
+            if a.queries != key and (a.queries | a.keys) & key and a.depth > own[key]
+        }
+        return {key: end for key, end in self.outputs.items() if key not in taken}
+
+
+# -- one run ---------------------------------------------------------------------------------------------------------
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Structure]] = weakref.WeakKeyDictionary()
+
+
+def survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> Structure:
+    """What one plain forward pass shows of the model, once for each model and kind of inputs; where the model makes ids
+    of its own (a decoder's), once for each input.
+
+    Args:
+        feed: (args, kwargs) of the model's forward.
+        scored: names of the inputs that get scores -> their position or name in the feed.
+    """
+    named: dict[Any, Any] = {**dict(enumerate(feed[0])), **feed[1]}
+    kinds = tuple((n, v.dim() if isinstance(v, Tensor) else None) for n, v in named.items())
+    key: tuple[Any, ...] = (kinds, tuple(scored))
+    known = _KNOWN.setdefault(model, {})
+    if key in known and not all(lookup.in_order for lookup in known[key].lookups.values()):
+        said = (
+            v.cpu().numpy().tobytes() for v in named.values() if isinstance(v, Tensor) and not v.is_floating_point()
+        )
+        key = (*key, tuple(said))
+    if key not in known:
+        known[key] = _survey(model, feed, scored)
+    return known[key]
+
+
+def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> Structure:
+    args, kwargs = list(feed[0]), dict(feed[1])
+    trace = Trace(tuple(scored), forward_names(model))
+    for name, place in scored.items():
+        given: Any = args if isinstance(place, int) else kwargs
+        given[place] = trace.begin(name, given[place])
+    groups = block_groups(model)
+    trace.groups = {id(block): name for name, blocks in groups.items() for block in blocks}
+    blocks = [block for some in groups.values() for block in some]
+    record(model, (tuple(args), kwargs), _GRADIENT, trace, blocks=blocks, read=anything).release()
+    main = next(iter(groups.items()), ("", []))
+    attending = [trace.calls[a.block] if a.block is not None else "" for a in trace.attentions]
+    alone = len(scored) == 1 and len(trace.lookups) <= 1 and len({a.queries | a.keys for a in trace.attentions}) == 1
+    one_each = attending == [main[0]] * len(main[1]) and len({a.block for a in trace.attentions}) == len(main[1])
+    plain = not trace.attentions or (alone and one_each)
+    calls = tuple(trace.calls)
+    batches = {0, *(shape[0] for shape in trace.shapes.values())}
+    sizes = {pair for a in trace.attentions for pair in ((a.queries, a.shape[1]), (a.keys, a.shape[2]))}
+    windowed = any(a.shape[0] not in batches for a in trace.attentions) or len(sizes) > len({key for key, _ in sizes})
+    return Structure(tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, calls, plain, windowed)
+
+
+def forward_names(model: nn.Module) -> frozenset[str]:
+    """Names of the arguments of the model's forward."""
+    try:
+        return frozenset(inspect.signature(model.forward).parameters)
+    except (TypeError, ValueError):
+        return frozenset()

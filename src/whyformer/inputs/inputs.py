@@ -1,0 +1,108 @@
+"""What is fed to a model, and what is known about its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.explanation.features import Features
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is fed to the model, and what is known about its features.
+
+    Attributes:
+        args, kwargs: the arguments of the model's forward.
+        modality: "image", "text" or "tensor" (a sequence of vectors).
+        scored: position or name of the argument whose features get scores.
+        mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
+        special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
+        features: what the scores will belong to, carried into the result.
+        notes: what was done to each sample (a picture that was read, arguments that were left out), in words.
+        fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
+            unknown.
+        samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
+        shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
+        name: what the model's forward calls the scored argument.
+        others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    modality: str
+    scored: str | int
+    mask: Tensor | None = None
+    special: Tensor | None = None
+    features: Features = field(default_factory=Features)
+    notes: list[list[str]] | None = None
+    fill_ids: tuple[tuple[str, int], ...] = ()
+    black: tuple[float, ...] | None = None
+    samples: Tensor | None = None
+    shared: frozenset[str] = frozenset()
+    name: str = ""
+    others: Mapping[str, Inputs] = field(default_factory=dict)
+
+    def side(self, name: str) -> Inputs:
+        """The same arguments with another of the inputs as the scored one."""
+        return self if name == self.name else replace(self.others[name], args=self.args, kwargs=self.kwargs)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids or ``[B, N, D]`` vectors."""
+        value = self.args[self.scored] if isinstance(self.scored, int) else self.kwargs[self.scored]
+        assert isinstance(value, Tensor)
+        return value
+
+    @property
+    def batch(self) -> int:
+        return int(self.tensor.shape[0])
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
+
+    @property
+    def feed(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, self.kwargs
+
+    def with_tensor(self, value: Tensor) -> Inputs:
+        """The same with another scored tensor; for k copies of each sample the other arguments are repeated too."""
+        times = value.shape[0] // self.batch
+
+        def fit(other: Any) -> Any:
+            return (
+                other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
+            )
+
+        args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
+        kwargs = {k: value if k == self.scored else v if k in self.shared else fit(v) for k, v in self.kwargs.items()}
+        return replace(
+            self, args=args, kwargs=kwargs, mask=fit(self.mask), special=fit(self.special), samples=fit(self._numbers),
+        )  # fmt: skip
+
+    @property
+    def _numbers(self) -> Tensor:
+        return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
+
+    def select_features(self, samples: list[int]) -> Inputs:
+        """What is known of some samples' features, for scores that are in this order."""
+        mask, special = (None if t is None else t[samples] for t in (self.mask, self.special))
+        tokens = None if self.features.tokens is None else [self.features.tokens[i] for i in samples]
+        return replace(self, mask=mask, special=special, features=Features(tokens))
+
+    def select(self, rows: slice) -> Inputs:
+        """Some of the samples (what is only for display is left out)."""
+
+        def cut(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == self.batch else value
+
+        return Inputs(
+            tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},
+            self.modality, self.scored, cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
+            samples=cut(self._numbers), shared=self.shared, name=self.name,
+        )  # fmt: skip

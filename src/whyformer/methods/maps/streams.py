@@ -1,0 +1,151 @@
+"""Attention maps over several streams of tokens: encoder and decoder, towers, pictures and words in one sequence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.probes import AttentionCall, Maps, Probe
+from whyformer.engine.run import Recording
+from whyformer.engine.survey import Structure
+from whyformer.engine.trace import Key
+from whyformer.methods.maps.aggregation import Aggregation
+from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.rules.core import Composite
+
+Fused = dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """What attentions let through, from the rows that are read out down to the rows that enter.
+
+    Attributes:
+        maps: number of an attention -> its map, heads fused, ``[B, Q, K]``.
+        readouts: rows -> ``[B, N]`` how much each feeds the target.
+    """
+
+    structure: Structure
+    maps: Mapping[int, Tensor]
+    readouts: Mapping[Key, Tensor]
+
+    def carry(self, *, normalize_rows: bool = False) -> dict[Key, Tensor]:
+        """``[B, N]`` for all rows: r ← r + r Ē among the rows of one stream, r_k ← r_k + r_q Ē from queries q to keys k
+        of another, layer by layer from the last; all attentions of one depth at once.
+
+        Args:
+            normalize_rows: r_q and what it hands on are divided by 1 + ΣĒ, the row sums of [I, Ē].
+        """
+        rows = dict(self.readouts)
+        for layer in reversed(self.layers()):
+            before = dict(rows)
+            for queries in {q for q, _ in layer if q in before}:
+                own = {k: one for (q, k), one in layer.items() if q == queries}
+                row = before[queries]
+                if normalize_rows:
+                    sums = 1 + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
+                    row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
+                    rows[queries] = rows[queries] - before[queries] + row
+                for keys, one in own.items():
+                    moved = torch.bmm(row[:, None].to(one.dtype), one)[:, 0]
+                    rows[keys] = rows[keys] + moved if keys in rows else moved
+        return rows
+
+    def layers(self) -> list[dict[tuple[Key, Key], Tensor]]:
+        """By depth: (queries, keys) -> map; several attentions of the same rows at one depth are heads of one."""
+        found = []
+        for numbers in self.structure.layers():
+            heads: dict[tuple[Key, Key], list[Tensor]] = defaultdict(list)
+            for number in (n for n in numbers if n in self.maps):
+                attention = self.structure.attentions[number]
+                heads[attention.queries, attention.keys].append(self.maps[number])
+            found.append(
+                {pair: torch.stack(maps).mean(0) if len(maps) > 1 else maps[0] for pair, maps in heads.items()}
+            )
+        return [layer for layer in found if layer]
+
+    def mean_of_rows(self) -> dict[Key, Tensor]:
+        """``[B, N]`` mean over the layers of r Ē, from each stream that is read out to its own rows and to others'."""
+        found: dict[Key, list[Tensor]] = defaultdict(list)
+        for layer in self.layers():
+            for (queries, keys), one in layer.items():
+                if queries in self.readouts:
+                    row = self.readouts[queries].to(one.dtype)
+                    found[keys].append(torch.bmm(row[:, None], one)[:, 0])
+        return {keys: torch.stack(rows).mean(0) for keys, rows in found.items()}
+
+
+def reduce(task: Task, how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
+    """``[B, N]`` of all rows, as ``how`` says."""
+    if how.rows != "readout" or how.layers == "product":
+        raise task.refuse(
+            "aggregation by columns, or by a product without the identity, is not defined over several inputs",
+            verdict="is not supported yet",
+        )
+    if how.layers in ("rollout", "sum_product"):
+        return paths.carry(normalize_rows=how.layers == "rollout")
+    return paths.mean_of_rows()
+
+
+def within(task: Task, how: Aggregation) -> Aggregation:
+    """Layers that are numbers, counted in the stream that is read out."""
+    structure = task.structure
+    return how.within(max((structure.depth_of(key) for key in structure.ends()), default=0))
+
+
+def wanted(task: Task, how: Aggregation, start: int = 0) -> dict[int, int]:
+    """Number of each attention whose map is needed -> its level; refuses maps that are not over all tokens."""
+    structure = task.structure
+    if structure.windowed:
+        raise task.refuse(
+            "its attention works in windows or at several resolutions, so there is no map over all tokens"
+        )
+    levels = {number: structure.level(number) for number in range(len(structure.attentions))}
+    return {number: level for number, level in levels.items() if how.wants(level, start)}
+
+
+def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Tensor], Tensor]) -> Scores:
+    """Fuse the heads of each map as it appears; the readouts come from the gradient of ½‖logits‖²."""
+    how = within(task, how)
+    chosen, maps = wanted(task, how, start), {}
+
+    def watch(call: AttentionCall) -> None:
+        if call.index in chosen:
+            maps[call.index] = prune(how.fuse(call.map()))
+
+    ends = task.structure.ends()
+    recording = task.record(GRADIENT, Maps(watch), root="output", blocks=task.all_blocks, ends=ends)
+    flows = recording.backward(recording.logits.detach())
+    gradients = dict(zip(recording.ended, flows, strict=True))
+    found = reduce(task, how, Paths(task.structure, maps, _readouts(task, gradients)))
+    return task.of_sources(found, recording.logits, {})
+
+
+def record(task: Task, *probes: Probe, composite: Composite = GRADIENT) -> Recording:
+    """Record a forward pass whose readouts are kept at the last block of every stream that is read out."""
+    return task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
+
+
+def both_passes(task: Task, recording: Recording) -> Tensor:
+    """The seed ``[B, C]`` of a pass of gradients and one of relevance."""
+    seed = task.seed(recording.logits)
+    recording.backward(seed, keep=True)
+    recording.backward(seed, relevance=True)
+    return seed
+
+
+def paths(task: Task, recording: Recording, maps: Fused) -> Paths:
+    """Those over fused maps, after a gradient pass."""
+    return Paths(task.structure, maps, _readouts(task, recording.readouts))
+
+
+def _readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    found = {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())}
+    if not found:
+        raise task.refuse("the output of its last block is unknown or does not reach the logits")
+    return found

@@ -1,0 +1,216 @@
+"""Scores of a model's inputs, and which token rows stand for which elements of which input."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.engine.places import Places, entering_places
+from whyformer.engine.probes import Probe
+from whyformer.engine.run import Recording, Root
+from whyformer.engine.survey import Structure, survey
+from whyformer.engine.trace import Key, Lookup
+from whyformer.errors import MethodNotApplicable
+from whyformer.explanation.features import Features
+from whyformer.inputs import Inputs
+from whyformer.models.structure import block_groups
+from whyformer.rules.core import Composite
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A method's result.
+
+    Attributes:
+        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
+            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
+            ("patch"), ``[B, H, W]`` ("pixel").
+        logits: ``[B, C]`` of the plain forward pass.
+        grid: (rows, columns) of kind "patch", None where the cells have none.
+        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
+        parts: scores of the model's other inputs, by name.
+        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
+    """
+
+    values: Tensor
+    logits: Tensor
+    kind: str = "sequence"
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, int] | None = None
+    inputs: Inputs | None = None
+    places: Places | None = None
+    parts: Mapping[str, Scores] = field(default_factory=dict)
+
+
+class Sources:
+    """The part of a task that knows its inputs; see :class:`whyformer.methods.task.Task`."""
+
+    model: nn.Module
+    inputs: Inputs
+    recordings: list[weakref.ref[Recording]]
+
+    def blocks(self) -> int:
+        """Number of blocks."""
+        raise TypeError("only a whole task has blocks")
+
+    def record(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
+        """One recorded forward pass."""
+        raise TypeError("only a whole task can be recorded")
+
+    def value_index(self, logits: Tensor) -> Tensor:
+        """``[B]`` the class that is meant."""
+        raise TypeError("only a whole task has a target")
+
+    def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
+        """The error for a model on which this method cannot work."""
+        raise TypeError("only a whole task has a method")
+
+    @cached_property
+    def structure(self) -> Structure:
+        """Streams and attentions, read off one forward pass for each model and kind of inputs."""
+        names = (self.inputs.name, *self.inputs.others)
+        return survey(self.model, self.inputs.feed, {name: self.inputs.side(name).scored for name in names})
+
+    @cached_property
+    def all_blocks(self) -> list[nn.Module]:
+        """The blocks of all groups, whose calls the structure counts."""
+        return [block for blocks in block_groups(self.model).values() for block in blocks]
+
+    @cached_property
+    def sources(self) -> dict[str, Inputs]:
+        """The inputs that get scores, the main one first; those too that the model makes of them (a decoder's ids)."""
+        found = {name: self.inputs.side(name) for name in (self.inputs.name, *self.inputs.others)}
+        for stream, lookup in self.structure.lookups.items():
+            if stream not in found:
+                found[stream] = replace(_made_of(found[lookup.input], lookup), name=stream)
+        return found
+
+    def roots(self) -> dict[str, Root]:
+        """Where the graph begins for each of the sources: pixels, vectors, or what enters the first block."""
+        found = {}
+        for name, side in self.sources.items():
+            entry = self.structure.entries.get(name)
+            if side.modality != "text":
+                found[name] = Root("input", side.scored)
+            elif self.structure.plain and self.blocks():
+                found[name] = Root("entry", 0)
+            elif entry is None:
+                if name not in self.structure.lookups:
+                    raise self.refuse(f"where the tokens of its input '{name}' are looked up was not seen")
+                found[name] = Root("lookup", self.structure.lookups[name].number)
+            elif len(entry[1]) == 1:
+                found[name] = Root("entry", entry[0])
+            else:
+                tokens, rows, _ = self.rows(name, entry[1])
+                mine = torch.zeros(len(rows), tokens + 1, dtype=torch.bool).scatter_(1, rows.cpu() % (tokens + 1), True)
+                found[name] = Root("entry", entry[0], mine[:, :tokens])
+        return found
+
+    def begin(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
+        """Record one forward pass whose graph begins at all sources."""
+        if not self.structure.plain:
+            options = {"blocks": self.all_blocks, **options}
+        return self.record(composite, *probes, roots=self.roots(), **options)
+
+    def rows(self, name: str, key: Key) -> tuple[int, Tensor, tuple[int, int] | None]:
+        """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid
+        of these elements where it is a picture).
+
+        Raises:
+            MethodNotApplicable: that cannot be measured.
+        """
+        side, call = self.sources[name], self.structure.firsts.get(key)
+        picture = side.modality == "image"
+        lookup = self.structure.lookups.get(name)
+        root = Root("input", side.scored) if lookup is None else Root("lookup", lookup.number)
+        found: list[Places | None] = []
+        for sample in range(self.inputs.batch if len(key) > 1 else 1) if call is not None else ():
+            one = self.inputs.select(slice(sample, sample + 1))
+            found.append(entering_places(self.model, one.feed, root, call or 0, self.all_blocks, picture))
+        known = [places for places in found if places is not None]
+        if len(known) < len(found) or not known or len({(p.tokens, p.grid, len(p.rows)) for p in known}) > 1:
+            what = "part of the picture" if picture else "token"
+            raise self.refuse(f"which {what} of '{name}' each of its rows stands for cannot be measured")
+        return known[0].tokens, torch.stack([places.rows for places in known]), known[0].grid
+
+    def at_tokens(self, name: str, values: Tensor) -> Tensor:
+        """``[B, M]`` of a text's tokens from ``[B, N]`` of the rows at its root."""
+        entry, lookup = self.structure.entries.get(name), self.structure.lookups.get(name)
+        if entry is None or lookup is None:
+            return values
+        if len(entry[1]) > 1 or values.shape[1] != lookup.elements.shape[-1]:
+            _, rows, _ = self.rows(name, entry[1])
+            rows = rows.to(values.device).expand(len(values), -1)
+            values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
+        if lookup.in_order or name not in (self.inputs.name, *self.inputs.others):
+            return values
+        places = lookup.elements.to(values.device).expand(len(values), -1)
+        tokens = self.inputs.side(name).tensor.shape[1]
+        return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
+
+    def of_sources(self, found: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
+        """Scores of the inputs' elements from scores ``[B, N]`` of rows."""
+        made = {}
+        for name, side in self.sources.items():
+            key = next((k for k in found if name in k), None)
+            if key is None:
+                continue
+            values = found[key]
+            tokens, rows, grid = self.rows(name, key)
+            if tokens != values.shape[1]:
+                raise self.refuse(f"its maps are over {values.shape[1]} of {tokens} rows")
+            rows = rows.to(values.device).expand(len(values), -1)
+            values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
+            made[name] = Scores(values, logits, "patch" if side.modality == "image" else "token", {}, grid, side)
+        return self.assemble(made, logits, diagnostics)
+
+    def _compared(self, name: str) -> bool:
+        """Whether an input's samples are what the main input's are compared with (the texts of CLIP), so that its
+        rows are counted by class."""
+        recording = self.recordings[-1]() if self.recordings else None
+        return name not in ("", self.inputs.name) and recording is not None and recording.compares
+
+    def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
+        """The main input's scores, those of the others as parts."""
+        for name in [name for name in made if self._compared(name)]:
+            chosen, part = self.value_index(logits), made.pop(name)
+            if len(chosen.unique()) == len(chosen):  # else their gradients have added up
+                side = (part.inputs or self.inputs).select_features(chosen.tolist())
+                made[name] = replace(part, values=part.values[chosen], inputs=side)
+        main = made.pop(self.inputs.name, None)
+        if main is None:
+            raise self.refuse(f"no attention leads from what it says to its input '{self.inputs.name}'")
+        return replace(main, diagnostics=diagnostics, parts=made)
+
+    def refuse_streams(self) -> None:
+        """For methods that know one sequence of tokens and one attention a block."""
+        structure = self.structure
+        if structure.plain:
+            return
+        streams = {name for a in structure.attentions for name in a.queries | a.keys}
+        said = f"attention mixes several sequences of tokens in it ({', '.join(sorted(streams))})"
+        if len(streams) < 2:
+            said = "a block of it attends more than once, not at all, or with its heads one by one"
+        raise self.refuse(said, verdict="is not supported yet")
+
+
+def _made_of(side: Inputs, lookup: Lookup) -> Inputs:
+    """What a model made of one of its inputs and then looked up: shifted, with start tokens."""
+    rows = lookup.elements.expand(side.batch, -1).cpu()
+    inside = rows.clamp(min=0)
+
+    def picked(values: Tensor | None, otherwise: bool) -> Tensor | None:
+        if values is None:
+            return None
+        return values.cpu().gather(1, inside).masked_fill(rows < 0, otherwise).to(values.device)
+
+    tokens = side.features.tokens
+    if tokens is not None:
+        tokens = [[own[i] if i >= 0 else "·" for i in line] for own, line in zip(tokens, rows.tolist(), strict=True)]
+    return replace(side, mask=picked(side.mask, True), special=picked(side.special, True), features=Features(tokens))

@@ -1,0 +1,296 @@
+"""Models of several inputs: whose rows each attention mixes, and that a score stands at the input that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import whyformer
+from whyformer.engine.survey import survey
+from zoo import HEADS, WIDTH, build, randomise
+
+_TOWER = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+Built = tuple[nn.Module, dict[str, Tensor]]
+
+
+def bart(attention: str = "sdpa") -> Built:
+    """A classifier whose decoder reads the same words, shifted by one behind a start token."""
+    config = hf.BartConfig(
+        vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
+        encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=40, pad_token_id=1, eos_token_id=2, bos_token_id=0, num_labels=4,
+    )  # fmt: skip
+    ids = torch.tensor([[0, 5, 6, 7, 8, 2], [0, 9, 10, 2, 1, 1]])
+    model = randomise(hf.BartForSequenceClassification._from_config(config, attn_implementation=attention))
+    return model.double(), {"input_ids": ids, "attention_mask": (ids != 1).long()}
+
+
+def t5() -> Built:
+    model, inputs = build("t5")
+    return model, {**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])}
+
+
+def llava() -> Built:
+    """Picture and words in one sequence, at other places in each of the two prompts."""
+    vision = hf.CLIPVisionConfig(**_TOWER, image_size=16, patch_size=4)
+    text = hf.LlamaConfig(**{**_TOWER, "num_attention_heads": 2}, num_key_value_heads=2, vocab_size=120)
+    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=100, vision_feature_layer=-1)
+    ids = torch.tensor([[1, 7, *[100] * 16, 8, 9, 5], [1, *[100] * 16, 8, 9, 5, 4]])
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)).double()
+    return randomise(hf.LlavaForConditionalGeneration(config)).double(), {"pixel_values": pixels, "input_ids": ids}
+
+
+def vilt() -> Built:
+    config = hf.ViltConfig(**_TOWER, vocab_size=50, image_size=16, patch_size=8, max_position_embeddings=20, num_labels=4, max_image_length=-1)
+    ids = torch.tensor([[5, 6, 7, 2], [8, 9, 4, 2]])
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)).double()
+    return randomise(hf.ViltForQuestionAnswering(config)).double(), {"input_ids": ids, "pixel_values": pixels}
+
+
+class Siamese(nn.Module):
+    """One encoder, run on two texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, norm_first=True, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(3 * WIDTH, 4)
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        u, v = (self.encoder(self.words(ids))[:, 0] for ids in (first, second))
+        return self.head(torch.cat([u, v, (u - v).abs()], -1))
+
+
+def siamese() -> Built:
+    ids = torch.randint(4, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    return randomise(Siamese()).double(), {"first": ids[:, :5], "second": ids[:, 3:]}
+
+
+BUILT: dict[str, Callable[[], Built]] = {"bart": bart, "t5": t5, "llava": llava, "siamese": siamese}
+INPUTS = {
+    "bart": ("input_ids", "decoder_input_ids"), "t5": ("input_ids", "decoder_input_ids"), "llava": ("pixel_values", "input_ids"),
+    "siamese": ("first", "second"), "vilt": ("pixel_values", "input_ids"),
+}  # fmt: skip
+EMBEDDINGS = {"bart": 0, "t5": 0, "llava": 0, "siamese": 0}
+TARGETS = [1, 3]
+
+
+def by_hand(model: nn.Module, inputs: dict[str, Tensor], entries: dict[str, str]) -> dict[str, Tensor]:
+    """Σ x ⊙ ∂f/∂x at the pixels, and at what enters these modules, caught with hooks: call n of a module is "name@n"."""
+    kept: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    handles = []
+
+    def hook(module: str) -> Callable[..., Any]:
+        def pre(m: nn.Module, args: Any, kwargs: Any) -> Any:
+            number = counts[module] = counts.get(module, -1) + 1
+            name = next((n for n, place in entries.items() if place == f"{module}@{number}"), None)
+            if name is None:
+                return None
+            hidden = args[0] if args else kwargs["hidden_states"]
+            kept[name] = hidden.requires_grad_() if hidden.is_leaf else hidden
+            kept[name].retain_grad()
+            return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+        return pre
+
+    for module in {place.partition("@")[0] for place in entries.values()}:
+        handles.append(model.get_submodule(module).register_forward_pre_hook(hook(module), with_kwargs=True))
+    given = {n: v.clone().requires_grad_() if v.is_floating_point() else v for n, v in inputs.items()}
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    out = model(**given)
+    logits = getattr(out, "logits", out)
+    logits = logits[:, -1] if logits.dim() == 3 else logits
+    logits.gather(1, torch.tensor(TARGETS)[:, None]).sum().backward()
+    for handle in handles:
+        handle.remove()
+    model.zero_grad()
+    scores = {name: (x * x.grad).sum(-1).detach() for name, x in kept.items() if x.grad is not None}
+    return scores | {n: (v * v.grad).sum(1).detach() for n, v in given.items() if v.grad is not None}
+
+
+FIRST_BLOCKS = {
+    "bart": {"input_ids": "model.encoder.layers.0@0", "decoder_input_ids": "model.decoder.layers.0@0"},
+    "t5": {"input_ids": "encoder.block.0@0", "decoder_input_ids": "decoder.block.0@0"},
+    "llava": {"input_ids": "model.language_model.layers.0@0"},
+    "siamese": {"first": "encoder.layers.0@0", "second": "encoder.layers.0@1"},
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_gradient_times_input_stands_at_its_input(name: str) -> None:
+    model, inputs = BUILT[name]()
+    wanted = by_hand(model, inputs, FIRST_BLOCKS[name])
+    e = whyformer.explain(model, inputs, "input_x_gradient", TARGETS)
+    assert e.inputs == INPUTS[name]
+    assert torch.equal(e.scores, e.part(e.inputs[0]).scores)
+    for part in e.inputs:
+        own = wanted[part]
+        if name == "llava" and part == "input_ids":  # rows of the picture are no words
+            own = own.masked_fill(inputs["input_ids"] == 100, 0)
+        mask = inputs.get("attention_mask") if part == "input_ids" else None
+        own = own if mask is None else own.masked_fill(mask == 0, 0)
+        if name == "bart" and part == "decoder_input_ids":
+            own = own.masked_fill(torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]]).bool(), 0)
+        assert own.abs().max() > 1e-4
+        assert torch.allclose(e.part(part).scores, own, atol=1e-10)
+
+
+ROUTES = ["input_x_gradient", "saliency", "rollout", "raw_attention", "gae"]
+METHODS = [*ROUTES, "lrp_ah", "transformer_attribution", "partial_lrp", "lrp"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["bart", "t5", "siamese"])
+def test_a_batch_is_single_runs(method: str, name: str) -> None:
+    model, inputs = BUILT[name]()
+    whole = whyformer.explain(model, inputs, method, TARGETS)
+    for i, target in enumerate(TARGETS):
+        one = {n: v[i : i + 1] for n, v in inputs.items()}
+        if "attention_mask" in one:
+            length = int(one["attention_mask"].sum())
+            one |= {n: one[n][:, :length] for n in ("input_ids", "attention_mask")}
+        alone = whyformer.explain(model, one, method, target)
+        assert alone.inputs == whole.inputs
+        for part in whole.inputs:
+            both = whole.part(part).scores[i], alone.part(part).scores[0]
+            width = len(both[1])
+            assert torch.allclose(both[0][:width], both[1], rtol=1e-6, atol=1e-9 * float(both[1].abs().max()))
+            assert not bool(both[0][width:].any())
+
+
+@pytest.mark.parametrize("method", ROUTES)
+def test_a_prompt_with_a_picture_alone_and_in_a_batch(method: str) -> None:
+    model, inputs = llava()
+    whole = whyformer.explain(model, inputs, method, TARGETS)
+    for i, target in enumerate(TARGETS):
+        alone = whyformer.explain(model, {n: v[i : i + 1] for n, v in inputs.items()}, method, target)
+        for part in ("pixel_values", "input_ids"):
+            assert torch.allclose(whole.part(part).scores[i], alone.part(part).scores[0], atol=1e-9)
+        words = whole.part("input_ids").scores[i]
+        assert not bool(words[inputs["input_ids"][i] == 100].any())
+        assert bool(words[inputs["input_ids"][i] != 100].any())
+    assert whole.scores.abs().max() > 0
+
+
+def test_streams_and_depths() -> None:
+    """Self-attention, cross-attention, towers and one encoder that is run twice."""
+    model, inputs = bart()
+    found = survey(model, ((), inputs), {"input_ids": "input_ids"})
+    source, decoder = frozenset({"input_ids"}), frozenset({"decoder_input_ids"})
+    pairs = [(a.queries, a.keys, a.depth) for a in found.attentions]
+    assert pairs == [
+        (source, source, 1), (source, source, 2), (decoder, decoder, 1), (decoder, source, 3), (decoder, decoder, 4), (decoder, source, 5),
+    ]  # fmt: skip
+    assert found.lookups["decoder_input_ids"].elements.tolist() == [[-1, 0, 1, 2, 3, 4]] * 2
+    assert list(found.ends()) == [decoder]
+    model, inputs = siamese()
+    found = survey(model, ((), inputs), {"first": "first", "second": "second"})
+    first, second = frozenset({"first"}), frozenset({"second"})
+    assert [(a.queries, a.keys, a.depth) for a in found.attentions] == [(k, k, d) for k in (first, second) for d in (1, 2)]
+    model, inputs = llava()
+    found = survey(model, ((), inputs), {n: n for n in ("pixel_values", "input_ids")})
+    joint = frozenset({"pixel_values", "input_ids"})
+    assert [a.depth for a in found.attentions] == [1, 2, 3, 4]
+    assert {a.queries for a in found.attentions[2:]} == {joint}
+    assert list(found.ends()) == [joint]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_written_and_fused_attention_agree(method: str) -> None:
+    made = [whyformer.explain(*bart(attention), method, TARGETS) for attention in ("sdpa", "eager")]
+    for part in INPUTS["bart"]:
+        one, other = (e.part(part).scores for e in made)
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
+
+
+class HeadByHead(nn.Module):
+    """The heads of a layer computed one after another."""
+
+    def __init__(self, loop: bool) -> None:
+        super().__init__()
+        self.loop, self.first, self.second = loop, nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out, self.mlp = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.first(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        attention = nn.functional.scaled_dot_product_attention
+        if self.loop:
+            mixed = torch.cat([attention(q[:, h : h + 1], k[:, h : h + 1], v[:, h : h + 1]) for h in range(HEADS)], 1)
+        else:
+            mixed = attention(q, k, v)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.second(x)).tanh()
+
+
+class Words(nn.Module):
+    def __init__(self, loop: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.blocks = nn.ModuleList(HeadByHead(loop) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_loop_over_heads_is_one_layer(method: str, start: int) -> None:
+    ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
+    looped, whole = randomise(Words(True)).double(), randomise(Words(False)).double()
+    given = {"start_layer": start} if method in ("rollout", "gae", "transformer_attribution") else {}
+    one, other = (whyformer.explain(model, ids, method, TARGETS, **given).scores for model in (looped, whole))
+    assert torch.allclose(one, other, rtol=1e-7, atol=1e-9 * float(other.abs().max()))
+
+
+def test_rollout_across_by_hand() -> None:
+    """The decoder's row [1, 0 ...] of [self | cross] attention plus identity, layer by layer; the encoder's below it."""
+    model, inputs = bart("eager")
+    one = {n: v[:1] for n, v in inputs.items()}
+    with torch.no_grad():
+        out = model(**one, output_attentions=True)
+    row = torch.zeros(6, dtype=torch.float64)
+    row[5] = 1  # the <eos> row is classified
+    source = torch.zeros(6, dtype=torch.float64)
+    for own, cross in zip(reversed(out.decoder_attentions), reversed(out.cross_attentions), strict=True):
+        row = row / 2
+        source = source + row @ cross[0].mean(0)
+        row = (row + row @ own[0].mean(0)) / 2
+    for own in reversed(out.encoder_attentions):
+        source = (source + source @ own[0].mean(0)) / 2
+    e = whyformer.explain(model, one, "rollout")
+    assert torch.allclose(e.scores[0], source, atol=1e-6)
+    assert torch.allclose(e.part("decoder_input_ids").scores[0], row, atol=1e-6)
+
+
+def test_words_and_patches_of_one_sequence() -> None:
+    model, inputs = vilt()
+    e = whyformer.explain(model, inputs, "rollout")
+    assert e.inputs == ("pixel_values", "input_ids")
+    assert (e.level, e.grid, e.part("input_ids").level) == ("patch", (2, 2), "token")
+    both = torch.cat([e.scores, e.part("input_ids").scores], 1)
+    assert bool((both > 0).all())
+    assert bool((both.sum(1) < 1).all())  # the picture's [CLS] row has the rest
+
+
+def test_parts_are_kept(tmp_path: Any) -> None:
+    e = whyformer.explain(*bart(), "gae", TARGETS)
+    again = whyformer.Explanation.load(e.save(tmp_path / "e.safetensors"))
+    plain = whyformer.Explanation.from_dict(e.to_dict())
+    for other in (again, plain):
+        assert other.inputs == e.inputs
+        for part in e.inputs:
+            assert torch.allclose(other.part(part).scores.double(), e.part(part).scores, atol=1e-6)
+    assert e[1].part("decoder_input_ids").scores.shape == (1, 6)
+    with pytest.raises(whyformer.WhyformerError, match="no input 'pixels' was scored; these were: input_ids, decoder_input_ids"):
+        e.part("pixels")
