@@ -279,6 +279,16 @@ def test_models_that_cannot_be_climbed() -> None:
         maximize_activation(Linear(), 1)
 
 
+def test_a_detector_has_neurons_and_no_class() -> None:
+    from test_output_targets import MODELS
+
+    model = MODELS["yolos"]()[0].float()
+    with pytest.raises(InputError, match=r"not one row of logits.*module.path:neuron"):
+        maximize_activation(model, 1, steps=1)
+    assert maximize_activation(model, "vit.encoder.layer.1:3:0", steps=1).unit
+
+
+
 def test_bundled_models_by_name() -> None:
     found = maximize_activation("bundled:digits", "3", steps=10, start="zero")
     assert found.picture().size == (112, 112)

@@ -108,6 +108,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "depth": depth,
     "clip": towers("CLIPModel"),
     "siglip": towers("SiglipModel"),
+    "classifier": lambda: build("bert"),
     "gpt2": lambda: build("gpt2_lm"),
     "t5": t5,
     "bart": bart,
@@ -118,6 +119,8 @@ LOGP = "log-probabilities"
 def by_hand(output: Any, inputs: Any, target: Any) -> Tensor:
     """``[B]`` the same number written out; both samples have these positions."""
     match target:
+        case Token() if output.logits.dim() == 2:
+            return output.logits[:, target.position]
         case Token():
             return output.logits[:, target.position, target.token]
         case Span() if "start_logits" in output:
@@ -165,6 +168,7 @@ def pooled(output: Any) -> Tensor:
 
 
 CASES: list[tuple[str, Any]] = [
+    ("discriminator", Token(3, 0)),
     ("masked", Token(5, 17)),
     ("words", Token(3, 2)),
     ("answers", Span(2, 5)),
@@ -336,7 +340,7 @@ def test_a_target_is_named_kept_and_read_again(name: str, target: Any, names: li
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     assert e.target_names == names
     assert len(e.probabilities()) == len(e) == 2
-    assert str(e)
+    assert ("prob" in str(e)) == (e.logits.shape[1] > 1)  # a span, a similarity and a function have a value alone
     assert whyformer.Explanation.from_dict(e.to_dict()).target_names == names
     e.save(tmp_path / "e.safetensors")
     kept = whyformer.Explanation.load(tmp_path / "e.safetensors")
@@ -384,7 +388,9 @@ WRONG = [
     ("masked", Token(2.0, 3), "position is a whole number or one a sample, not 2.0"),
     ("masked", Token([1, 2, 3], 3), "3 targets for 2 samples"),
     ("masked", Span(1, 2), "neither that of a question answerer nor a language model's"),
-    ("masked", Query(1, 2), None),
+    ("masked", Query(1, 2), "has no logits of queries"),
+    ("classifier", Token(1, 2), "has no logits of single tokens"),
+    ("classifier", Pixel(1, 2, 0), "is not one number a pixel and class"),
     ("masked", Similarity(), "has no similarities"),
     ("answers", Span(4, 2), "ends at 2, before its start at 4"),
     ("gpt2", Span(0, 2), "starts at 1 or later"),
@@ -400,7 +406,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "target", "said"), [w for w in WRONG if w[2]], ids=named)
+@pytest.mark.parametrize(("name", "target", "said"), WRONG, ids=named)
 def test_a_target_that_does_not_fit(name: str, target: Any, said: str) -> None:
     model, inputs = MODELS[name]()
     for method, options in (("input_x_gradient", {}), ("occlusion", {"fill_id": 1} if isinstance(inputs, dict) else {})):

@@ -25,7 +25,8 @@ from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import without_normalisation
 from whyformer.models.loading import opened
-from whyformer.models.readout import read_logits
+from whyformer.models.output import Output
+from whyformer.models.readout import has_row, read_logits
 from whyformer.models.structure import class_count, class_names
 from whyformer.targets import class_index
 
@@ -189,8 +190,10 @@ class _Goal:
                 output = run()
             except _Reached as reached:
                 return self.read(*reached.args)
-            if self.path is None:
+            if self.path is None and has_row(Output(model, output)):
                 return read_logits(output)[0, self.neuron]
+            if self.path is None:
+                raise InputError(f"the model's output is not one row of logits, so it has no classes: {_UNITS}")
             raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
 
         with contextlib.ExitStack() as stack:

@@ -88,7 +88,8 @@ class Output:
             if isinstance(self.given.get(name), Tensor):
                 return name, self.given[name]
         ids = ((n, t) for n, t in self.given.items() if isinstance(t, Tensor) and t.dim() == 2)
-        return next(((n, t) for n, t in ids if not t.is_floating_point() and "mask" not in n), None)
+        beside = ("mask", "type", "position")
+        return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(b in n for b in beside)), None)
 
     def real(self, count: int) -> Tensor:
         """``[B, N]`` True at the real ones of the N tokens that come out."""

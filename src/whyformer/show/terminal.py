@@ -47,6 +47,8 @@ def plain(e: Explanation, top: int = 5) -> str:
 def top_classes(e: Explanation, k: int = 5) -> str:
     """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns."""
     best = e.top(0, k)
+    if len(best) == 1 and e.target_names is not None and e.target_names[0] != best[0][1]:  # the value itself, no class
+        return f"Value:\n  {_fitted(visible(e.target_names[0]), _NAME)}  value = {best[0][2]:.3f}"
     names = [_fitted(visible(name), _NAME) for _, name, _, _ in best]
     wide = max(map(cell_len, names), default=0)
     values = [f"{value:.3f}" for _, _, value, _ in best]

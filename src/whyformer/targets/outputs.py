@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.models.kinds import is_language_model
+from whyformer.models.kinds import is_language_model, one_a_token
 from whyformer.models.output import Output
 from whyformer.models.readout import refusal
 
@@ -44,7 +44,8 @@ class Token:
     def read(self, output: Output) -> Tensor:
         """``[B, V]``"""
         logits = output.logits if output.logits is not None else output.named.get("prediction_logits")
-        if logits is None or logits.dim() not in (2, 3) or "pred_boxes" in output.named:
+        of_tokens = logits is not None and (logits.dim() == 3 or (logits.dim() == 2 and one_a_token(output, logits)))
+        if logits is None or not of_tokens or "pred_boxes" in output.named:
             raise refusal(output, "has no logits of single tokens")
         at = output.places(self.position, logits.shape[1])
         rows = logits[torch.arange(len(logits), device=logits.device), at]
@@ -125,8 +126,10 @@ class Query:
 
     def read(self, output: Output) -> Tensor:
         """``[B, C]``"""
-        logits = output.named.get("class_queries_logits", output.logits)
-        if logits is None or logits.dim() != 3:
+        names = ("class_queries_logits", "pred_logits")
+        logits = next((output.named[n] for n in names if n in output.named), output.logits)
+        words = output.tokens is not None and "pred_boxes" not in output.named
+        if logits is None or logits.dim() != 3 or words:
             raise refusal(output, "has no logits of queries")
         each = torch.arange(len(logits), device=logits.device)
         if self.index is None:
