@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,9 @@ def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterato
         if mask is None or not mask.any():
             yield sample.id, c, Unusable("failed", "the mask is empty")
         elif not isinstance(found, Unusable):
-            yield sample.id, c, {**counts(found, mask).to_dict(), **right}
+            yield sample.id, c, {**asdict(counts(found, mask)), **right}
         elif found.kind == "constant":
-            yield sample.id, c, {**background(mask).to_dict(), "constant": 1, **right}
+            yield sample.id, c, {**asdict(background(mask)), "constant": 1, **right}
         else:
             yield sample.id, c, found
 

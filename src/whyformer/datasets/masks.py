@@ -80,17 +80,20 @@ def _h5(file: Path) -> Any:
 
 
 def _gtsegs_image(file: Path, index: int) -> Image.Image:
-    with _h5(file) as data:
-        pixels = np.asarray(data[data["value/img"][()].reshape(-1)[index]])
-    return Image.fromarray(np.ascontiguousarray(pixels.transpose(2, 1, 0)).astype(np.uint8)).convert("RGB")
+    return Image.fromarray(np.ascontiguousarray(_cell(file, "value/img", index), dtype=np.uint8)).convert("RGB")
 
 
 def _gtsegs_mask(file: Path, index: int) -> NDArray[np.bool_]:
+    return _cell(file, "value/gt", index) > 0
+
+
+def _cell(file: Path, name: str, index: int) -> NDArray[Any]:
+    """The array that a cell refers to, rows first."""
     with _h5(file) as data:
-        inner = data[data["value/gt"][()].reshape(-1)[index]]
+        inner = data[data[name][()].reshape(-1)[index]]
         if inner.dtype.kind == "O":  # a cell inside the cell: one reference more
             inner = data[inner[()].reshape(-1)[0]]
-        return np.asarray(inner).transpose() > 0
+        return np.asarray(inner).transpose()
 
 
 def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int] | None = None) -> list[Picture]:
@@ -126,11 +129,7 @@ def scene_objects(count: int = 100, *, seed: int = 0, min_digits: int = 2, max_d
     segmentation)."""
     scenes = digit_scenes(count, seed=seed, min_digits=min_digits, max_digits=max_digits)
     return [
-        Picture(f"scene{seed}-{i}-digit{digit}", partial(_same, scene.image), int(digit), partial(_same, mask))
+        Picture(f"scene{seed}-{i}-digit{digit}", scene.image.copy, int(digit), mask.copy)
         for i, scene in enumerate(scenes)
         for digit, mask in zip(scene.digits, scene.masks, strict=True)
     ]
-
-
-def _same(value: Any) -> Any:
-    return value

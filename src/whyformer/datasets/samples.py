@@ -101,7 +101,6 @@ def needed(package: str, what: str) -> Any:
 
 
 def listing(folder: Path, count: int = 5) -> str:
-    """A few names in a folder, for messages."""
     if not folder.exists():
         return "no such folder"
     if folder.is_file():

@@ -6,6 +6,7 @@ import csv
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from whyformer.datasets.samples import Text, Texts, require_file, require_folder, wrong_layout
 from whyformer.errors import InputError
@@ -14,11 +15,9 @@ from whyformer.errors import InputError
 def sst2(path: str | Path, split: str = "dev") -> Texts:
     """``dev.tsv``/``train.tsv`` of GLUE: a header ``sentence<TAB>label``, no quoting."""
     file = _file(path, f"{split}.tsv", "sentence<TAB>label")
-    rows = _table(file, ("sentence", "label"), delimiter="\t", quoting=csv.QUOTE_NONE)
-    items = tuple(
-        Text(f"{file.stem}-{i}", r["sentence"].strip(), _label(r["label"], 2, file)) for i, r in enumerate(rows)
-    )
-    return Texts(items, ("negative", "positive"))
+    rows = enumerate(_table(file, ("sentence", "label"), delimiter="\t", quoting=csv.QUOTE_NONE))
+    items = (Text(f"{file.stem}-{i}", r["sentence"].strip(), _label(r["label"], 2, file)) for i, r in rows)
+    return Texts(tuple(items), ("negative", "positive"))
 
 
 def imdb(path: str | Path) -> Texts:
@@ -62,13 +61,9 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
     names = [line.split("\t")[1].strip() for line in mapping if line.strip()]
     if len(texts) != len(labels):
         raise wrong_layout(folder, "one label a text", f"{len(texts)} texts and {len(labels)} labels")
-    file = folder / f"{split}_labels.txt"
-    items = tuple(
-        Text(f"{split}-{i}", text.strip(), _label(label, len(names), file))
-        for i, (text, label) in enumerate(zip(texts, labels, strict=True))
-        if text.strip()
-    )
-    return Texts(items, tuple(names))
+    file, pairs = folder / f"{split}_labels.txt", enumerate(zip(texts, labels, strict=True))
+    items = (Text(f"{split}-{i}", t.strip(), _label(label, len(names), file)) for i, (t, label) in pairs if t.strip())
+    return Texts(tuple(items), tuple(names))
 
 
 def meld(path: str | Path, split: str = "test", task: str = "sentiment") -> Texts:
@@ -103,15 +98,15 @@ def eraser(path: str | Path, split: str = "val") -> Texts:
     file, docs = require_file(folder / f"{split}.jsonl", expected), folder / "docs"
     if not docs.is_dir():
         raise wrong_layout(folder, expected)
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
+    rows: list[tuple[str, str, Any]] = []
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            rows.append((row["annotation_id"], row["classification"], row["evidences"]))
-        except (ValueError, KeyError, TypeError) as error:
-            wanted = f"annotation_id, classification and evidences on line {number}"
-            raise wrong_layout(file, wanted, f"{error} to fail") from error
-    names = tuple(sorted({str(r[1]) for r in rows}))
+            rows.append((row["annotation_id"], str(row["classification"]), row["evidences"]))
+    except (ValueError, KeyError, TypeError) as error:
+        wanted = f"annotation_id, classification and evidences on line {len(rows) + 1}"
+        raise wrong_layout(file, wanted, f"{error} to fail") from error
+    names = tuple(sorted({name for _, name, _ in rows}))
     made = []
     for identity, name, evidences in rows:
         words = tuple(require_file(docs / identity, expected).read_text(encoding="utf-8").split())
@@ -120,7 +115,7 @@ def eraser(path: str | Path, split: str = "val") -> Texts:
             if span["docid"] != identity or not 0 <= span["start_token"] <= span["end_token"] <= len(words):
                 raise wrong_layout(file, f"evidence of {identity} within its {len(words)} tokens", str(span))
             flags[span["start_token"] : span["end_token"]] = [True] * (span["end_token"] - span["start_token"])
-        made.append(Text(identity, " ".join(words), names.index(str(name)), words, tuple(flags)))
+        made.append(Text(identity, " ".join(words), names.index(name), words, tuple(flags)))
     return Texts(tuple(made), names)
 
 

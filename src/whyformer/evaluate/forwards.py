@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,17 +17,11 @@ from whyformer.models.readout import plain_logits
 
 @dataclass
 class Forwards:
-    """Runs the model on inputs one after another, ``batch_size`` at a time.
-
-    Attributes:
-        count: samples that went through the model so far.
-        pad: id that fills up shorter rows of a batch; they are masked out.
-    """
+    """Runs the model on inputs, ``batch_size`` at a time; ``pad`` fills up shorter rows of ids, which are masked."""
 
     model: nn.Module
     batch_size: int = 64
     pad: int = 0
-    count: int = field(default=0, init=False)
 
     @property
     def place(self) -> dict[str, Any]:
@@ -37,43 +31,29 @@ class Forwards:
 
     def pixels(self, pictures: Iterable[Tensor]) -> NDArray[np.float64]:
         """``[n, C]`` logits of pictures ``[C, H, W]``, which may be made as they are needed."""
-        found = [self._run(torch.stack(batch).to(**self.place)) for batch in _batches(pictures, self.batch_size)]
+        iterator, found = iter(pictures), []
+        while batch := list(islice(iterator, self.batch_size)):
+            found.append(self._run(torch.stack(batch).to(**self.place)))
         return np.concatenate(found) if found else np.zeros((0, 0))
 
     def ids(self, rows: Sequence[Any]) -> NDArray[np.float64]:
         """``[n, C]`` logits of token rows of any lengths; rows of like length share a batch."""
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        order, device = sorted(range(len(rows)), key=lambda i: len(rows[i])), self.place["device"]
         found: list[NDArray[np.float64]] = []
-        for batch in _batches(order, self.batch_size):
-            ids, mask = padded([rows[i] for i in batch], self.pad)
-            device = self.place["device"]
+        for start in range(0, len(order), self.batch_size):
+            ids, mask = padded([rows[i] for i in order[start : start + self.batch_size]], self.pad)
             found.append(self._run(input_ids=ids.to(device), attention_mask=mask.to(device)))
-        if not found:
-            return np.zeros((0, 0))
-        result = np.empty((len(rows), found[0].shape[1]))
-        result[order] = np.concatenate(found)
-        return result
+        return np.concatenate(found)[np.argsort(order)] if found else np.zeros((0, 0))
 
     def _run(self, *args: Tensor, **kwargs: Tensor) -> NDArray[np.float64]:
-        self.count += len(args[0]) if args else len(kwargs["input_ids"])
         return plain_logits(self.model, args, kwargs).double().cpu().numpy()
 
 
 def padded(rows: Sequence[Any], pad: int) -> tuple[Tensor, Tensor]:
     """(ids ``[B, N]``, attention mask) of rows of different lengths."""
-    width = max(len(r) for r in rows)
-    ids = torch.full((len(rows), width), pad, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for line, keep, row in zip(ids, mask, rows, strict=True):
-        line[: len(row)] = torch.tensor(row, dtype=torch.long)
-        keep[: len(row)] = 1
-    return ids, mask
-
-
-def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
+    ids = nn.utils.rnn.pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True, padding_value=pad)
+    lengths = torch.tensor([[len(row)] for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths).long()
 
 
 def probabilities(logits: NDArray[np.float64], multi_label: bool = False) -> NDArray[np.float64]:

@@ -21,20 +21,13 @@ class Interval:
     count: int
 
 
-def first(means: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The plain mean: the first (only) column."""
-    return means[..., 0]
-
-
-def bootstrap(
-    rows: ArrayLike, combine: Combine = first, *, level: float = 0.95, draws: int = 1000, seed: int = 0
-) -> Interval:
-    """Percentile bootstrap over samples.
+def bootstrap(rows: ArrayLike, combine: Combine = lambda means: means[..., 0], *, draws: int = 1000) -> Interval:
+    """Percentile bootstrap over samples, 95 %; the same rows always give the same interval.
 
     Args:
         rows: ``[n]`` or ``[n, k]``: what each sample contributes.
-        combine: means over samples ``[..., k]`` -> figure ``[...]``; a ratio of two columns is a pooled figure.
-        level: coverage; draws: resamples; seed: the same rows always give the same interval.
+        combine: means over samples ``[..., k]`` -> figure ``[...]``, the first column by default; a ratio of two
+            columns is a pooled figure.
     """
     data = np.asarray(rows, dtype=np.float64)
     data = data[:, None] if data.ndim == 1 else data
@@ -42,6 +35,6 @@ def bootstrap(
     if not count:
         return Interval(float("nan"), float("nan"), float("nan"), 0)
     value = float(combine(data.mean(0)))
-    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws) / count
-    low, high = np.quantile(combine(weights @ data), [(1 - level) / 2, (1 + level) / 2])
+    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=draws) / count
+    low, high = np.quantile(combine(weights @ data), [0.025, 0.975])
     return Interval(value, float(low), float(high), count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,10 +36,6 @@ class SegmentationCounts:
     energy: float
     foreground: float
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
-
 def minmax(scores: ArrayLike) -> NDArray[np.float64]:
     """(s − min)/(max − min); a constant or non-finite map is an error, never background."""
     s = np.asarray(scores, dtype=np.float64)
@@ -66,15 +62,12 @@ def counts(scores: ArrayLike, mask: ArrayLike, labelled: ArrayLike | None = None
         raise ValueError(f"the map is {scaled.shape} and the mask {truth.shape}")
     if not (truth & known).any():
         raise ValueError("the mask is empty: there is no object in this picture")
-    predicted = scaled > scaled.mean()
-    pair = [(~predicted, ~truth), (predicted, truth)]
-    intersection = tuple(int((p & t & known).sum()) for p, t in pair)
-    union = tuple(int(((p | t) & known).sum()) for p, t in pair)
+    found = scaled > scaled.mean()
     return SegmentationCounts(
-        correct=int(((predicted == truth) & known).sum()),
+        correct=int(((found == truth) & known).sum()),
         labelled=int(known.sum()),
-        intersection=intersection,  # type: ignore[arg-type]
-        union=union,  # type: ignore[arg-type]
+        intersection=(int((~found & ~truth & known).sum()), int((found & truth & known).sum())),
+        union=(int((~(found & truth) & known).sum()), int(((found | truth) & known).sum())),
         average_precision=two_channel_average_precision(scaled[known], truth[known]),
         hit=pointing_hit(np.where(known, scaled, -1), truth),
         energy=energy_in_mask(np.where(known, np.asarray(scores, dtype=np.float64), 0), truth & known),
@@ -134,10 +127,7 @@ def energy_in_mask(scores: ArrayLike, mask: ArrayLike) -> float:
 
 
 _FIGURES: dict[str, tuple[str, Callable[[SegmentationCounts], Any]]] = {
-    "pixel_accuracy": (
-        "pixel accuracy in %, foreground = above the mean",
-        lambda c: pixel_accuracy(c.correct, c.labelled),
-    ),
+    "pixel_accuracy": ("pixel accuracy in %, foreground = above the mean", lambda c: 100 * c.correct / c.labelled),
     # of each picture; over a data set the benchmark sums numerators and denominators first, as the paper does
     "miou": ("mean IoU of background and foreground in %", lambda c: mean_iou(c.intersection, c.union)),
     "map": ("average precision of (1 − s, s) in % (the paper's mAP is its mean)", lambda c: 100 * c.average_precision),

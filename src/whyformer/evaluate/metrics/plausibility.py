@@ -30,7 +30,7 @@ def word_scores(pieces: ArrayLike, words: Sequence[int | None], count: int) -> N
     result = np.full(count, np.nan)
     for score, word in zip(values, words, strict=True):
         if word is not None:
-            result[word] = score if np.isnan(result[word]) else max(result[word], score)
+            result[word] = np.fmax(result[word], score)
     return result
 
 
@@ -43,8 +43,7 @@ def top_words(scores: ArrayLike, k: int) -> NDArray[np.int64]:
 
 def token_counts(predicted: ArrayLike, truth: ArrayLike) -> tuple[int, int, int]:
     """(words in both, words predicted, words in the rationale). ``truth`` is one flag a word of the whole document."""
-    flags = np.asarray(truth, dtype=bool)
-    chosen = np.asarray(predicted, dtype=np.int64)
+    flags, chosen = np.asarray(truth, dtype=bool), np.asarray(predicted, dtype=np.int64)
     return int(flags[chosen].sum()), int(chosen.size), int(flags.sum())
 
 

@@ -36,13 +36,11 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
     """
     sums = np.asarray(removed, dtype=np.float64) @ np.asarray(scores, dtype=np.float64).reshape(-1)
     wanted = np.asarray(drops, dtype=np.float64)
-    power = (wanted**2).mean()
-    if power == 0:
+    if not wanted.any():
         return float("nan")
-    beta = 1.0
-    if scale:
-        beta = float(sums @ wanted / (sums @ sums)) if (sums @ sums) > 0 else 0.0
-    return float(((beta * sums - wanted) ** 2).mean() / power)
+    if scale and sums.any():
+        sums = sums * (sums @ wanted / (sums @ sums))
+    return float(((sums - wanted) ** 2).mean() / (wanted**2).mean())
 
 
 @metric(
@@ -83,14 +81,12 @@ def conservation_fit(relevance: ArrayLike, output: ArrayLike) -> ConservationFit
     r, f = np.asarray(relevance, dtype=np.float64), np.asarray(output, dtype=np.float64)
     if r.shape != f.shape or r.ndim != 1 or not r.size:
         raise ValueError(f"need one sum and one output a sample, got shapes {r.shape} and {f.shape}")
-    scale, df, dr = np.abs(f).mean(), f - f.mean(), r - r.mean()
-    error = float(np.abs(r - f).mean() / scale) if scale > 0 else float("nan")
+    df, dr = f - f.mean(), r - r.mean()
     spread, wide, both = (df**2).sum(), (dr**2).sum(), (df * dr).sum()
-    if spread == 0:
-        return ConservationFit(float("nan"), float("nan"), error, float("nan"))
-    slope = float(both / spread)
-    correlation = float(both / np.sqrt(spread * wide)) if wide > 0 else float("nan")
-    return ConservationFit(slope, float(r.mean() - slope * f.mean()), error, correlation)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope, error = both / spread, np.abs(r - f).mean() / np.abs(f).mean()
+        figures = (slope, r.mean() - slope * f.mean(), error, both / np.sqrt(spread * wide))
+    return ConservationFit(*(float(x) if np.isfinite(x) else float("nan") for x in figures))
 
 
 def relevance_sum(explanation: Explanation) -> tuple[float, str]:

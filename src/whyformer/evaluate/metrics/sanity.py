@@ -26,8 +26,7 @@ def ranks(values: ArrayLike) -> NDArray[np.float64]:
 
 def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> float:
     """Rank correlation in −1..1 of two maps (of |scores| with ``absolute``); NaN if either is constant."""
-    pair = [np.asarray(m, dtype=np.float64).reshape(-1) for m in (one, other)]
-    a, b = (ranks(np.abs(m) if absolute else m) for m in pair)
+    a, b = (ranks(np.abs(m) if absolute else m) for m in (one, other))
     a, b = a - a.mean(), b - b.mean()
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale > 0 else float("nan")
@@ -46,15 +45,10 @@ def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
     if any(m.max() <= m.min() for m in (a, b)):
         return float("nan")
     a, b = ((m - m.min()) / (m.max() - m.min()) for m in (a, b))
-    size = window * window
-
-    def windows(m: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.lib.stride_tricks.sliding_window_view(m, (window, window)).mean((-1, -2))
-
-    mean_a, mean_b = windows(a), windows(b)
-    unbiased = size / (size - 1)
-    var_a, var_b = unbiased * (windows(a * a) - mean_a**2), unbiased * (windows(b * b) - mean_b**2)
-    cov = unbiased * (windows(a * b) - mean_a * mean_b)
+    views = np.lib.stride_tricks.sliding_window_view(np.stack([a, b]), (window, window), axis=(1, 2))
+    mean_a, mean_b = views.mean((-1, -2))
+    var_a, var_b = views.var((-1, -2), ddof=1)
+    cov = ((views[0] * views[1]).mean((-1, -2)) - mean_a * mean_b) * window**2 / (window**2 - 1)
     c1, c2 = 0.01**2, 0.03**2
     top = (2 * mean_a * mean_b + c1) * (2 * cov + c2)
     return float((top / ((mean_a**2 + mean_b**2 + c1) * (var_a + var_b + c2))).mean())
@@ -89,22 +83,15 @@ def stages(model: nn.Module) -> list[tuple[str, list[str]]]:
     blocks = find_blocks(model)
     if not blocks:
         raise InputError("this model lists no blocks, so there is no order in which to randomise it")
-    owner = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
-    before: list[str] = []
-    after: list[str] = []
-    inside: list[list[str]] = [[] for _ in blocks]
-    started = False
+    owner = {id(p): f"block {i}" for i, block in enumerate(blocks) for p in block.parameters()}
+    listed = ["head", *(f"block {i}" for i in reversed(range(len(blocks)))), "embeddings"]
+    found: dict[str, list[str]] = {stage: [] for stage in listed}
+    outside = "embeddings"
     for name, parameter in model.named_parameters():
-        block = owner.get(id(parameter))
-        if block is not None:
-            started = True
-            inside[block].append(name)
-        else:
-            (after if started else before).append(name)
-    listed = (
-        [("head", after)] + [(f"block {i}", inside[i]) for i in reversed(range(len(blocks)))] + [("embeddings", before)]
-    )
-    return [(name, names) for name, names in listed if names]
+        stage = owner.get(id(parameter), outside)
+        found[stage].append(name)
+        outside = outside if stage == "embeddings" else "head"
+    return [(stage, names) for stage, names in found.items() if names]
 
 
 def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int = 0) -> Iterator[tuple[str, nn.Module]]:
@@ -118,8 +105,7 @@ def randomized_models(model: nn.Module, order: str = "cascading", *, seed: int =
     generator = torch.Generator().manual_seed(seed)
     changed = copy.deepcopy(model)
     for stage, names in stages(model):
-        if order == "independent":
-            changed = copy.deepcopy(model)
+        changed = copy.deepcopy(model) if order == "independent" else changed
         parameters = dict(changed.named_parameters())
         with torch.no_grad():
             for name in names:
