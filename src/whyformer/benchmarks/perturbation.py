@@ -64,7 +64,8 @@ def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[di
     other: dict[int, Scores] = {}
     if "target" in explained and configuration.class_specific and configuration.kind == "method":
         differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
-        other = dict(zip(differ, batch.scores(configuration, truth, differ), strict=True))
+        found = batch.some(differ).scores(configuration, [truth[i] for i in differ])
+        other = dict(zip(differ, found, strict=True))
     for i, one in enumerate(first):
         yield {name: other.get(i, one) if name == "target" else one for name in explained}
 
@@ -106,10 +107,9 @@ def prepare(study: Study) -> None:
     study.limit()
     study.check_some("measures", MEASURES)
     study.check_some("explained", EXPLAINED)
-    for name in ("baseline", "deletion_baseline", "insertion_baseline"):
-        study.check_one(name, PICTURE_BASELINES)
-    study.check_one("ties", TIES)
-    study.check_one("constant", CONSTANT)
+    baselines = dict.fromkeys(("baseline", "deletion_baseline", "insertion_baseline"), PICTURE_BASELINES)
+    for name, valid in {**baselines, "ties": TIES, "constant": CONSTANT}.items():
+        study.check_one(name, valid)
     if not isinstance(study.options["steps"], int) or study.options["steps"] < 1:
         raise InputError(f"steps must be a whole number from 1, not {study.options['steps']!r}")
     study.check_labels()

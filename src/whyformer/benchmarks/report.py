@@ -65,23 +65,15 @@ class Table:
         note = [*([""] if table else []), self.note] if self.note else []
         return "\n".join([f"### {self.title}", "", *table, *note, ""])
 
-    def facts(self) -> dict[str, Any]:
-        """What stands around the figures; the figures themselves are :meth:`entries`."""
-        named = ("title", "corner", "rows", "columns", "digits", "note")
-        return {"table": self.name, **{name: getattr(self, name) for name in named}}
-
     def entries(self) -> list[dict[str, Any]]:
         """One dict a cell: table, row, column, measured, low, high, samples, published."""
         made = []
         for row, column in ((r, c) for r in self.rows for c in self.columns):
             cell = self._cell(row, column)
             found = cell.measured or Interval(math.nan, math.nan, math.nan, 0)
-            numbers = {"measured": found.value, "low": found.low, "high": found.high}
-            made.append(
-                {"table": self.name, "row": row, "column": column}
-                | {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-                | {"samples": found.count, "published": cell.published}
-            )
+            numbers = {"measured": found.value, "low": found.low, "high": found.high, "samples": found.count}
+            place = {"table": self.name, "row": row, "column": column}
+            made.append(plain({**place, **numbers, "published": cell.published}))
         return made
 
     def _cell(self, row: str, column: str) -> Cell:
@@ -205,9 +197,10 @@ class Report:
     def facts(self) -> dict[str, Any]:
         """Everything as plain values, NaN as None: what ``report.json`` holds."""
         facts = {name: getattr(self, name) for name in ("benchmark", "conventions", "counts", "remarks", "extra")}
+        around = ("title", "corner", "rows", "columns", "digits", "note")
         found: dict[str, Any] = plain({
             **facts,
-            "tables": [t.facts() for t in self.tables],
+            "tables": [{"table": t.name, **{name: getattr(t, name) for name in around}} for t in self.tables],
             "figures": [e for t in self.tables for e in t.entries()],
             "curves": {c.name: {k: {"x": x, "y": y} for k, (x, y) in c.lines.items()} for c in self.curves},
         })  # fmt: skip

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -216,11 +217,11 @@ def bill(benchmark: Benchmark, trial: Batch, todo: Todo) -> str:
             list(benchmark.measure(trial, [configuration]))
             shares[configuration] = (time.perf_counter() - start) / len(trial.samples)
         total.update({kind: round(count * times / len(trial.samples)) for kind, count in passes.items()})
-    seconds = sum(shares[c] * times for c, times in missing.items())
+    needed = timedelta(seconds=1 + round(sum(shares[c] * times for c, times in missing.items())))
     slow = sorted(((share, c.label) for c, share in shares.items()), reverse=True)[:3]
     return (
         f"{missing.total()} explanations to score ({len(todo)} samples): about {total['forward']:,} forward and "
-        f"{total['backward']:,} backward passes, {duration(seconds)} by a trial on one sample (a sample: "
+        f"{total['backward']:,} backward passes, about {needed} (h:mm:ss) by a trial on one sample (a sample: "
         f"{', '.join(f'{label} {share:.2g} s' for share, label in slow)})"
     )
 
@@ -245,12 +246,3 @@ def counted(model: nn.Module) -> Iterator[Counter[str]]:
         yield passes
     finally:
         handle.remove()
-
-
-def duration(seconds: float) -> str:
-    """ "about 3 min" and the like."""
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"about {round(seconds / 60)} min"
-    return f"about {seconds / 3600:.1f} h"

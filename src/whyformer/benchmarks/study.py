@@ -185,37 +185,30 @@ class Batch:
     def probabilities(self) -> NDArray[np.float64]:
         return self.study.probabilities(self.logits)
 
-    def explanations(
-        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
-    ) -> list[Explanation | Unusable]:
-        """Of some of the samples (all by default), each for its own target; scores of padding come last.
+    def explanations(self, configuration: Configuration, targets: Sequence[int]) -> list[Explanation | Unusable]:
+        """Each for its own target, scores of padding last: in one batch if that works, else what fails is told."""
+        study, method, settings = self.study, configuration.method, configuration.settings
 
-        In one batch if that works, else one by one: what fails is told by itself.
-        """
-        chosen, study = list(range(len(self.samples)) if which is None else which), self.study
-        if not chosen:
-            return []
-        try:
-            given, method, settings = self.inputs(chosen), configuration.method, configuration.settings
-            wanted = [targets[i] for i in chosen]
-            return list(explaining.explain(study.model, given, method, wanted, study.processor, **settings))
-        except MemoryError:
-            raise
-        except Exception as error:
-            if len(chosen) > 1:
-                return [self.explanations(configuration, targets, [i])[0] for i in chosen]
-            return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
+        def explain(which: list[int]) -> list[Explanation | Unusable]:
+            wanted = [targets[i] for i in which]
+            try:
+                made = explaining.explain(study.model, self.inputs(which), method, wanted, study.processor, **settings)
+                return list(made)
+            except MemoryError:
+                raise
+            except Exception as error:
+                if len(which) > 1:
+                    return [explain([i])[0] for i in which]
+                return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
 
-    def scores(
-        self, configuration: Configuration, targets: Sequence[int], which: Sequence[int] | None = None
-    ) -> list[Scores]:
-        """The maps of some of the samples, ``[H, W]`` of pictures and ``[N]`` of texts; or why there is none."""
-        chosen = list(range(len(self.samples)) if which is None else which)
-        if configuration.kind == RANDOM:
-            return [self.drawn(i) for i in chosen]
-        if configuration.kind == TRUTH:
-            return [self.truth(i) for i in chosen]
-        found = zip(chosen, self.explanations(configuration, targets, chosen), strict=True)
+        return explain(list(range(len(self.samples)))) if self.samples else []
+
+    def scores(self, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
+        """The maps, ``[H, W]`` of pictures and ``[N]`` of texts; or why there is none."""
+        if configuration.kind in (RANDOM, TRUTH):
+            made = self.drawn if configuration.kind == RANDOM else self.truth
+            return [made(i) for i in range(len(self.samples))]
+        found = enumerate(self.explanations(configuration, targets))
         return [one if isinstance(one, Unusable) else self.read(i, one) for i, one in found]
 
     def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
