@@ -1,5 +1,4 @@
-"""Benchmark ``ablation``: Table 3 of Chefer et al. 2021, the variants of the method under perturbation and
-segmentation."""
+"""Benchmark ``ablation``: Table 3 of Chefer et al. 2021, variants of the method by perturbation and segmentation."""
 
 from __future__ import annotations
 
@@ -33,9 +32,7 @@ def prepare(study: Study) -> None:
         study.options = {**study.options, "count": None, "files": None}
     perturbation.prepare(study)
     if not any(s.mask is not None for s in study.samples):
-        study.remarks.append(
-            "No picture has a mask, so the segmentation columns are empty; give --option masks=FOLDER."
-        )
+        study.remarks.append("No picture has a mask, so its columns are empty; give --option masks=FOLDER.")
     if study.options["explained"] != ("predicted",):
         raise InputError("Table 3 explains the predicted class")
 

@@ -1,5 +1,4 @@
-"""Benchmark ``arbitration``: does choosing by measured faithfulness beat always taking one configuration? (Mylonas
-et al. 2022)"""
+"""Benchmark ``arbitration``: does choosing by measured faithfulness beat one fixed method? (Mylonas et al. 2022)"""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ from whyformer.evaluate.statistics import Interval, bootstrap
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    """The criterion's forwards, one feature gone in each, serve all configurations; those of the held-out figure, many
-    features gone together in the order of the scores, only one."""
+    """The criterion's forwards, one feature gone in each, serve all configurations; the held-out figure's only one."""
     clean = batch.probabilities.max(1)
 
     def drops(i: int, removed: np.ndarray) -> np.ndarray:

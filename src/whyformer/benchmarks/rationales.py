@@ -1,5 +1,4 @@
-"""Benchmark ``rationales``: agreement with human rationales on ERASER (CVPR 2021, Figure 4), and ERASER's own
-figures."""
+"""Benchmark ``rationales``: agreement with human rationales (CVPR 2021, Figure 4), and ERASER's own figures."""
 
 from __future__ import annotations
 

@@ -207,8 +207,7 @@ class Report:
         return found
 
     def write(self, folder: Path) -> list[Path]:
-        """``table.md``, ``table.csv``, ``report.json`` and, where there are curves, ``curves.png``; each whole or
-        not at all."""
+        """``table.md``, ``table.csv``, ``report.json`` and, of curves, ``curves.png``; each whole or not at all."""
         entries = [e for t in self.tables for e in t.entries()]
         text = io.StringIO(newline="")
         if entries:

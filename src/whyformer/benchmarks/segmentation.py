@@ -20,8 +20,7 @@ from whyformer.evaluate.statistics import bootstrap
 
 
 def explained_class(study: Study) -> str:
-    """The option, or where it is left open: the target on digit scenes (several objects a picture), else the
-    predicted class."""
+    """The option, or by default the target on digit scenes (several objects a picture), else the predicted class."""
     return study.options["explained"] or ("target" if study.reader == "scenes" else "predicted")
 
 

@@ -106,8 +106,7 @@ def _class_of_id(meta: Path) -> dict[int, int]:
 
 
 def mnist(path: str | Path, split: str = "test") -> list[Picture]:
-    """``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` (split "test"), ``train*-...`` (split
-    "train")."""
+    """``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` (split "test"), or ``train*-...`` ("train")."""
     expected = "t10k-images-idx3-ubyte(.gz) and t10k-labels-idx1-ubyte(.gz), or train*-..."
     folder = require_folder(path, expected)
     start = "t10k" if split == "test" else split
@@ -122,8 +121,7 @@ def mnist(path: str | Path, split: str = "test") -> list[Picture]:
 
 
 def read_idx(file: Path) -> NDArray[np.uint8]:
-    """An idx file of unsigned bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the
-    values."""
+    """An idx file of bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the values."""
     data = file.read_bytes()
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data

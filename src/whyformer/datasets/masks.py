@@ -97,8 +97,7 @@ def _cell(file: Path, name: str, index: int) -> NDArray[Any]:
 
 
 def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int] | None = None) -> list[Picture]:
-    """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border),
-    ``annotations/test.txt``.
+    """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border) and ``test.txt``.
 
     The border counts as ground. Labels are left out unless ``classes`` maps breed names (``Abyssinian``) to the model's
     classes: the model's own classes are rarely these 37.
@@ -125,8 +124,7 @@ def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int
 
 
 def scene_objects(count: int = 100, *, seed: int = 0, min_digits: int = 2, max_digits: int = 4) -> list[Picture]:
-    """Digit scenes as one sample a digit: explain that digit, and its mask is the truth (class-specific
-    segmentation)."""
+    """Digit scenes as one sample a digit: explain that digit, and its mask is the truth."""
     scenes = digit_scenes(count, seed=seed, min_digits=min_digits, max_digits=max_digits)
     return [
         Picture(f"scene{seed}-{i}-digit{digit}", scene.image.copy, int(digit), mask.copy)

@@ -71,8 +71,7 @@ class Metric:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
-        missing = [n for n in self.needs if given.get(n) is None]
-        if missing:
+        if missing := [n for n in self.needs if given.get(n) is None]:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
         return {**self.settings, **given}
 
@@ -81,15 +80,9 @@ METRICS: dict[str, Metric] = {}
 
 
 def metric(
-    name: str,
-    summary: str,
-    *,
-    better: str,
-    modality: str = "both",
-    needs: tuple[str, ...] = (),
-    baselines: tuple[str, str] | None = None,
-    **settings: Any,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    name: str, summary: str, *, better: str, modality: str = "both", needs: tuple[str, ...] = (),
+    baselines: tuple[str, str] | None = None, **settings: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Register a function ``(case, **settings) -> values [B] or (values [B], curves [B, F])``.
 
     One with ``baselines`` (see :class:`Metric`) has the setting ``baseline`` too.

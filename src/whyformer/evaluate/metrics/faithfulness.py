@@ -61,8 +61,7 @@ def curve_fractions(fractions: Sequence[float] = FRACTIONS) -> tuple[float, ...]
 
 
 def area(fractions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
-    """Trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 under the last axis of ``values``; NaN-safe where all are
-    finite."""
+    """Trapezoidal area Σ (f_{i+1} − f_i)(y_i + y_{i+1})/2 under the last axis of ``values``."""
     x, y = np.asarray(fractions, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.shape[-1] != y.shape[-1]:
         raise ValueError(f"{x.shape[-1]} fractions for {y.shape[-1]} values")
@@ -144,8 +143,7 @@ def aopc(clean: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
 
 
 def log_odds(clean: ArrayLike, perturbed: ArrayLike, *, floor: float = 1e-12) -> NDArray[np.float64]:
-    """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, in AttCAT's form); lower is better
-    for MoRF.
+    """LOdds: mean over the steps of ln(p(x_f) / p(x)) (Shrikumar et al. 2017, as in AttCAT); lower is better for MoRF.
 
     Probabilities below ``floor`` count as ``floor``, so the result is finite.
     """

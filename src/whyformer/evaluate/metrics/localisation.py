@@ -104,8 +104,7 @@ def average_precision(scores: ArrayLike, truth: ArrayLike) -> float:
 
 
 def two_channel_average_precision(scaled: ArrayLike, truth: ArrayLike) -> float:
-    """Average precision of the flattened pair (1 − s, s) against (background, foreground), as the reference code
-    has it.
+    """Average precision of the flattened pair (1 − s, s) against (background, foreground), as in the reference code.
 
     mAP is its mean over pictures. It counts each pixel twice, so it is not the average precision of the foreground.
     """
@@ -114,8 +113,7 @@ def two_channel_average_precision(scaled: ArrayLike, truth: ArrayLike) -> float:
 
 
 def pointing_hit(scores: ArrayLike, mask: ArrayLike) -> int:
-    """Pointing game (Zhang et al. 2016): 1 if the highest score (the first of equals) lies in the mask. No
-    tolerance."""
+    """Pointing game (Zhang et al. 2016), no tolerance: 1 if the highest score (the first of equals) is in the mask."""
     return int(np.asarray(mask, dtype=bool).reshape(-1)[int(np.argmax(np.asarray(scores).reshape(-1)))])
 
 

@@ -48,8 +48,7 @@ def infidelity(scores: ArrayLike, removed: ArrayLike, drops: ArrayLike, *, scale
     better="lower", baselines=("black", "unk"), subsets=50, share=0.2, seed=0, scale=True,
 )  # fmt: skip
 def _infidelity(case: Case, *, subsets: int, share: float, seed: int, scale: bool, baseline: str) -> Array:
-    """Random subsets of pixels for pictures: use patches (the benchmark ``sanity``) where pixels alone change
-    nothing."""
+    """Random subsets, of pixels for pictures: where these change nothing, the benchmark ``sanity`` takes patches."""
     rows = []
     for i, target in enumerate(case.target):
         scores = case.features(i)
@@ -108,8 +107,7 @@ def relevance_sum(explanation: Explanation) -> tuple[float, str]:
 
 @metric("conservation", "relative error |ΣR − f| / |f| of the relevance's sum against the logit", better="lower")
 def _conservation(case: Case) -> Array:
-    """Uses all features of an Explanation (special and prefix tokens too, where the method tells); of an array, its
-    sum."""
+    """Of an Explanation all features (special and prefix tokens too, where the method tells), of an array its sum."""
     output = case.logits[np.arange(len(case)), case.target]
     if case.explanation is not None:
         sums = np.array([relevance_sum(one)[0] for one in case.explanation])

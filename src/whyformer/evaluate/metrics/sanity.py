@@ -33,8 +33,7 @@ def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> flo
 
 
 def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
-    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = (0.01,
-    0.03), range 1.
+    """Structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004): uniform window, K = 0.01, 0.03.
 
     The mean over all windows that lie wholly inside; variances are unbiased. NaN if a map is constant.
     """
@@ -69,8 +68,7 @@ def max_sensitivity(original: ArrayLike, changed: Sequence[ArrayLike]) -> float:
 
 
 def class_sensitivity(top: ArrayLike, least: ArrayLike) -> float:
-    """Spearman correlation of the maps of the most and the least likely class; 1 = the map does not depend on the
-    class."""
+    """Spearman correlation of the maps of the most and the least likely class; 1 = the class does not matter."""
     return spearman(top, least)
 
 
