@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 from PIL import Image
 
 from whyformer.errors import InputError, LoadError
-from whyformer.inputs.pictures import SUFFIXES, is_picture_name, open_picture
+from whyformer.inputs.pictures import SUFFIXES, check_file, is_picture_name, open_picture
 
 _MOST_TEXT = 16 * 2**20
+_OTHER = f"a file that is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file"
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,19 @@ def read_argument(source: str) -> Argument:
         InputError: empty text, a folder, or a file of another kind.
     """
     if source == "-":
-        return _sentence(_standard_input())
+        # bytes, because the encoding that Python guesses for standard input is that of the terminal
+        raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
+        if len(raw) > _MOST_TEXT:
+            raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
+        return _sentence(_decoded(raw, "standard input"))
     if is_picture_name(source) or (source.lower().endswith(".txt") and "\n" not in source):
         path = Path(source)
         content = read_file(path)
         return Argument("text" if isinstance(content, str) else "image", content, path.stem, path.name)
-    try:
-        exists, folder = Path(source).exists(), Path(source).is_dir()
-    except (OSError, ValueError):  # longer than any file name, or a NUL in it: so it is a sentence
-        exists = folder = False
-    if exists and source.strip():
-        other = f"a file that is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file"
+    if source.strip() and os.path.exists(source):  # False too for what is longer than any name, or has a NUL in it
         raise InputError(
-            f"{source} is {'a folder' if folder else other}; to explain these very words, pass them on standard input, "
-            "with - as the argument"
+            f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain these very words, pass them on "
+            "standard input, with - as the argument"
         )
     return _sentence(source)
 
@@ -68,8 +69,12 @@ def read_file(path: Path) -> Image.Image | str:
     if is_picture_name(str(path)):
         return open_picture(path)
     if path.suffix.lower() == ".txt":
-        return _filled(_read_text(path))
-    raise InputError(f"{path} is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file")
+        check_file(path, _MOST_TEXT)
+        try:
+            return _decoded(path.read_bytes(), str(path))
+        except OSError as error:
+            raise LoadError(f"cannot read {path}: {error.strerror}") from error
+    raise InputError(f"{path} is {_OTHER}")
 
 
 def _sentence(text: str) -> Argument:
@@ -77,28 +82,11 @@ def _sentence(text: str) -> Argument:
     return Argument("text", text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
 
 
-def _standard_input() -> str:
-    # bytes, because the encoding that Python guesses for standard input is that of the terminal
-    raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
-    if len(raw) > _MOST_TEXT:
-        raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
+def _decoded(raw: bytes, name: str) -> str:
     try:
-        return raw.decode("utf-8-sig")
+        return _filled(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise InputError("standard input is not UTF-8 text") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MOST_TEXT:
-            raise InputError(f"{path} is larger than {_MOST_TEXT // 2**20} MB")
-        return path.read_text(encoding="utf-8-sig").strip()
-    except FileNotFoundError as error:
-        raise LoadError(f"no such file: {path}") from error
-    except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text") from error
+        raise InputError(f"{name} is not UTF-8 text") from error
 
 
 def _filled(text: str) -> str:

@@ -49,7 +49,7 @@ def open_picture(
     """
     if isinstance(source, str | Path):
         source = Path(source)
-        _check_file(source, size)
+        check_file(source, size)
     name = str(source) if isinstance(source, Path) else str(getattr(source, "name", "the picture"))
     most = MAX_PIXELS if pixels is None else pixels
     with _readable(name, most):
@@ -64,19 +64,18 @@ def is_picture_name(text: str) -> bool:
     return "\n" not in text and text.lower().endswith(SUFFIXES)
 
 
-def _check_file(path: Path, size: int) -> None:
+def check_file(path: Path, size: int) -> None:
+    """Refuse, before it is opened, what is no file that can be read, or has more than ``size`` bytes."""
     try:
-        if path.is_dir():
-            raise LoadError(f"{path} is a folder, not a picture")
-        found = path.stat().st_size
+        found, folder = path.stat().st_size, path.is_dir()
     except FileNotFoundError as error:
         raise LoadError(f"no such file: {path}") from error
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if found == 0:
-        raise LoadError(f"{path} is empty")
+    if folder or found == 0:
+        raise LoadError(f"{path} is {'a folder, no file' if folder else 'empty'}")
     if found > size:
-        raise InputError(f"{path} has {found / 2**20:.0f} MB; pictures of at most {size // 2**20} MB are read")
+        raise InputError(f"{path} has {found / 2**20:.0f} MB; files of at most {size // 2**20} MB are read")
 
 
 @contextmanager

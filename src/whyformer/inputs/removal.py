@@ -57,12 +57,11 @@ class Removal:
 
     def without(self, jobs: Sequence[Job]) -> Inputs:
         """One row for each job (sample, features to take out)."""
-        device = self.inputs.tensor.device
-        samples = torch.tensor([sample for sample, _ in jobs], device=device)
+        samples = torch.tensor([sample for sample, _ in jobs])
         gone = torch.zeros(len(jobs), self.features.shape[1], dtype=torch.bool)
         for i, (_, features) in enumerate(jobs):
             gone[i, torch.as_tensor(features, dtype=torch.long)] = True
-        gone = gone.to(device)
+        samples, gone = (made.to(self.inputs.tensor.device) for made in (samples, gone))
         chosen = self.inputs.select(samples)  # type: ignore[arg-type]
         x = chosen.tensor
         if self.grid is not None and self.cell is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.explaining import Work
-from whyformer.apps.cli.telling import Working, tell
+from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
@@ -43,9 +43,9 @@ def attention(asked: Attention) -> None:
     if asked.target is not None and not asked.gradient:
         raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
     given = read_argument(asked.source)
-    with Working(asked.quiet) as working:
-        work = Work(asked, given, working, asked.truncate)
-        with working.step("attention"):
+    with working(asked) as bars:
+        work = Work(asked, given, bars, asked.truncate)
+        with bars.step("attention"):
             import whyformer
 
             maps = whyformer.attention_maps(
@@ -99,12 +99,12 @@ def perturb(asked: Perturb) -> None:
     chosen = opt.chosen_methods(asked.method, asked.setting, given.kind)
     if len(chosen) > 1:
         raise InputError("perturb takes one method")
-    with Working(asked.quiet) as working:
-        work = Work(asked, given, working)
+    with working(asked) as bars:
+        work = Work(asked, given, bars)
         results, refusals = work.explain(chosen, [asked.target])
         if refusals:
             raise refusals[0].error
-        with working.step("removing pixels"):
+        with bars.step("removing pixels"):
             from whyformer import show
             from whyformer.evaluate.strip import perturbation_strip
 
@@ -150,8 +150,8 @@ def maximize(asked: Maximize) -> None:
         raise InputError(f"--out must end in .png or .safetensors, not {asked.out.name!r}")
     if not asked.out.parent.is_dir():
         raise InputError(f"there is no folder {asked.out.parent}")
-    with Working(asked.quiet) as working:
-        with working.step(f"loading {asked.model}"):
+    with working(asked) as bars:
+        with bars.step(f"loading {asked.model}"):
             from whyformer.maximize import maximize_activation
             from whyformer.models import load
 
@@ -159,7 +159,7 @@ def maximize(asked: Maximize) -> None:
         made = maximize_activation(
             loaded.model, int(asked.unit) if asked.unit.isdigit() else asked.unit, steps=asked.steps,
             learning_rate=asked.learning_rate, weight_decay=asked.weight_decay, jitter=asked.jitter, blur=asked.blur,
-            seed=asked.seed, processor=loaded.processor, progress=working.track,
+            seed=asked.seed, processor=loaded.processor, progress=bars.track,
         )  # fmt: skip
     made.save(asked.out)
     facts = record("maximize", unit=made.unit, activation=made.activation, history=made.history, model=asked.model,

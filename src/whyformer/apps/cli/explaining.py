@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import Working, one_line, remark, tell
+from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
 from whyformer.errors import InputError, MethodNotApplicable
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def _run(command: str, asked: Maps, method: str | None) -> None:
     default = "png,html" if command == "compare" else "png" if given.kind == "image" else "html"
     formats = opt.chosen_formats(default if asked.format is None else asked.format)
     chosen = opt.chosen_methods(method, asked.setting, given.kind)
-    with Working(asked.quiet) as working:
-        work = Work(asked, given, working, asked.truncate)
+    with working(asked) as bars:
+        work = Work(asked, given, bars, asked.truncate)
         likeliest = 2 if command == "compare" and given.kind == "image" else 1
         results, refusals = work.explain(chosen, asked.target or work.ready.likeliest(likeliest))
         for refusal in refusals:
@@ -90,10 +90,10 @@ def _run(command: str, asked: Maps, method: str | None) -> None:
 class Work:
     """One input and one model, used as often as is asked."""
 
-    def __init__(self, asked: opt.Input, given: Argument, working: Working, truncate: bool = False) -> None:
-        self.working = working
+    def __init__(self, asked: opt.Input, given: Argument, bars: Working, truncate: bool = False) -> None:
+        self.bars = bars
         name = asked.model or DEFAULT_MODEL[given.kind]
-        with working.step(f"loading {name}"):
+        with bars.step(f"loading {name}"):
             from whyformer.explaining import begin
             from whyformer.models import load
 
@@ -111,10 +111,10 @@ class Work:
         from whyformer.comparing import Refusal, each
 
         def once(key: Any, make: Callable[[], Explanation]) -> Explanation:
-            with self.working.step(key[0] if key[2] is None else f"{key[0]}, class {key[2]}"):
+            with self.bars.step(key[0] if key[2] is None else f"{key[0]}, class {key[2]}"):
                 return make()
 
-        found = list(each(self.ready, methods, targets, progress=self.working.track, once=once))
+        found = list(each(self.ready, methods, targets, progress=self.bars.track, once=once))
         refusals = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if not isinstance(one, Refusal)], refusals
 
@@ -123,6 +123,6 @@ class Work:
         import whyformer
 
         known, model = self.checked, self.loaded.model
-        with self.working.step(f"checking {e.method}"):
+        with self.bars.step(f"checking {e.method}"):
             known.append(whyformer.trust(e, model, self.ready.inputs, self.loaded.processor, known=known))
         return known[-1]

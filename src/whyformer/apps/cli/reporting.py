@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import INCOMPLETE, Working, remark, tell
+from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
 from whyformer.explanation.versions import record
 
 
@@ -36,14 +36,14 @@ def benchmark(asked: Benchmark) -> None:
     options = dict(opt.pair(one, "an option") for one in asked.option or [])
     if asked.count is not None:
         options["count"] = asked.count
-    with Working(asked.quiet) as working:
-        with working.step("loading"):
+    with working(asked) as bars:
+        with bars.step("loading"):
             from whyformer.benchmarks.runner import run_benchmark
 
         outcome = run_benchmark(
             asked.name, asked.model, asked.data, asked.out, methods=asked.methods, split=asked.split,
             reader=asked.reader, batch_size=asked.batch_size, seed=asked.seed, device=asked.device,
-            say=lambda text: remark(asked, text), track=working.track, **options,
+            say=lambda text: remark(asked, text), track=bars.track, **options,
         )  # fmt: skip
     files, unscored = [str(path) for path in outcome.files], outcome.report.unscored
     facts = record(
@@ -66,12 +66,12 @@ class Report(opt.Common):
 
 def report(asked: Report) -> None:
     """Put saved explanations and benchmark results into one HTML file that needs nothing else."""
-    with Working(asked.quiet) as working:
-        with working.step("starting"):
+    with working(asked) as bars:
+        with bars.step("starting"):
             from whyformer.apps.report import write_report
             from whyformer.show.words import visible
 
-        made = write_report(asked.sources, asked.out, title=asked.title, track=working.track)
+        made = write_report(asked.sources, asked.out, title=asked.title, track=bars.track)
     facts = {k: v for k, v in asdict(made).items() if k != "path"}
     others = f"; {len(made.skipped)} files left out, see its end" if made.skipped else ""
     said = f"{made.explanations} maps of {made.inputs} inputs, {made.benchmarks} benchmarks{others}"

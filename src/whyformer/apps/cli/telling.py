@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -93,32 +92,10 @@ def remark(asked: Common, text: str) -> None:
 
 
 class Working:
-    """What a command is at while it takes its time: one display on standard error, gone when it is done.
+    """What a command is at while it takes its time (see :func:`working`)."""
 
-    Says nothing if ``silent`` or standard error is no terminal.
-    """
-
-    def __init__(self, silent: bool) -> None:
-        self._bars: Progress | None = None
-        if not silent and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-            from rich.progress import TimeElapsedColumn as Elapsed
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-                       MofNCompleteColumn(), Elapsed())  # fmt: skip
-            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    def __enter__(self) -> Self:
-        if self._bars is not None:
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
 
     @contextmanager
     def step(self, description: str) -> Iterator[None]:
@@ -127,9 +104,6 @@ class Working:
 
     def track(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         """An iterable with a bar around it, as ``progress=`` of the library's functions takes it."""
-        if self._bars is None:
-            yield from work
-            return
         task = self._bars.add_task(description, total=total)
         try:
             for item in work:
@@ -137,3 +111,16 @@ class Working:
                 self._bars.advance(task)
         finally:
             self._bars.remove_task(task)
+
+
+@contextmanager
+def working(asked: Common) -> Iterator[Working]:
+    """One display on standard error, gone when it is done; none if quiet, or where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+               MofNCompleteColumn(), TimeElapsedColumn())  # fmt: skip
+    silent = asked.quiet or not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
+        yield Working(bars)

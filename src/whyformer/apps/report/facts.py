@@ -5,13 +5,13 @@ Of a model is told what its files on this machine say: nothing is downloaded, no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,11 +44,13 @@ def card(name: str, labels: dict[int, str] | None = None) -> Card:
     Args:
         labels: names of its classes as an explanation has them, for a model whose config is not here.
     """
-    config = _config(_file(name, "config.json"))
+    config = _json(name, "config.json")
     named = config.get("id2label") or labels or {}
     classes = tuple(str(v) for _, v in sorted(named.items(), key=lambda item: int(item[0])))
     architectures = config.get("architectures") or [None]
-    return Card(name, architectures[0], _parameters(name), _licence(_file(name, "README.md")), classes)
+    head = re.match(r"---\n(?:.*\n)*?license:\s*(\S[^\n]*)\n(?:.*\n)*?---", _read(name, "README.md")[:4000])
+    licence = head.group(1).strip("'\" ") if head else None
+    return Card(name, architectures[0], _parameters(name), licence, classes)
 
 
 def title(name: str) -> str:
@@ -58,40 +60,42 @@ def title(name: str) -> str:
 
 def _file(name: str, file: str) -> Path | None:
     """A file of a model: bundled, in a local folder, or in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     if name.startswith("bundled:"):
         short = name.removeprefix("bundled:")
-        path = Path(str(resources.files("whyformer") / "bundled" / short / file)) if short.isalnum() else Path()
+        path = Path(__file__).parents[2] / "bundled" / short / file if short.isalnum() else Path()
     else:
         path = Path(name).expanduser() / file
-        if not path.is_file() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-            from huggingface_hub import try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
-
-            try:
-                cached = try_to_load_from_cache(name, file)
-            except HFValidationError:
-                return None
-            path = Path(cached) if isinstance(cached, str) else Path()
-    try:
-        return path if path.is_file() else None
-    except OSError:
-        return None
+    with contextlib.suppress(OSError, HFValidationError):
+        if path.is_file():
+            return path
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and isinstance(cached := try_to_load_from_cache(name, file), str):
+            return Path(cached)
+    return None
 
 
-def _config(path: Path | None) -> dict[str, Any]:
-    try:
-        made = json.loads(path.read_bytes()) if path is not None else {}
-    except (OSError, ValueError):
-        return {}
-    return made if isinstance(made, dict) else {}
+def _read(name: str, file: str) -> str:
+    path = _file(name, file)
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace") if path is not None else ""
+    return ""
+
+
+def _json(name: str, file: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        made = json.loads(_read(name, file))
+        return made if isinstance(made, dict) else {}
+    return {}
 
 
 def _parameters(name: str) -> int | None:
     """Numbers in the weights, by the shapes in the files' headers."""
     from safetensors import SafetensorError, safe_open
 
-    index = _file(name, "model.safetensors.index.json")
-    shards = sorted(set(_config(index).get("weight_map", {}).values())) if index else ["model.safetensors"]
+    index = _json(name, "model.safetensors.index.json")
+    shards = sorted(set(index["weight_map"].values())) if "weight_map" in index else ["model.safetensors"]
     total = 0
     for shard in shards:
         path = _file(name, str(shard))
@@ -103,16 +107,6 @@ def _parameters(name: str) -> int | None:
         except (SafetensorError, OSError):
             return None
     return total
-
-
-def _licence(path: Path | None) -> str | None:
-    """``license:`` in the head of a model card."""
-    try:
-        head = path.read_text(encoding="utf-8", errors="replace")[:4000] if path is not None else ""
-    except OSError:
-        return None
-    found = re.match(r"---\n(?:.*\n)*?license:\s*(\S[^\n]*)\n(?:.*\n)*?---", head)
-    return found.group(1).strip("'\" ") if found else None
 
 
 def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[Card]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.report.facts import title
 from whyformer.apps.report.reading import Saved
-from whyformer.show.layout import input_of, method_names, written
+from whyformer.show.layout import input_of, method_names
 from whyformer.show.words import figure_of, short, target_name
 
 if TYPE_CHECKING:
@@ -35,16 +35,8 @@ class Shown:
         return self.source.e
 
     @property
-    def target(self) -> str:
-        return target_name(self.e)
-
-    @property
     def model(self) -> str:
         return title(self.e.model or "unnamed model")
-
-    @property
-    def settings(self) -> str:
-        return written(self.e.settings) or "none"
 
     @property
     def diagnostics(self) -> str:
@@ -59,7 +51,7 @@ class Input:
 
     number: int
     title: str
-    maps: list[Shown] = field(default_factory=list)
+    maps: list[Shown]
 
     @property
     def first(self) -> Explanation:
@@ -73,8 +65,9 @@ class Input:
 
     def searched(self, shown: Shown) -> str:
         """The words by which the page's script finds a map."""
-        said = (self.title, shown.source.file, shown.label, shown.target, self.first.top(0, 1)[0][1], shown.model)
-        return " ".join(" ".join([*said, *(self.first.texts or ())]).casefold().split())
+        predicted, target = self.first.top(0, 1)[0][1], target_name(shown.e)
+        said = (self.title, shown.source.file, shown.label, target, predicted, shown.model, *(self.first.texts or ()))
+        return " ".join(" ".join(said).casefold().split())
 
 
 def inputs_of(saved: Sequence[Saved]) -> list[Input]:
@@ -101,12 +94,9 @@ def _title(group: Sequence[Saved]) -> str:
 
 def _brief(value: Any) -> str:
     """A figure in four digits; of a list only its beginning."""
-    if isinstance(value, bool) or not isinstance(value, int | float | list | tuple | dict):
-        return str(value)
-    if isinstance(value, int | float):
-        return figure_of(value)
     if isinstance(value, dict):
         return ", ".join(f"{k} {_brief(v)}" for k, v in value.items())
-    if len(value) == 1:
-        return _brief(value[0])
-    return "[" + ", ".join(map(_brief, value[:4])) + (f", … {len(value)} in all" if len(value) > 4 else "") + "]"
+    if isinstance(value, list | tuple):
+        more = f", … {len(value)} in all" if len(value) > 4 else ""
+        return _brief(value[0]) if len(value) == 1 else f"[{', '.join(map(_brief, value[:4]))}{more}]"
+    return figure_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

@@ -21,7 +21,7 @@ from whyformer.explanation.versions import versions
 from whyformer.show import painting
 from whyformer.show.files import write_all
 from whyformer.show.html import asset, curves, render
-from whyformer.show.words import measured, remarks, words
+from whyformer.show.words import measured, remarks, target_name, words
 
 Track = Callable[..., Iterable[Any]]
 
@@ -99,24 +99,24 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
 def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track) -> str:
     """The whole document, drawn one input after the other."""
     script, version = asset("report/page.js"), versions()["whyformer"]
-    counts = {"input": len(inputs), "map": len(contents.saved), "benchmark": len(contents.benchmarks)}
+    saved, benchmarks = contents.saved, contents.benchmarks
+    counts = {"input": len(inputs), "map": len(saved), "benchmark": len(benchmarks)}
     said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
     facts = {
-        "explanations": inputs, "benchmarks": contents.benchmarks,
-        "models": models(contents.saved, contents.benchmarks),
-        "methods": methods(contents.saved), "conventions": inputs,
-        "versions": versions_of(contents.saved, contents.benchmarks),
+        "explanations": inputs, "benchmarks": benchmarks, "models": models(saved, benchmarks),
+        "methods": methods(saved), "conventions": inputs, "versions": versions_of(saved, benchmarks),
         "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
     }  # fmt: skip
     pictures = sum(painting.base(one.first) is not None for one in inputs)
-    pictures += sum(painting.drawable(one.e) for one in contents.saved)
+    pictures += sum(painting.drawable(one.e) for one in saved)
     most = room(pictures, len(inputs))
     names = {"left-out": "Files left out"}
     return render(
         "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
         digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         sections=[(key, names.get(key, key.capitalize())) for key, found in facts.items() if found],
-        maps=[one for its in inputs for one in its.maps], skipped=facts.pop("left-out"),
+        maps=[one for its in inputs for one in its.maps], targets=[target_name(one.e) for one in saved],
+        skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
         drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), **facts,
     )  # fmt: skip

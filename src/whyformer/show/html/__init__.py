@@ -19,8 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from whyformer.show import colours, painting, words
-from whyformer.show.layout import sections
+from whyformer.show import colours, layout, painting, words
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def fragment(e: Explanation, **look: Any) -> str:
 
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
-    return render("page.html", sections=sections(explanations), title=title, look=Look.of(look))
+    return render("page.html", sections=layout.sections(explanations), title=title, look=Look.of(look))
 
 
 def render(template: str, **facts: Any) -> str:
@@ -115,8 +114,8 @@ def curves(found: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 _FUNCTIONS = (
-    asset, colours.code, colours.ground, colours.scale_of, curves, gradient, minimap, overlaid, painting.base,
-    painting.drawable, plain, way, words.agnostic, words.figure_of, words.heading, words.measured,
+    asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
+    painting.base, painting.drawable, plain, way, words.agnostic, words.figure_of, words.heading, words.measured,
     words.probability, words.target_name, words.words,
 )  # fmt: skip
 
