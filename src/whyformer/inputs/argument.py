@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from PIL import Image
@@ -32,6 +34,13 @@ class Argument:
     name: str
     title: str
 
+    @cached_property
+    def digest(self) -> str:
+        """What stands for the content in keys."""
+        if isinstance(self.content, str):
+            return hashlib.sha256(self.content.encode("utf-8", "replace")).hexdigest()
+        return hashlib.sha256(f"{self.content.size}".encode() + self.content.tobytes()).hexdigest()
+
 
 def read_argument(source: str) -> Argument:
     """Read a picture file, a ``.txt`` file, standard input (``-``), or take the argument as the text itself.
@@ -47,7 +56,7 @@ def read_argument(source: str) -> Argument:
         raw = sys.stdin.buffer.read(_MOST_TEXT + 1)
         if len(raw) > _MOST_TEXT:
             raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
-        return _sentence(_decoded(raw, "standard input"))
+        return sentence(_decoded(raw, "standard input"))
     if is_picture_name(source) or (source.lower().endswith(".txt") and "\n" not in source):
         path = Path(source)
         content = read_file(path)
@@ -57,7 +66,7 @@ def read_argument(source: str) -> Argument:
             f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain these very words, pass them on "
             "standard input, with - as the argument"
         )
-    return _sentence(source)
+    return sentence(source)
 
 
 def read_file(path: Path) -> Image.Image | str:
@@ -77,7 +86,8 @@ def read_file(path: Path) -> Image.Image | str:
     raise InputError(f"{path} is {_OTHER}")
 
 
-def _sentence(text: str) -> Argument:
+def sentence(text: str) -> Argument:
+    """A text that is meant as it stands."""
     text = _filled(text)
     return Argument("text", text, " ".join(text.split()[:5]), " ".join(text.split())[:100])
 

@@ -142,23 +142,17 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
 
 
 def _titles(explanations: list[Explanation]) -> list[str]:
-    """What differs between them: settings, then the method, then the target's place in the list."""
-    flat = [{**_flat(e.settings), "method": e.method} for e in explanations]
+    """What differs between them: settings (those of an aggregation like the others), then the method."""
+    flat = []
+    for e in explanations:
+        inner = e.settings.get("aggregation")
+        shown = e.settings | (inner if isinstance(inner, dict) else {}) | {"method": e.method}
+        flat.append({k: v for k, v in shown.items() if k != "aggregation"})
     keys = list(dict.fromkeys(k for one in flat for k in one))
     differing = [k for k in keys if len({str(one.get(k)) for one in flat}) > 1]
-    titles = [" ".join(_word(k, one[k]) for k in differing if k in one) for one in flat]
-    return [visible(t) or str(i) for i, t in enumerate(titles)]
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with those of ``aggregation`` beside the others."""
-    inner = settings.get("aggregation")
-    own = {k: v for k, v in settings.items() if k != "aggregation"}
-    return {**own, **inner} if isinstance(inner, dict) else own
-
-
-def _word(key: str, value: Any) -> str:
-    return str(value) if key == "method" else f"{key.rstrip('s')} {value}"
+    named = {k: "" if k == "method" else f"{k.rstrip('s')} " for k in differing}
+    said = (" ".join(f"{name}{one[k]}" for k, name in named.items() if k in one) for one in flat)
+    return [visible(title) or str(i) for i, title in enumerate(said)]
 
 
 # -- a matrix ----------------------------------------------------------------------------------------------------

@@ -66,31 +66,28 @@ def _listing(e: Explanation) -> list[str]:
     if scale.note is not None:
         return [f"  ({scale.note})"]
     if e.level == "token":
-        features = [(visible(w.text), w.score) for w in words(e)[0]]
-        kind = "words" if e.offsets is not None and e.texts is not None else "tokens"
+        found = words(e)[0]
+        scores = [word.score for word in found]
+        kind, limit = ("words" if e.offsets is not None and e.texts is not None else "tokens"), _ROWS
     else:
-        flat = array(e.scores[0])
-        shape = e.grid if e.level == "patch" else flat.shape
-        places = [_place(i, shape, e.level) for i in range(flat.size)]
-        features = list(zip(places, flat.reshape(-1).tolist(), strict=True))
-        kind = "patches" if e.level == "patch" else "pixels"
-    limit = _ROWS if e.level == "token" else 5
-    strongest = sorted(range(len(features)), key=lambda i: -abs(features[i][1]))[:limit]
-    order = sorted(strongest) if e.level == "token" else strongest
+        scores = array(e.scores[0]).reshape(-1).tolist()
+        kind, limit = ("patches" if e.level == "patch" else "pixels"), 5
+    strongest = sorted(range(len(scores)), key=lambda i: -abs(scores[i]))[:limit]
     lines = []
-    for i in order:
-        text, score = features[i]
-        bar = ("-" if score < 0 else "█") * round(abs(float(scale.unit(np.array(score)))) * _BAR)
-        lines.append(f"  {figure_of(score):>10}  {bar:<{_BAR}}  {_fitted(text, 46)}")
-    if len(features) > limit:
-        lines.append(f"  ({limit} of {len(features)} {kind} shown)")
+    for i in sorted(strongest) if e.level == "token" else strongest:
+        text = visible(found[i].text) if e.level == "token" else _place(e, i)
+        bar = ("-" if scores[i] < 0 else "█") * round(abs(float(scale.unit(np.array(scores[i])))) * _BAR)
+        lines.append(f"  {figure_of(scores[i]):>10}  {bar:<{_BAR}}  {_fitted(text, 46)}")
+    if len(scores) > limit:
+        lines.append(f"  ({limit} of {len(scores)} {kind} shown)")
     return lines
 
 
-def _place(index: int, shape: tuple[int, ...] | None, level: str) -> str:
-    if shape is None or len(shape) != 2:
-        return f"{level} {index}"
-    return f"{level} in row {index // shape[1]}, column {index % shape[1]}"
+def _place(e: Explanation, index: int) -> str:
+    shape = e.grid if e.level == "patch" else tuple(e.scores.shape[1:])
+    if shape is None:
+        return f"{e.level} {index}"
+    return f"{e.level} in row {index // shape[1]}, column {index % shape[1]}"
 
 
 def _fitted(text: str, cells: int) -> str:

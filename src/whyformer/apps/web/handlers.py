@@ -6,8 +6,9 @@ import base64
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, maps, reproduce, work
 from whyformer.apps.web.catalogue import Catalogue
 from whyformer.apps.web.limits import Limits
-from whyformer.apps.web.session import Session, Source, Stopped, View
+from whyformer.apps.web.session import Session, Stopped, View
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.trust import Trust
+from whyformer.inputs.argument import Argument
+from whyformer.inputs.argument import sentence as as_argument
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
@@ -110,11 +113,11 @@ class Handlers:
     uploads: Path
 
     # -- reading what was entered --------------------------------------------------------------------------------
-    def source(self, kind: str, picture: Any, sentence: Any) -> Source:
+    def source(self, kind: str, picture: Any, sentence: Any) -> Argument:
         if kind == "text":
-            return Source.text(self.limits.text(sentence))
+            return as_argument(self.limits.text(sentence))
         opened = self.limits.picture(picture, self.uploads)
-        return Source.picture(opened, Path(picture).name)
+        return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
     def ready(self, session: Session, asked: Asked) -> tuple[Loaded, View, work.Prediction]:
         """The model, the view without methods, and the prediction."""
@@ -131,17 +134,15 @@ class Handlers:
         if not asked.methods:
             raise InputError("choose at least one method")
         given = controls.read_form(asked.settings)
-        for name in asked.methods:
-            find(name)
+        names = list(dict.fromkeys(find(name).name for name in asked.methods))
         loaded, view, prediction = self.ready(session, asked)
-        names = dict.fromkeys(asked.methods)
         chosen = tuple((n, controls.changed(n, given.get(n, {}), prediction.blocks)) for n in names)
         targets = [class_index(c, prediction.labels, class_count(loaded.model)) for c in asked.classes]
         wanted = tuple(dict.fromkeys(targets)) or (prediction.order[0],)
-        if len(chosen) * len(wanted) > self.limits.maps:
+        if (count := len(chosen) * len(wanted)) > self.limits.maps:
             raise InputError(
-                f"{len(chosen)} methods for {len(wanted)} classes are {len(chosen) * len(wanted)} maps; at most "
-                f"{self.limits.maps} are drawn at once: choose fewer"
+                f"{len(chosen)} methods for {len(wanted)} classes are {count} maps; at most {self.limits.maps} are "
+                "drawn at once: choose fewer"
             )
         return loaded, replace(view, methods=chosen, targets=wanted)
 
@@ -165,27 +166,23 @@ class Handlers:
         except Told as told:
             return "", gr.update(choices=[], value=[]), gr.skip(), status(str(told), error=True)
         choices = class_choices(prediction)
-        known = {c for _, c in choices}
-        kept = [c for c in asked.classes if c in known]
+        kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-        return says(prediction), gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
+        says = piece("classes", classes=prediction.top())
+        return says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
     def settings(self, session: Session, *entered: Any) -> str:
         """The form of the methods now chosen, with what was set before."""
         try:
             with sentences():
                 asked = Asked.read(entered)
-                for name in asked.methods:
-                    find(name)
-                given = controls.read_form(asked.settings)
+                form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
+                made = form(0)  # without an input block numbers are typed instead of slid
         except Told as told:
             return status(str(told), error=True)
-        try:
-            with sentences():
-                blocks = self.ready(session, asked)[2].blocks
-        except Told:
-            blocks = 0  # no input yet: block numbers are typed instead of slid
-        return controls.form(asked.methods, given, blocks)
+        with suppress(Told), sentences():
+            return form(self.ready(session, asked)[2].blocks)
+        return made
 
     # -- results -------------------------------------------------------------------------------------------------
     def explain(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
@@ -205,7 +202,7 @@ class Handlers:
                 if not results:
                     raise Told("No method gave a map; the list says why.")
                 session.view, session.results = view, results
-                done = f"{_count(len(results), 'map')} in {time.monotonic() - began:.1f} s"
+                done = f"{len(results)} map{'' if len(results) == 1 else 's'} in {time.monotonic() - began:.1f} s"
                 yield _shown(
                     status=status(f"{done}; measuring how faithful they are …"), trust="", code=recipe(view),
                     attended="", more=gr.update(visible=True), looks=gr.update(visible=view.source.kind == "image"),
@@ -278,15 +275,9 @@ def offered(kind: str) -> list[tuple[str, str]]:
 
 def class_choices(prediction: work.Prediction) -> list[tuple[str, str]]:
     """(label, ``#number``): the five likeliest classes first, with their probabilities, then all others by number."""
-    best = [(f"{name} ({100 * share:.1f} %)", f"#{i}") for i, name, share in prediction.top()]
-    first = {i for i, _, _ in prediction.top()}
-    rest = [i for i in range(len(prediction.order)) if i not in first]
-    return best + [(prediction.label(i), f"#{i}") for i in rest]
-
-
-def says(prediction: work.Prediction) -> str:
-    """The top five classes as bars."""
-    return piece("classes", classes=prediction.top())
+    best = {i: f"{name} ({100 * share:.1f} %)" for i, name, share in prediction.top()}
+    rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
+    return [(name, f"#{i}") for i, name in (best | rest).items()]
 
 
 def recipe(view: View) -> str:
@@ -298,10 +289,6 @@ def recipe(view: View) -> str:
 def _shown(**new: Any) -> tuple[Any, ...]:
     """New values of some of :data:`RESULTS`; the others stay as they are."""
     return tuple(new.get(name, gr.skip()) for name in RESULTS)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _teller(progress: Any) -> Callable[[int, int | None, str], None]:

@@ -40,7 +40,7 @@ def _one_line(view: View) -> bool:
 
 def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -> str:
     parts = ["whyformer", verb]
-    source = view.source.name if view.source.kind == "image" else str(view.source.content)
+    source = view.source.title if view.source.kind == "image" else str(view.source.content)
     risky = view.source.kind == "text" and _not_taken_for_text(source)
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
     parts += ["--model", view.place, "--method", ",".join(methods)]
@@ -65,9 +65,8 @@ def download(session: Session, kind: str) -> tuple[str, bytes]:
     """(file name, content) of what is shown, as PNG, HTML or JSON; made in memory, no file is written."""
     view = session.view
     assert view is not None
-    title = view.source.name if view.source.kind == "image" else " ".join(str(view.source.content).split())[:100]
     command = "explain" if len(view.methods) == 1 else "compare"
-    facts = files.record_of(command, session.results, view.place, title)
-    stem = view.source.name.rsplit(".", 1)[0] if view.source.kind == "image" else view.source.name
+    facts = files.record_of(command, session.results, view.place, view.source.title)
     look = view.look if view.source.kind == "image" else {}
-    return next(iter(files.contents(session.results, stem, title, facts, [kind], **look).items()))
+    made = files.contents(session.results, view.source.name, view.source.title, facts, [kind], **look)
+    return next(iter(made.items()))

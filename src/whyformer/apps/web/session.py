@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from PIL import Image
-
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.argument import Argument
 
 Track = Callable[..., Iterable[Any]]
 Made = TypeVar("Made")
@@ -19,26 +17,6 @@ Made = TypeVar("Made")
 
 class Stopped(Exception):  # noqa: N818 - no error: the visitor asked for it
     """Raised inside work that the visitor cancelled."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is explained: a picture or a text, with the digest that stands for it in keys."""
-
-    kind: str
-    content: Image.Image | str
-    name: str
-    digest: str
-
-    @classmethod
-    def text(cls, text: str) -> Source:
-        mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-        return cls("text", text, " ".join(text.split()[:5]), mark)
-
-    @classmethod
-    def picture(cls, picture: Image.Image, name: str) -> Source:
-        mark = hashlib.sha256(f"{picture.size}".encode() + picture.tobytes()).hexdigest()
-        return cls("image", picture, name, mark)
 
 
 @dataclass(frozen=True)
@@ -54,7 +32,7 @@ class View:
 
     model: str
     place: str
-    source: Source
+    source: Argument
     methods: tuple[tuple[str, dict[str, Any]], ...]
     targets: tuple[int, ...]
     truncate: bool = False
