@@ -525,3 +525,49 @@ def test_a_row_of_another_position_is_no_other_target_of_one_row() -> None:
     for e, position in zip(found, (3, 3, 5), strict=True):
         assert torch.equal(e.scores, whyformer.explain(model, inputs, "rollout", Token(position, 7)).scores)
     assert not torch.allclose(found[0].scores, found[2].scores)
+
+
+# -- several inputs --------------------------------------------------------------------------------------------------
+# model, target -> input: where its rows enter (None: the input itself)
+PLACES: list[tuple[str, Any, dict[str, str | None]]] = [
+    ("t5", Token(2, 7), {"input_ids": "encoder.block.0", "decoder_input_ids": "decoder.block.0"}),
+    ("bart", Token(3, 7), {"input_ids": "model.encoder.layers.0", "decoder_input_ids": "model.decoder.layers.0"}),
+    ("bart", Span(2, 4), {"input_ids": "model.encoder.layers.0", "decoder_input_ids": "model.decoder.layers.0"}),
+    ("clip", Similarity(), {"pixel_values": None, "input_ids": "text_model.encoder.layers.0"}),
+    ("siglip", Similarity(), {"pixel_values": None, "input_ids": "text_model.encoder.layers.0"}),
+]
+
+
+@pytest.mark.parametrize(("name", "target", "places"), PLACES, ids=named)
+def test_every_input_gets_what_is_its_own_by_hand(name: str, target: Any, places: dict[str, str | None]) -> None:
+    model, inputs = MODELS[name]()
+    fed, kept, handles = dict(inputs), {}, []
+
+    def entering(source: str) -> Callable[..., Any]:
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            first = args[0] if args else kwargs["hidden_states"]
+            kept[source] = first.detach().requires_grad_()
+            return ((kept[source], *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": kept[source]})
+
+        return enter
+
+    for source, path in places.items():
+        if path is None:
+            kept[source] = fed[source] = fed[source].clone().requires_grad_()
+        else:
+            handles.append(model.get_submodule(path).register_forward_pre_hook(entering(source), with_kwargs=True))
+    # the rows of a second input do not depend on the first: each is a leaf
+    value = by_hand(model(**fed), fed, target)
+    for handle in handles:
+        handle.remove()
+    flows = dict(zip(kept, torch.autograd.grad(value.sum(), list(kept.values())), strict=True))
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    assert e.inputs == tuple(places)
+    for source, flow in flows.items():
+        wanted = (kept[source].detach() * flow).sum(1 if places[source] is None else -1)
+        if source == "input_ids" and "attention_mask" in inputs:
+            wanted = wanted * inputs["attention_mask"]
+        assert wanted.abs().amax() > 0
+        torch.testing.assert_close(e.part(source).scores, wanted, rtol=1e-7, atol=1e-10)
+    total = sum((kept[s].detach() * f).flatten(1).sum(1) for s, f in flows.items())
+    torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["sum"], dtype=torch.float64), total)

@@ -60,7 +60,6 @@ class Recording:
         readouts: ``[B, N, D]`` gradient at each end after a gradient pass: of those that were asked for, by name, or
             (None) at the last block's output.
         begun: name -> the leaf at which the graph begins for that input.
-        compares: whether the logits compare the samples of two inputs with one another (CLIP).
         ended: for root "output", the names of the ends, in the order of the roots.
     """
 
@@ -70,7 +69,6 @@ class Recording:
     started: tuple[Tensor, Tensor] = field(init=False)
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
-    compares: bool = False
     ended: list[Any] = field(default_factory=list)
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
@@ -245,7 +243,6 @@ def record(
         for projection in mode.projections.found.values():
             if projection.norm_input is not None:
                 projection.norm_input = batch_first(projection.norm_input, run)
-    recording.compares = hasattr(output, "logits_per_image")
     with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
         cut, recording.read = with_leaves(output)
         recording.logits = read(Output(model, cut, *feed, samples))

@@ -170,15 +170,9 @@ class Sources:
             made[name] = Scores(values, logits, "patch" if side.modality == "image" else "token", {}, grid, side)
         return self.assemble(made, logits, diagnostics)
 
-    def _compared(self, name: str) -> bool:
-        """Whether an input's samples are what the main input's are compared with (the texts of CLIP), so that its
-        rows are counted by class."""
-        recording = self.recordings[-1]() if self.recordings else None
-        return name not in ("", self.inputs.name) and recording is not None and recording.compares
-
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """The main input's scores, those of the others as parts."""
-        for name in [name for name in made if self._compared(name)]:
+        for name in made.keys() & self.inputs.shared:  # the classes of the main input's samples: texts of a picture
             chosen, part = self.value_index(logits), made.pop(name)
             if len(chosen.unique()) == len(chosen):  # else their gradients have added up
                 side = (part.inputs or self.inputs).select_features(chosen.tolist())
