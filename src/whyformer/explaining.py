@@ -76,6 +76,21 @@ def explain(
         return ready.explain(method, target, progress=progress, **settings)
 
 
+# no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
+_UNTOLD = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+)
+
+
 # -- one way in ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class Ready:
@@ -141,14 +156,27 @@ class Ready:
             with task.at_work():
                 scores = chosen.function(task, **full)
                 explanation = self.finish(scores, resolver, method, full)
-        except (ValueError, RuntimeError, AssertionError) as error:
-            reason = None if isinstance(error, WhyformerError) else wrong_size(self.model, self.inputs)
-            if reason is None:
+        except Exception as error:
+            told = self._told(error, task)
+            if told is None:
                 raise
-            raise InputError(reason) from error
+            raise told from error
         if not chosen.class_specific:
             explanation.diagnostics.setdefault("class_specific", False)
         return explanation
+
+    def _told(self, error: Exception, task: Task) -> WhyformerError | None:
+        """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
+        if type(error) not in _UNTOLD:
+            return None
+        reason = wrong_size(self.model, self.inputs)
+        if reason is not None:
+            return InputError(reason)
+        try:
+            task.value(task.forward())
+        except Exception:  # without the method too
+            return None
+        return task.refuse(f"it ended in {type(error).__name__}: {error}", verdict="is not supported yet")
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""

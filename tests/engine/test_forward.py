@@ -15,9 +15,11 @@ from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine import hooks
+from whyformer.engine.canonizers import canonized
+from whyformer.engine.mode import Interception
 from whyformer.engine.probes import Maps, Probe
 from whyformer.engine.run import Recording, record
-from whyformer.rules.core import Composite
+from whyformer.rules.core import Composite, Pass
 from zoo import WINDOWED, ZOO, build, call, rows
 
 COMPOSITES: dict[str, Composite] = {
@@ -286,3 +288,15 @@ def test_the_hidden_states_may_stand_anywhere_among_the_arguments() -> None:
     assert hooks._hidden((), named) == ("states", h)
     assert hooks._replace((), named, "states", new)[1] == {"mask": named["mask"], "states": new}
     assert hooks._hidden((), {"mask": torch.zeros(2, 2)}) == (None, None)
+
+
+def test_a_call_of_another_thread_while_hooks_are_set() -> None:
+    """torch notes that a hook takes keyword arguments only after the hook is there: it may be called without them."""
+    model, inputs = build("gpt2")
+    wanted = call(model, inputs)
+    mode = Interception(model, deep_taylor(), Pass(), ())
+    with canonized(mode):
+        for module in model.modules():
+            module._forward_hooks_with_kwargs.clear()
+            module._forward_pre_hooks_with_kwargs.clear()
+        assert torch.equal(call(model, inputs), wanted)

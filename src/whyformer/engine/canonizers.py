@@ -122,16 +122,18 @@ def _around(module: nn.Module, mode: Interception, then: Seen) -> list[Any]:
     """The module runs muted and without a graph; what ``then`` makes of its call is its output."""
     seen: list[tuple[Tensor, int]] = []
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    # torch marks a hook as one that takes kwargs only after it is there: a call in another thread may come between
+    def before(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        given = [t for t in (*args, *(v for kwargs in rest for v in kwargs.values())) if isinstance(t, Tensor)]
         if here.run is mode and mode.muted == 0 and mode.carries(tuple(given), {}):
             mode.muted = id(module)
             seen[:] = [(t, t._version) for t in given]
             torch._C._set_grad_enabled(False)
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
         if here.run is not mode or mode.muted != id(module):
             return None
+        kwargs, output = rest
         mode.muted = 0
         if any(t._version != version for t, version in seen):
             raise ModelError(
