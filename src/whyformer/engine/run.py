@@ -102,8 +102,8 @@ class Recording:
         """
         if not self.logits.requires_grad:
             raise ModelError(
-                "nothing that the method watches reaches the logits: the model detaches them, "
-                "runs under torch.no_grad (activation checkpointing does), or has no attention"
+                "nothing that the method watches reaches the logits: the model (or a target of your own) detaches "
+                "them, runs under torch.no_grad (activation checkpointing does), or has no attention"
             )
         self.run.relevance, self.run.keep = relevance, keep
         self.run.ledger.clear()

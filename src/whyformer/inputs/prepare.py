@@ -120,6 +120,11 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     )
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     found = [*pictures, *ids, *vectors]
+    if not found and any(t.dim() == 3 and not t.is_floating_point() for _, t in content):
+        raise InputError(
+            "ids [B, choices, N] of a multiple choice are not supported yet: explain the logit of a choice by a module "
+            "whose forward takes ids [B, N], feeds the model ids[:, None] and returns its logits [B, 1]"
+        )
     if not found:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(
