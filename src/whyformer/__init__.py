@@ -8,6 +8,7 @@ from whyformer.errors import WhyformerError
 if TYPE_CHECKING:
     from whyformer import targets
     from whyformer.attention import attention_maps
+    from whyformer.auditing import Audit, audit
     from whyformer.comparing import Comparison, compare
     from whyformer.evaluate import evaluate
     from whyformer.evaluate.select import Arbitration, arbitrate
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Arbitration",
+    "Audit",
     "Comparison",
     "Explanation",
     "Maximized",
     "WhyformerError",
     "arbitrate",
     "attention_maps",
+    "audit",
     "compare",
     "evaluate",
     "explain",
@@ -39,11 +42,13 @@ __all__ = [
 # The rooms `evaluate` and `methods` are called like the functions they are known for, and can be called like them.
 _PLACES = {
     "Arbitration": "evaluate.select",
+    "Audit": "auditing",
     "Comparison": "comparing",
     "Explanation": "explanation.result",
     "Maximized": "maximize",
     "arbitrate": "evaluate.select",
     "attention_maps": "attention",
+    "audit": "auditing",
     "compare": "comparing",
     "evaluate": "",
     "explain": "explaining",

@@ -21,7 +21,7 @@ from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
-from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, asked
+from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
@@ -52,6 +52,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.own: set[int] = {id(t) for t in self.roots}
         self.maps, self.flows, self.edit = asked(self.probes, Maps), asked(self.probes, Flows), asked(self.probes, Edit)
         self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
+        self.tally = asked(self.probes, Tally)
         self.declared = gather()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -110,6 +111,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
         elif row.kind == "matrix product" and is_map(args[0]):
             attention = self._written_attention
         if attention is not None:
+            if self.tally is not None and carried:
+                rule = self.composite.rule("scaled_dot_product_attention", "attention")
+                self.tally.add(name, "attention", None if rule is None else rule.name)
             mixed: Any = attention(func, *self._own_only(args, kwargs))
             if not self.aside and (not self.grouped or self.block is not None):
                 mixed._whyformer_mixed = ("mixed", self.attentions - 1)
@@ -151,6 +155,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
     ) -> Any:
         composite = self.composite
         rule = composite.rule(reading.role, reading.kind)
+        if self.tally is not None:
+            self.tally.add(name, reading.role, None if rule is None else rule.name)
         if rule is NATIVE:
             return func(*args, **kwargs)
         if is_in_place(name) or kwargs.get("inplace") is True:

@@ -101,6 +101,17 @@ class BlockCalls:
     found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """(operation, row of the composite) -> (name of its rule, None if it has none; calls), of operations that carry."""
+
+    found: dict[tuple[str, str], tuple[str | None, int]] = field(default_factory=dict)
+
+    def add(self, name: str, role: str, rule: str | None) -> None:
+        """Count one call."""
+        self.found[name, role] = (rule, self.found.get((name, role), (rule, 0))[1] + 1)
+
+
 class Reached(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
     pass
 
@@ -164,7 +175,7 @@ class Projections:
             projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
 
 
-Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections | Trace | Until
+Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections | Trace | Until | Tally
 
 
 P = TypeVar("P", bound=Probe)

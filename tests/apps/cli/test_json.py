@@ -103,6 +103,13 @@ def test_checks():
     assert all(check["verdicts"][0] in " ".join(shown.split()) for check in facts["checks"])
 
 
+def test_audit():
+    output = printed("audit", "bundled:sst2")
+    fits("audit", output)
+    assert output["methods"]["rollout"] is None
+    assert output["streams"][0]["name"] == "input_ids"
+
+
 def test_methods():
     fits("methods", printed("methods"))
     assert [m["name"] for m in printed("methods", "gae")["methods"]] == ["gae"]

@@ -12,7 +12,7 @@ import typer
 
 from whyformer.apps.cli.drawing import attention, maximize, perturb
 from whyformer.apps.cli.explaining import compare, explain
-from whyformer.apps.cli.offering import methods, schema, serve_page
+from whyformer.apps.cli.offering import audit, methods, schema, serve_page
 from whyformer.apps.cli.options import WORDS, command
 from whyformer.apps.cli.reporting import benchmark, report
 
@@ -26,7 +26,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(epilog=_EXAMPLES)(command(explain))
 app.command(epilog=_EXAMPLES)(command(compare))
-for function in (attention, perturb, methods, benchmark, maximize, report):
+for function in (attention, perturb, audit, methods, benchmark, maximize, report):
     app.command()(command(function))
 app.command("app")(command(serve_page))
 app.command()(command(schema))

@@ -10,7 +10,7 @@ import typer
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.completion import commands, read_schema
-from whyformer.apps.cli.telling import tell
+from whyformer.apps.cli.telling import Working, tell
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
@@ -29,6 +29,28 @@ def methods(asked: Methods) -> None:
     known = whyformer.methods() if asked.name is None else [find(asked.name)]
     said = catalogue(known) if asked.name is None else describe(known[0])
     tell(asked, record("methods", methods=[facts(m) for m in known]), said)
+
+
+@dataclass(kw_only=True)
+class Audited(opt.Common):
+    model: str
+    source: str | None = None
+    target: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+
+
+def audit(asked: Audited) -> None:
+    """Show what is read off a model: its inputs and attentions, the rule of each operation, the methods that apply."""
+    with Working(asked.quiet) as working:
+        import whyformer
+        from whyformer.inputs.argument import read_argument
+        from whyformer.show import auditing
+
+        given = None if asked.source is None else read_argument(asked.source).content
+        with working.step(f"auditing {asked.model}"):
+            found = whyformer.audit(asked.model, given, target=asked.target, device=asked.device, dtype=asked.dtype)
+    tell(asked, record("audit", **found.to_dict()), auditing.render(found))
 
 
 @dataclass(kw_only=True)

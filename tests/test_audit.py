@@ -1,0 +1,68 @@
+"""What an audit says of a model: inputs, attentions, operations and their rules, methods."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whyformer
+from whyformer.methods import METHODS
+from zoo import WIDTH, build
+
+
+def test_a_picture_model() -> None:
+    model, pixels = build("hf_vit")
+    found = whyformer.audit(model, pixels, target=1)
+    (stream,) = found.streams
+    assert (stream.name, stream.level, stream.size) == ("pixel_values", "patch", [4, 4])
+    assert [(a.queries, a.keys, a.depth, a.block) for a in found.attentions] == [(["pixel_values"], ["pixel_values"], i + 1, i) for i in range(3)]
+    rules = {o.name: o.rules for o in found.operations}
+    assert rules["conv2d"]["lrp"] == "input layer"
+    assert rules["layer_norm"]["lrp_ln"] == "normalisation"
+    assert rules["layer_norm"]["lrp_ah"] == "its ordinary adjoint"
+    assert found.methods == dict.fromkeys(METHODS) | {m.name: "it explains text" for m in METHODS.values() if m.modality == "text"}
+    e = whyformer.explain(model, pixels, target=1)
+    share = [sum(own) / sum(e.diagnostics["conservation"]["start"]) for own in e.diagnostics["conservation"]["blocks"].values()]
+    assert torch.allclose(torch.tensor(list(found.blocks["transformer_attribution"].values())[-len(share) :]), torch.tensor(share))
+
+
+def test_sums_of_multipliers() -> None:
+    """Σ x ⊙ m as a share of the logit, as the method's own conservation figure has it."""
+    model, inputs = build("bert")
+    figure = whyformer.explain(model, inputs, "lrp_ah_ln", 2).diagnostics["conservation"]
+    found = whyformer.audit(model, inputs, target=2)
+    assert abs(found.sums["lrp_ah_ln"] - sum(figure["sum"]) / sum(figure["start"])) < 1e-6
+
+
+class Odd(nn.Module):
+    """An operation that no composite knows, on the way from input to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(torch.special.i0(self.words(input_ids).mean(1)))
+
+
+def test_an_operation_without_a_rule_is_named() -> None:
+    found = whyformer.audit(Odd().eval(), {"input_ids": torch.arange(4, 10)[None]})
+    (odd,) = (o for o in found.operations if "i0" in o.name)
+    assert set(odd.rules.values()) == {None}
+    assert "i0" in str(found.methods["lrp"])
+    assert found.methods["input_x_gradient"] is None
+    assert str(found.methods["rollout"]).startswith("has no meaning")
+    said = str(found)
+    assert "no rule" in said
+    assert "input_ids" in said
+    assert set(found.to_dict()) == {"model", "streams", "attentions", "operations", "blocks", "lost", "sums", "methods"}
+
+
+def test_by_name_without_an_input() -> None:
+    found = whyformer.audit("bundled:sst2")
+    assert [s.level for s in found.streams] == ["token"]
+    assert found.methods["gae"] is None
+    with pytest.raises(whyformer.WhyformerError, match="needs inputs"):
+        whyformer.audit(Odd().eval())
