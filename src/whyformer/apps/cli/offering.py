@@ -10,7 +10,7 @@ import typer
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.completion import commands, read_schema
-from whyformer.apps.cli.telling import Working, tell
+from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
@@ -42,14 +42,14 @@ class Audited(opt.Common):
 
 def audit(asked: Audited) -> None:
     """Show what is read off a model: its inputs and attentions, the rule of each operation, the methods that apply."""
-    with Working(asked.quiet) as working:
+    with working(asked) as bars:
         import whyformer
         from whyformer.inputs.argument import read_argument
         from whyformer.show import auditing
 
         given = None if asked.source is None else read_argument(asked.source).content
-        with working.step(f"auditing {asked.model}"):
-            found = whyformer.audit(asked.model, given, target=asked.target, device=asked.device, dtype=asked.dtype)
+        options = {"target": asked.target, "device": asked.device, "dtype": asked.dtype}
+        found = whyformer.audit(asked.model, given, **options, progress=bars.track)
     tell(asked, record("audit", **found.to_dict()), auditing.render(found))
 
 
