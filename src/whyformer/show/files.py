@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,21 +72,19 @@ def write_all(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
     Raises:
         LoadError: the folder or a file cannot be written; then nothing is left behind.
     """
+    from whyformer.explanation.storage import written_whole
+
     if not contents:
         return []
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    mark = f".{secrets.token_hex(4)}.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            (folder / (name + mark)).write_bytes(content)
-        for name in contents:
-            (folder / (name + mark)).replace(folder / name)
-    except OSError as error:
-        for name in contents:
-            (folder / (name + mark)).unlink(missing_ok=True) if folder.is_dir() else None
+        with ExitStack() as whole:
+            for name, content in contents.items():
+                whole.enter_context(written_whole(folder / name)).write_bytes(content)
+    except (OSError, LoadError) as error:
         for parent in made:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
-        raise LoadError(f"cannot write to {folder}: {error.strerror or error}") from error
+        raise LoadError(f"cannot write to {folder}: {getattr(error, 'strerror', None) or error}") from error
     return [folder / name for name in contents]

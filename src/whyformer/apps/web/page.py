@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -14,22 +16,20 @@ from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered, piece
 from whyformer.apps.web.session import Session
 from whyformer.show.html import asset
 
+_PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
 # system fonts: nothing is fetched from anywhere
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
-_WORD = """
-element.addEventListener('click', (event) => {
-  const word = event.target.closest('.wf-word');
-  if (word) trigger('click', {word: Number(word.dataset.word)});
-});
-"""
-_FORM = "element.addEventListener('change', () => trigger('input'));"
 _SAVE = "(file) => window.whyformerSave(file)"
 KINDS = ("png", "html", "json")
-_STYLES = [("colours", "colours"), ("with contours", "contours"), ("only what matters", "kept")]
-_KIND = [("a picture", "image"), ("a sentence", "text")]
+
+
+def _part(name: str, **more: Any) -> Any:
+    """A component of the page as ``page.toml`` describes it."""
+    facts = _PARTS[name] | more
+    return getattr(gr, facts.pop("component"))(elem_id=f"wf-{name}", **facts)
 
 
 def build(handlers: Handlers) -> gr.Blocks:
@@ -37,61 +37,35 @@ def build(handlers: Handlers) -> gr.Blocks:
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
         session = gr.State(Session(), time_to_live=4 * 3600)
         gr.HTML(piece("head"))
+        hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
-            with gr.Column(scale=4, min_width=300, elem_id="wf-ask"):
-                kind = gr.Radio(_KIND, value="image", label="Explain", elem_id="wf-kind")
-                picture = gr.Image(
-                    sources=["upload", "clipboard"], label="Picture", height=260, elem_id="wf-picture", buttons=[]
-                )
-                sentence = gr.Textbox(
-                    label="Sentence", lines=3, max_lines=12, visible=False, elem_id="wf-sentence",
-                    placeholder="An utterly charming film, though it drags.",
-                )  # fmt: skip
-                truncate = gr.Checkbox(label="Cut off what the model cannot take", visible=False)
-                says = gr.HTML(elem_id="wf-says")
-                more = ", or a hub id: owner/name" if handlers.catalogue.hub else ""
-                model = gr.Dropdown(
-                    handlers.catalogue.names(), value=DEFAULT_MODEL["image"], allow_custom_value=handlers.catalogue.hub,
-                    label="Model", info="bundled, or a folder given at the start" + more, elem_id="wf-model",
-                )  # fmt: skip
-                chosen = gr.Dropdown(
-                    offered("image"), value=list(FIRST), multiselect=True, label="Methods", elem_id="wf-methods"
-                )
-                classes = gr.Dropdown(
-                    [], multiselect=True, label="Classes", elem_id="wf-classes",
-                    info="type to search; without a choice, the likeliest one",
-                )  # fmt: skip
-                with gr.Accordion("Settings", open=False, elem_id="wf-settings"):
-                    form = gr.HTML(controls.form(FIRST, {}, 0), js_on_load=_FORM)
-                slot = gr.Textbox(visible=False)
+            with _part("ask"):
+                kind, picture, sentence = map(_part, ("kind", "picture", "sentence"))
+                truncate, says = _part("truncate"), _part("says")
+                about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if hub else "")
+                named = {"choices": handlers.catalogue.names(), "value": DEFAULT_MODEL["image"], "info": about}
+                model = _part("model", allow_custom_value=hub, **named)
+                chosen = _part("methods", choices=offered("image"), value=list(FIRST))
+                classes = _part("classes")
+                with _part("settings"):
+                    form = _part("form", value=controls.form(FIRST, {}, 0))
+                slot = _part("slot")
                 with gr.Row():
-                    go = gr.Button("Explain", variant="primary", elem_id="wf-explain")
-                    cancel = gr.Button("Cancel", elem_id="wf-cancel")
-                status = gr.HTML(piece("status", words="Choose an input."), elem_id="wf-status")
-            with gr.Column(scale=8, min_width=300, elem_id="wf-answer"):
-                board = gr.HTML(piece("empty", words="The maps appear here."), js_on_load=_WORD, elem_id="wf-board")
-                with gr.Row(visible=False, elem_id="wf-looks") as looks:
-                    style = gr.Radio(_STYLES, value="colours", label="Show", elem_id="wf-style", scale=2)
-                    opacity = gr.Slider(
-                        0, 1, value=0.8, step=0.05, label="Opacity of the map", buttons=[], elem_id="wf-opacity"
-                    )
-                    keep = gr.Slider(
-                        0.05, 1, value=0.2, step=0.05, label="Share shown", buttons=[], visible=False, elem_id="wf-keep"
-                    )
-                block = gr.Dropdown(
-                    [("mean of all blocks", "mean")], value="mean", label="Attention in", visible=False,
-                    elem_id="wf-block",
-                )  # fmt: skip
-                attended = gr.HTML(elem_id="wf-attended")
-                with gr.Column(visible=False, elem_id="wf-more") as more:
+                    go, cancel = _part("explain"), _part("cancel")
+                status = _part("status", value=piece("status", words="Choose an input."))
+            with _part("answer"):
+                board = _part("board", value=piece("empty", words="The maps appear here."))
+                with _part("looks") as looks:
+                    style, opacity, keep = map(_part, ("style", "opacity", "keep"))
+                block, attended = _part("block"), _part("attended")
+                with _part("more") as more:
                     gr.HTML(piece("heading", words="May it be believed?"))
-                    trust = gr.HTML(elem_id="wf-trust")
+                    trust = _part("trust")
                     gr.HTML(piece("heading", words="Keep it"))
                     with gr.Row():
                         saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
-                    code = gr.HTML(elem_id="wf-code")
-        file = gr.JSON(visible=False)
-        number = gr.Number(visible=False)
+                    code = _part("code")
+        file, number = _part("file"), _part("number")
 
         entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep, slot]
         parts = {
