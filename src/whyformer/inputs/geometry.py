@@ -36,36 +36,30 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         process: pictures -> ``[B, C, H, W]`` of the model's input.
     """
     different = list(dict.fromkeys(sizes))
-    spans: list[tuple[Span, Span]] = [((0.0, float(height)), (0.0, float(width))) for height, width in different]
+    lengths = np.array(different, dtype=float)
     try:
-        black, white = (_fed(process, [_flat(size, level) for size in different]) for level in (0, 255))
+        black, white = (
+            _fed(process, [Image.new("RGB", (wide, high), (level,) * 3) for high, wide in different])
+            for level in (0, 255)
+        )
         if black.ndim != 4 or white.shape != black.shape or len(black) != len(different):
             return None
-        found = _fitted(process, black, white, different, spans)
-        if found is not None and _much_is_cropped(found, different):
+        found = _fitted(process, black, white, different, np.stack([0 * lengths, lengths], -1))
+        if found is not None and ((found[..., 1] - found[..., 0]) / lengths).min() < 0.75:
             found = _fitted(process, black, white, different, found)
     except Exception:  # a processor of the user's own may fail on pictures that are not what it is made for
         return None
     if found is None:
         return None
-    edges = dict(zip(different, found, strict=True))
-    return [Geometry(s, (edges[s][1][0], edges[s][0][0], edges[s][1][1], edges[s][0][1])) for s in sizes]
-
-
-def _much_is_cropped(spans: list[tuple[Span, Span]], sizes: list[Size]) -> bool:
-    pairs = ((span[axis], size[axis]) for span, size in zip(spans, sizes, strict=True) for axis in (0, 1))
-    return min((end - start) / length for (start, end), length in pairs) < 0.75
+    edges = dict(zip(different, found.tolist(), strict=True))
+    return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
 
 
 def _fed(process: Process, pictures: list[Image.Image]) -> NDArray[np.float64]:
     return np.asarray(process(pictures).double().cpu())
 
 
-def _flat(size: Size, level: int) -> Image.Image:
-    return Image.new("RGB", size[::-1], (level, level, level))
-
-
-def _ramp(size: Size, axis: int, span: Span) -> Image.Image:
+def _ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
     """Brightness from 0 to 255 along a span of an axis (0: from top to bottom), and the same before and behind it."""
     along, beside = size[axis], size[1 - axis]
     line = 255 * (np.arange(along) + 0.5 - span[0]) / (span[1] - span[0])
@@ -75,37 +69,31 @@ def _ramp(size: Size, axis: int, span: Span) -> Image.Image:
 
 
 def _fitted(
-    process: Process, black: NDArray[Any], white: NDArray[Any], sizes: list[Size], spans: list[tuple[Span, Span]]
-) -> list[tuple[Span, Span]] | None:
-    """For each size where the input starts and ends, (top, bottom) and (left, right), by ramps over these spans."""
-    pairs = list(zip(sizes, spans, strict=True))
-    ramps = [_fed(process, [_ramp(s, axis, _near(span[axis], s[axis])) for s, span in pairs]) for axis in (0, 1)]
+    process: Process, black: NDArray[Any], white: NDArray[Any], sizes: list[Size], spans: NDArray[Any]
+) -> NDArray[Any] | None:
+    """``[P, 2, 2]`` for each size where the input starts and ends, (top, bottom) and (left, right), by ramps over
+    these spans and an eighth more on either side."""
+    margin = (spans[..., 1:] - spans[..., :1]) / 8 * [-1, 1]
+    near = np.clip(spans + margin, 0, np.array(sizes, dtype=float)[..., None])
+    ramps = [_fed(process, [_ramp(size, axis, span[axis]) for size, span in zip(sizes, near, strict=True)])
+             for axis in (0, 1)]  # fmt: skip
     if any(ramp.shape != black.shape for ramp in ramps):
         return None
-    found = []
-    for i, (size, span) in enumerate(pairs):
+    found = np.empty_like(near)
+    for i, axis in np.ndindex(len(sizes), 2):
         gain = white[i] - black[i]
         power = (gain**2).sum(0)
         inside = power > 0.25 * power.max()
-        edges = []
-        for axis in (0, 1):
-            # least squares over channels: which share of the way from black to white, NaN where nothing is to be seen
-            share = np.where(inside, ((ramps[axis][i] - black[i]) * gain).sum(0) / np.where(inside, power, 1), np.nan)
-            one = _fit(share if axis == 0 else share.T, _near(span[axis], size[axis]), size[axis])
-            if one is None:
-                return None
-            edges.append(one)
-        found.append((edges[0], edges[1]))
+        # least squares over channels: which share of the way from black to white, NaN where nothing is to be seen
+        share = np.where(inside, ((ramps[axis][i] - black[i]) * gain).sum(0) / np.where(inside, power, 1), np.nan)
+        one = _fit(share if axis == 0 else share.T, near[i, axis], sizes[i][axis])
+        if one is None:
+            return None
+        found[i, axis] = one
     return found
 
 
-def _near(span: Span, length: int) -> Span:
-    """The span with a little more on both sides, within the picture."""
-    margin = (span[1] - span[0]) / 8
-    return max(0.0, span[0] - margin), min(float(length), span[1] + margin)
-
-
-def _fit(shares: NDArray[Any], span: Span, length: int) -> Span | None:
+def _fit(shares: NDArray[Any], span: NDArray[Any], length: int) -> Span | None:
     """Where an input of n rows starts and ends on ``length`` pixels, from the shares ``[n, m]`` of a span it shows."""
     seen = ~np.isnan(shares).all(1)
     line = np.full(len(shares), np.nan)

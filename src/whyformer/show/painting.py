@@ -126,8 +126,11 @@ def _on_picture(
     """Some rows of a picture under their part of the map; ``place`` is (first row, shorter side of the whole)."""
     grey = (colour @ [0.299, 0.587, 0.114])[..., None]
     made = np.repeat(grey, 3, -1)
-    if scale.limit:
-        made = _kept(colour, grey, unit, least) if look.masked else _tinted(grey, unit, scale, look)
+    if scale.limit and look.masked:  # in colour where scores are high, and dark and grey elsewhere
+        inside = np.nan_to_num(unit, nan=-1.0) >= least
+        made = np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
+    elif scale.limit:
+        made = _tinted(grey, unit, scale, look)
     unseen = np.isnan(unit)
     return np.where(unseen[..., None], _hatched(grey, place), made) if unseen.any() else made
 
@@ -139,12 +142,6 @@ def threshold(unit: Array, look: Look) -> float:
         return math.inf
     least = float(np.quantile(seen, 1 - look.keep)) if look.keep is not None else float(seen.max()) * (look.above or 1)
     return max(least, 1e-12)
-
-
-def _kept(colour: Array, grey: Array, unit: Array, least: float) -> Array:
-    """The picture in colour where scores are high, and dark and grey elsewhere."""
-    inside = np.nan_to_num(unit, nan=-1.0) >= least
-    return np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
 
 
 def _hatched(grey: Array, place: tuple[int, int]) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from whyformer.apps import DEFAULT_MODEL
@@ -10,7 +9,7 @@ from whyformer.apps.web import reproduce, work
 from whyformer.apps.web.handlers import FIRST, Asked, Handlers, Told, sentences
 from whyformer.apps.web.session import Session
 from whyformer.comparing import Refusal
-from whyformer.evaluate.trust import Trust, warnings
+from whyformer.evaluate.trust import warnings
 
 
 def endpoint(handlers: Handlers) -> Any:
@@ -39,7 +38,7 @@ def endpoint(handlers: Handlers) -> Any:
         top = work.predict(session, loaded, view).top()
         found = list(work.explain(session, loaded, view, session.track()))
         results = [e for e in found if not isinstance(e, Refusal)]
-        answer = {
+        answer: dict[str, Any] = {
             "model": view.model,
             "top": [{"class": i, "name": n, "probability": p} for i, n, p in top],
             "explanations": [e.to_dict() for e in results],
@@ -48,17 +47,17 @@ def endpoint(handlers: Handlers) -> Any:
             "python": reproduce.snippet(view),
             "command": reproduce.command(view),
         }
-        judged = work.judge(session, loaded, view, results, session.track()) if measure else ()
-        return answer | ({"faithfulness": _faithfulness(found for _, found in judged)} if measure else {})
+        if measure:
+            judged = [found for _, found in work.judge(session, loaded, view, results, session.track())]
+            answer["faithfulness"] = [
+                {
+                    "deletion": None if isinstance(found, str) else float(found.areas[0]),
+                    "random": [] if isinstance(found, str) else found.chance[:, 0].tolist(),
+                    "curve": None if isinstance(found, str) else found.curves[0].tolist(),
+                    "refusal": found if isinstance(found, str) else None,
+                }
+                for found in judged
+            ]
+        return answer
 
     return explain
-
-
-def _faithfulness(judged: Iterable[Trust | str]) -> list[dict[str, Any]]:
-    return [
-        {"deletion": None, "random": [], "curve": None, "refusal": found}
-        if isinstance(found, str)
-        else {"deletion": float(found.areas[0]), "random": found.chance[:, 0].tolist(),
-              "curve": found.curves[0].tolist(), "refusal": None}
-        for found in judged
-    ]  # fmt: skip

@@ -165,7 +165,10 @@ class Handlers:
                 _, _, prediction = self.ready(session, asked)
         except Told as told:
             return "", gr.update(choices=[], value=[]), gr.skip(), status(str(told), error=True)
-        choices = class_choices(prediction)
+        # the five likeliest classes first, with their probabilities, then all others by number
+        best = {i: f"{name} ({100 * share:.1f} %)" for i, name, share in prediction.top()}
+        rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
+        choices = [(name, f"#{i}") for i, name in (best | rest).items()]
         kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
         says = piece("classes", classes=prediction.top())
@@ -271,13 +274,6 @@ def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:
 def offered(kind: str) -> list[tuple[str, str]]:
     """Methods for this kind of input."""
     return [(m.name, m.name) for m in methods() if m.modality in ("both", kind)]
-
-
-def class_choices(prediction: work.Prediction) -> list[tuple[str, str]]:
-    """(label, ``#number``): the five likeliest classes first, with their probabilities, then all others by number."""
-    best = {i: f"{name} ({100 * share:.1f} %)" for i, name, share in prediction.top()}
-    rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
-    return [(name, f"#{i}") for i, name in (best | rest).items()]
 
 
 def recipe(view: View) -> str:

@@ -41,7 +41,9 @@ def _one_line(view: View) -> bool:
 def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -> str:
     parts = ["whyformer", verb]
     source = view.source.title if view.source.kind == "image" else str(view.source.content)
-    risky = view.source.kind == "text" and _not_taken_for_text(source)
+    # words that the command line could read as an option, a file or a folder go by a pipe
+    odd = source.startswith("-") or "\n" in source or " " not in source
+    risky = view.source.kind == "text" and (odd or source.lower().endswith((*SUFFIXES, ".txt")))
     parts += ["-"] if risky else [f"./{source}" if source.startswith("-") else source]
     parts += ["--model", view.place, "--method", ",".join(methods)]
     for target in view.targets:
@@ -54,11 +56,6 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
     parts += ["--format", "png,html,json"]
     line = shlex.join(parts)
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
-
-
-def _not_taken_for_text(source: str) -> bool:
-    """Whether the command line could read these words as an option, a file or a folder; then they go by a pipe."""
-    return source.startswith("-") or "\n" in source or " " not in source or source.lower().endswith((*SUFFIXES, ".txt"))
 
 
 def download(session: Session, kind: str) -> tuple[str, bytes]:
