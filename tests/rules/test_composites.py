@@ -99,6 +99,7 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "mean, axis by name": lambda m, x: torch.mean(x, dim=(1, 2), keepdim=True),
     "sum": lambda m, x: x.sum(-1),
     "cumsum": lambda m, x: x.cumsum(1),
+    "interpolate": lambda m, x: F.interpolate(stretch(x), scale_factor=2, mode="bilinear"),
     "avg_pool1d": lambda m, x: F.avg_pool1d(x, 2),
     "avg_pool2d": lambda m, x: F.avg_pool2d(stretch(x), 2),
     "adaptive_avg_pool1d": lambda m, x: F.adaptive_avg_pool1d(x, 2),

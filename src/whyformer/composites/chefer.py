@@ -16,7 +16,7 @@ def _table(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule | None]:
         "layer": layer,
         "input layer": Rule("input layer", linear.box, linear.layer_gradient),
         "weighted sum": weighted,
-        **dict.fromkeys(("mean", "sum", "cumsum"), weighted),
+        **dict.fromkeys(("mean", "sum", "cumsum", "interpolate"), weighted),
         **dict.fromkeys(("avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"), weighted),
         "add": Rule("add", add, elementary.add_gradient),
         "shift": Rule("shift", elementary.identity, elementary.add_gradient, books=False),
