@@ -203,23 +203,59 @@ def test_a_model_that_detaches(x: Tensor) -> None:
 
 
 # -- refused before anything runs --------------------------------------------------------------------------------------------
-def test_training_mode(x: Tensor) -> None:
-    refuse(Model().train(), x, "transformer_attribution", ModelError, "training mode", "model.eval()")
+class Named(nn.Identity):
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        vars(self).update(values)
 
 
-def test_a_part_in_training_mode(x: Tensor) -> None:
+CHANGED = {
+    "dropout": lambda: nn.Dropout(0.1),
+    "dropout of maps": lambda: nn.Dropout2d(0.1),
+    "attention": lambda: nn.MultiheadAttention(WIDTH, 2, dropout=0.1),
+    "drop path": lambda: Named(drop_prob=0.1),
+    "a rate": lambda: Named(attention_dropout=0.1),
+    "a router": lambda: Named(router_jitter_noise=0.1),
+    "batch statistics": lambda: nn.BatchNorm1d(TOKENS),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_training_mode(what: str, x: Tensor) -> None:
+    """Refused where it makes the model another function, and the module that does is named; in a part of it too."""
     model = Model()
-    model.blocks[1].attention.train()
-    refuse(model, x, "gae", ModelError, "training mode")
+    model.extra = CHANGED[what]()
+    refuse(model.train(), x, "transformer_attribution", ModelError, "training mode", "module 'extra'", "model.eval()")
+    model.eval().extra.train()
+    refuse(model, x, "gae", ModelError, "training mode", "module 'extra'")
+
+
+@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+def test_training_mode_that_changes_nothing(method: str, x: Tensor) -> None:
+    model = Model()
+    model.extra = nn.ModuleList([nn.Dropout(0.0), Named(drop_prob=0.0, drop_last=True)])
+    wanted = whyformer.explain(model, x, method=method).scores
+    model.train()
+    before = snapshot(model)
+    assert torch.equal(whyformer.explain(model, x, method=method).scores, wanted)
+    assert_unchanged(model, before)
 
 
 def test_checkpointing_switched_on_in_the_model() -> None:
+    """In transformers it does nothing in eval mode (the usual state after training); in timm it does."""
     from zoo import build
 
     model, inputs = build("bert")
+    wanted = {method: whyformer.explain(model, inputs, method=method).scores for method in RELEVANCE + GRADIENTS}
     # renamed in transformers 5; the flag that it sets is not
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    refuse(model, inputs, "transformer_attribution", ModelError, "gradient_checkpointing_disable()")
+    for method, scores in wanted.items():
+        assert torch.equal(whyformer.explain(model, inputs, method=method).scores, scores)
+    refuse(model.train(), inputs, "transformer_attribution", ModelError, "training mode")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    refuse(model, inputs, "transformer_attribution", ModelError, "training mode")
     model, inputs = build("timm_vit")
     model.set_grad_checkpointing(True)
     refuse(model, inputs, "gae", ModelError, "set_grad_checkpointing(False)")

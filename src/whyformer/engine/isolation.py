@@ -37,7 +37,7 @@ def alone(model: nn.Module) -> Iterator[None]:
     Raises:
         ModelError: at the end, a parameter was written to or replaced, or training mode was switched on.
     """
-    before = _parameters(model)
+    before, trained = _parameters(model), {id(m) for m in model.modules() if m.training}
     with inside(None):
         yield
     after = _parameters(model)
@@ -47,7 +47,8 @@ def alone(model: nn.Module) -> Iterator[None]:
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
             "two models. Wait until training or loading is over, or explain a copy: copy.deepcopy(model)"
         )
-    training = next((n or type(m).__name__ for n, m in model.named_modules() if m.training), None)
+    switched = (n or type(m).__name__ for n, m in model.named_modules() if m.training and id(m) not in trained)
+    training = next(switched, None)
     if training is not None:
         raise ModelError(
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "

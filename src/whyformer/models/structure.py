@@ -67,20 +67,40 @@ def refuse_unfit(model: Any) -> None:
     """Raise where an explanation would be wrong or impossible, before any work."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
-    training = False
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
         if type(module).__name__ == "OptimizedModule":
             raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
-        if any(module.__dict__.get(flag) is True for flag in ("gradient_checkpointing", "grad_checkpointing")):
+        where = f"module '{name or type(module).__name__}'"
+        # transformers checkpoint in training mode alone, timm always
+        flags = ("gradient_checkpointing", "grad_checkpointing") if module.training else ("grad_checkpointing",)
+        if any(module.__dict__.get(flag) is True for flag in flags):
             raise ModelError(
-                f"activation checkpointing is on (module '{name or type(module).__name__}') and hides operations: "
+                f"activation checkpointing is on ({where}) and hides operations: "
                 "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             )
-        training = training or module.training
-    if training:
-        raise ModelError("the model is in training mode, so dropout would make scores random: call model.eval()")
+        cause = _changed_by_training(module) if module.training else None
+        if cause is not None:
+            raise ModelError(f"the model is in training mode, so {cause} ({where}): call model.eval()")
+
+
+_DRAWN = ("drop", "jitter", "noise", "mask_time_prob", "mask_feature_prob")
+
+
+def _changed_by_training(module: nn.Module) -> str | None:
+    """What makes a module another function in training mode: dropout of any kind with p > 0, or batch statistics."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return "batch normalisation would mix the samples and change the model"
+    values = {**vars(module), **getattr(getattr(module, "config", None), "__dict__", {})}
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        values["dropout"] = module.p
+    if type(module).__name__ == "StochasticDepth":
+        values["drop"] = values.get("p")
+    rates = [v for k, v in values.items() if any(word in k.lower() for word in _DRAWN)]
+    if any(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in rates):
+        return "dropout or other noise would make scores random"
+    return None
 
 
 def first_bad_parameter(model: nn.Module) -> str | None:
