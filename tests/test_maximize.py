@@ -276,7 +276,7 @@ def test_models_that_cannot_be_climbed() -> None:
     with pytest.raises(ModelError, match="not finite"):
         maximize_activation(model, 1)
     with pytest.raises(ModelError, match="training mode"):
-        maximize_activation(Linear(), 1)
+        maximize_activation(nn.Sequential(Linear(), nn.Dropout(0.5)), 1)
 
 
 def test_a_detector_has_neurons_and_no_class() -> None:

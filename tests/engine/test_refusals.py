@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -294,3 +295,126 @@ def test_no_attention_at_all() -> None:
         with pytest.raises(WhyformerError, match=r"no attention|no meaning"):
             whyformer.explain(model, x, method=method)
     assert whyformer.explain(model, x, method="lrp").scores.shape == (2, TOKENS)
+
+
+# -- integer kernels, precision, transforms ------------------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:.*quantiz.*:DeprecationWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize("method", [*RELEVANCE, *GRADIENTS, "rollout"])
+def test_an_integer_kernel_is_an_error_never_a_map_of_zeros(method: str) -> None:
+    from zoo import build
+
+    model, inputs = build("bert", torch.float32)
+    quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(ModelError, match=r"linear_dynamic.*no derivative"):
+        whyformer.explain(quantised, inputs, method)
+
+
+def test_an_input_that_is_cut_off_is_an_error(x: Tensor) -> None:
+    """No map of zeros; a path to a point where all derivatives are 0 may have them."""
+
+    class Rounded(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.round())
+
+    class Dead(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(torch.relu(x - 5))
+
+    for model in (Rounded(), Dead()):
+        model.blocks = nn.ModuleList(model.blocks)
+        pixels = torch.randn(1, TOKENS, WIDTH)
+        from whyformer.composites.gradient import GRADIENT
+        from whyformer.engine.run import record
+
+        recording = record(model, ((pixels,), {}), GRADIENT, root="input", root_input=0)
+        with pytest.raises(ModelError, match="nothing arrives at the input"):
+            recording.backward(torch.ones_like(recording.logits))
+        moved = record(model, ((pixels,), {}), GRADIENT, root="input", root_input=0, root_value=pixels / 2)
+        assert not moved.backward(torch.ones_like(moved.logits))[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "llama"])
+def test_relevance_of_half_precision_is_propagated_in_float32(name: str, dtype: torch.dtype) -> None:
+    """The same as of the float32 model with the same weights, and the model keeps its own."""
+    from zoo import build, to
+
+    model, inputs = build(name, torch.float32)
+    half = model.to(dtype)
+    for method in ("transformer_attribution", "lrp", "partial_lrp"):
+        before = snapshot(half)
+        e = whyformer.explain(half, to(inputs, dtype), method, target=1)
+        assert "float32" in e.diagnostics["precision"]
+        assert_unchanged(half, before)
+        wide = copy.deepcopy(half).float()
+        other = whyformer.explain(wide, to(to(inputs, dtype), torch.float32), method, target=1)
+        assert "precision" not in other.diagnostics
+        assert torch.allclose(e.scores, other.scores, rtol=1e-4, atol=1e-5 * float(other.scores.abs().max()))
+
+
+@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+def test_autocast(method: str, x: Tensor) -> None:
+    """Inside of the model, or around the explanation: relevance flows in float32, gradients as autocast has them."""
+    model = Model()
+    wanted = whyformer.explain(model, x, method).scores
+
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.inner(x)
+
+    inside = whyformer.explain(Cast().eval(), x, method).scores
+    with torch.autocast("cpu", torch.bfloat16):
+        around = whyformer.explain(model, x, method).scores
+    close = {"rtol": 1e-5, "atol": 1e-6} if method == "lrp" else {"rtol": 0.05, "atol": 0.05 * float(wanted.abs().max())}
+    for scores in (inside, around):
+        assert torch.allclose(scores.float(), wanted, **close)
+
+
+@pytest.mark.parametrize("method", GRADIENTS)
+def test_vmap_inside_of_the_model(method: str, x: Tensor) -> None:
+    """Gradient methods take it; a parameter used inside of it stays a constant."""
+    model = Model(lambda branch, x: torch.vmap(lambda row: torch.tanh(row) * row)(branch(x)))
+    plain = Model(lambda branch, x: (y := branch(x)) * torch.tanh(y))
+    plain.load_state_dict(model.state_dict())
+    scores = whyformer.explain(model, x, method).scores
+    assert torch.allclose(scores, whyformer.explain(plain, x, method).scores, atol=1e-6)
+    layered = Model(lambda branch, x: torch.vmap(model.blocks[0].dense)(branch(x)))
+    written = Model(lambda branch, x: model.blocks[0].dense(branch(x)))
+    written.load_state_dict(layered.state_dict())
+    assert torch.allclose(whyformer.explain(layered, x, method).scores, whyformer.explain(written, x, method).scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", RELEVANCE)
+def test_relevance_does_not_pass_vmap(method: str, x: Tensor) -> None:
+    refuse(Model(lambda branch, x: torch.vmap(torch.tanh)(branch(x))), x, method, UnknownOperation, "torch.vmap", "module 'blocks.")
+
+
+@pytest.mark.parametrize("method", [*RELEVANCE, *GRADIENTS])
+def test_an_inner_inference_mode(method: str, x: Tensor) -> None:
+    def cut(branch: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return branch(x)
+
+    refuse(Model(cut), x, method, ModelError, "inference_mode", "torch.no_grad")
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "input_x_gradient"])
+def test_compiled_in_place(method: str, x: Tensor) -> None:
+    model = Model()
+    wanted = whyformer.explain(model, x, method).scores
+    model.compile(backend="eager")
+    assert torch.equal(whyformer.explain(model, x, method).scores, wanted)
+
+
+def test_flex_attention_is_named() -> None:
+    from zoo import llama
+
+    model, inputs = llama(attention="flex_attention")
+    for method in ("transformer_attribution", "rollout", "input_x_gradient"):
+        with pytest.raises(ModelError, match=r"flex_attention.*sdpa"):
+            whyformer.explain(model, inputs, method)

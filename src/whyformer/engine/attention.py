@@ -153,7 +153,8 @@ class AttentionCapture:
             if axis in (-1, result.dim() - 1):
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif kind == "view" and args and is_map(args[0]) and isinstance(result, Tensor) and result.dim() in (3, 4):
-            if name != "__getitem__" or result.shape == args[0].shape:
+            # without its last column, that is a sink which takes the rest (GPT-OSS)
+            if name != "__getitem__" or result.shape in (args[0].shape, (*args[0].shape[:-1], args[0].shape[-1] - 1)):
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif self.aside:
             return result

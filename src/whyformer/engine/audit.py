@@ -37,6 +37,24 @@ def unknown(mode: Interception, name: str, role: str, results: Any, given: Seque
     wait(mode, list(dict.fromkeys(nodes)), say)
 
 
+def without_derivative(mode: Interception, name: str, results: Any) -> None:
+    """Let what an operation without a derivative made (an integer kernel) refuse gradients and relevance."""
+    nodes = [t.grad_fn for t in tensors((results,)) if t.grad_fn is not None and "NotImplemented" in t.grad_fn.name()]
+    if not nodes:
+        return
+    place = _running(mode.model)
+
+    def arrived(flows: tuple[Tensor | None, ...]) -> None:
+        if any(flow is not None and bool(flow.any()) for flow in flows):
+            raise ModelError(
+                f"the operation '{name}' in {named(mode.model, place)} has no derivative (an integer kernel), so "
+                "nothing reaches what lies before it: explain the model before it was quantised, or use occlusion"
+            )
+
+    for node in nodes:
+        node.register_prehook(arrived)
+
+
 def hidden(mode: Interception, given: Sequence[Any]) -> None:
     """Look for graphs that the mode has not seen grow: they refuse relevance too; checkpointed segments at once."""
     for tensor in tensors(given):
@@ -64,7 +82,7 @@ def _unseen(mode: Interception, node: Any) -> Callable[[], str]:
         where = named(mode.model, place)
         if function is None:
             return (
-                "operations that whyformer cannot see (a torch.jit function, or an extension in C++) made a tensor that"
+                "operations that whyformer cannot see (torch.vmap, torch.jit, an extension in C++) made a tensor that"
                 f" carries relevance into {where}; {mode.composite.name} needs every operation. Call the Python "
                 f"function that was scripted, {_OTHERWISE}"
             )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
@@ -54,6 +55,41 @@ def alone(model: nn.Module) -> Iterator[None]:
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
             "may have changed the scores: call model.eval(), or explain a copy: copy.deepcopy(model)"
         )
+
+
+INFERENCE = (
+    "a part of the model runs under torch.inference_mode(), through which nothing can be sent back: use "
+    "torch.no_grad() there, or neither"
+)
+
+
+@contextlib.contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """A model that was compiled in place (``model.compile()``) runs as it is written.
+
+    Raises:
+        ModelError: it uses flex_attention, or an ``inference_mode`` of its own where a graph begins.
+    """
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
+        raise ModelError(
+            "flex_attention is compiled into one kernel that hides its attention: load the model with "
+            "attn_implementation='sdpa' or 'eager' (or call model.set_attn_implementation('sdpa'))"
+        )
+    compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
+            yield
+    except RuntimeError as error:
+        if "inference tensor" not in str(error).lower():
+            raise
+        raise ModelError(INFERENCE) from error
+
+
+@contextlib.contextmanager
+def without_autocast(carrier: str) -> Iterator[None]:
+    """Autocast off where relevance flows: in half precision its rules divide by noise."""
+    with torch._C._DisableAutocast() if carrier == "relevance" else contextlib.nullcontext():
+        yield
 
 
 _State = tuple[Tensor, Tensor, int, int]

@@ -19,10 +19,11 @@ from whyformer.engine import audit
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
-from whyformer.engine.isolation import here
+from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
+from whyformer.errors import ModelError
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
 
@@ -54,6 +55,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
         self.tally = asked(self.probes, Tally)
         self.declared = gather()
+        self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
             self.add_root(self.anchor)
@@ -76,6 +78,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if here.run is not self or self.muted or row.kind == "silent":
             result = func(*args, **kwargs)
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
+        if torch._C._are_functorch_transforms_active() and not self.transformed:  # the audit sees the result
+            return func(*args, **kwargs)
+        if torch._C._is_any_autocast_enabled() and self.composite.carrier == "relevance":
+            with torch._C._DisableAutocast(), self:
+                return func(*args, **kwargs)
         for place, word in enumerate(("input", "other")):
             if row.kind not in ("", "view") and len(args) == place and word in kwargs:
                 args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
@@ -132,7 +139,10 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if is_in_place(name) or kwargs.get("inplace") is True:
             before_change(args[0])
         if not self.composite.audit:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if not row.kind:
+                audit.without_derivative(self, name, result)
+            return result
         reading = row.read(row, func, args, kwargs)
         result = self._by_rule(name, row, reading, func, args, kwargs)
         if reading.kind == "statistic" or (self.statistics and self._of_statistics(name, reading, args, kwargs)):
@@ -184,6 +194,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         given = (*args, *kwargs.values())
         before = {t.grad_fn for t in tensors(given)}
         result = func(*args, **kwargs)
+        audit.without_derivative(self, name, result)
         audit.unknown(self, name, role, result, given, before)
         return result
 
@@ -198,6 +209,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
     def carries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not torch.is_grad_enabled():
+            if torch.is_inference_mode_enabled() and any(t.requires_grad for t in tensors((*args, *kwargs.values()))):
+                raise ModelError(INFERENCE)
             return False
         for tensor in tensors((*args, *kwargs.values())):
             if tensor.requires_grad and (not tensor.is_leaf or id(tensor) in self.own):

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import CheckpointError
 from whyformer.engine import audit
 from whyformer.engine.canonizers import canonized
 from whyformer.engine.hooks import batch_first, block_hooks
-from whyformer.engine.isolation import inside, users_hooks_aside
+from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
+from whyformer.engine.precision import half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path, Trace, is_lookup
 from whyformer.errors import ModelError
@@ -60,6 +61,8 @@ class Recording:
         readouts: ``[B, N, D]`` gradient at each end after a gradient pass: of those that were asked for, by name, or
             (None) at the last block's output.
         begun: name -> the leaf at which the graph begins for that input.
+        moved: whether a root was fed another value than its own.
+        half: the type of a model in half precision, of which a float32 copy was recorded (relevance carrier).
         ended: for root "output", the names of the ends, in the order of the roots.
     """
 
@@ -69,6 +72,8 @@ class Recording:
     started: tuple[Tensor, Tensor] = field(init=False)
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
+    moved: bool = False
+    half: str | None = None
     ended: list[Any] = field(default_factory=list)
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
@@ -110,7 +115,7 @@ class Recording:
         if not relevance:
             self.readouts.clear()
         try:
-            with inside(None), torch.enable_grad():
+            with inside(None), torch.enable_grad(), without_autocast(self.mode.composite.carrier):
                 starts = self._starts(seed)
                 flows = torch.autograd.grad(
                     [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
@@ -129,7 +134,15 @@ class Recording:
             ) from error
         if not keep:
             self._let_go()
-        return [torch.zeros_like(r) if f is None else f for r, f in zip(self.roots, flows, strict=True)]
+        found = list(zip(self.roots, flows, strict=True))
+        reached = [f is not None and (self.moved or bool(f.any())) for r, f in found if r.dim()]
+        if reached and not any(reached) and bool(seed.any()):
+            raise ModelError(
+                "nothing arrives at the input: the model cuts it off from the target on the way (detach, no_grad, "
+                "rounding, an integer kernel), or all its derivatives are 0 here. Remove what cuts it off, explain "
+                "another target, or use occlusion"
+            )
+        return [torch.zeros_like(r) if f is None else f for r, f in found]
 
     def _starts(self, seed: Tensor) -> list[tuple[Tensor, Tensor]]:
         """(tensor of the output, what starts there) for those that the target reads."""
@@ -201,15 +214,20 @@ def record(
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
     """
+    blocks = find_blocks(model) if blocks is None else blocks
+    starts, values = dict(roots or {}), dict(values or {})
+    half = half_precision(model) if composite.carrier == "relevance" else None
+    if half is not None:
+        (model, blocks), feed, values, root_value = single(model, blocks), *widened((feed, values, root_value))
     args, kwargs = list(feed[0]), dict(feed[1])
     run = Pass(sequence_first=sequence_first(model))
     mode = Interception(model, composite, run, probes)
     recording = Recording(mode)
-    starts, values = dict(roots or {}), dict(values or {})
     if root in ("input", "embedding"):
         starts[""] = Root("entry", 0) if root == "embedding" else Root("input", root_input or 0)
     if root_value is not None:
         values[""] = root_value
+    recording.moved, recording.half = bool(values), half
     for name, one in starts.items():
         if one.kind == "input":
             place: Any = args if isinstance(one.place, int) else kwargs
@@ -218,7 +236,6 @@ def record(
     entries = {name: one for name, one in starts.items() if one.kind == "entry"}
     looked_up = {one.place: name for name, one in starts.items() if one.kind == "lookup"}
     mode.watch = next((p for p in probes if isinstance(p, Trace)), None) or _lookups(recording, looked_up, values)
-    blocks = find_blocks(model) if blocks is None else blocks
     mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
@@ -235,6 +252,8 @@ def record(
         running(mode),
         block_hooks(recording, blocks, root, entries, values, ends),
         canonized(mode),
+        without_autocast(composite.carrier),
+        as_written(model),
     ):
         output = model(*args, **kwargs)
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]

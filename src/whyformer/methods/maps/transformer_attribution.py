@@ -101,4 +101,7 @@ def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:
         "error": worst.tolist(),
         "given_up_by_operation": lost,
     }
-    return {"conservation": figure}
+    if recording.half is None:
+        return {"conservation": figure}
+    precision = f"the model computes in {recording.half}, relevance was propagated in float32 with the same weights"
+    return {"conservation": figure, "precision": precision}
