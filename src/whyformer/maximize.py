@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,12 +129,12 @@ def maximize_activation(
     draws = torch.Generator().manual_seed(seed)
     image = _start(model, start, shape, like, processor, draws)
     history: list[float] = []
-    with torch.inference_mode(False), torch.enable_grad(), goal.listening(model) as listener:
+    with torch.inference_mode(False), torch.enable_grad():
         image = image.clone().requires_grad_()
         climber = torch.optim.Adam([image], lr=learning_rate, maximize=True)
 
         def measure(picture: Tensor) -> Tensor:
-            value = listener(lambda: model(picture) if argument is None else model(**{argument: picture}))
+            value = goal.value(model, lambda: model(picture) if argument is None else model(**{argument: picture}))
             if value.isfinite():
                 return value
             raise ModelError(f"the activation of {goal.name} is not finite: check the weights, or use float32")
@@ -176,30 +175,27 @@ class _Goal:
     token: int | None
     neuron: int | None
 
-    @contextlib.contextmanager
-    def listening(self, model: nn.Module) -> Iterator[Callable[[Callable[[], Any]], Tensor]]:
-        """A function that runs the model and returns S; passes stop where the unit is."""
-        thread = threading.get_ident()
+    def value(self, model: nn.Module, run: Callable[[], Any]) -> Tensor:
+        """S of one pass, which stops where the unit is."""
+        if self.path is None:
+            output = run()
+            if has_row(Output(model, output)):
+                return read_logits(output)[0, self.neuron]
+            raise InputError(f"the model's output is not one row of logits, so it has no classes: {_UNITS}")
+        module, thread = model.get_submodule(self.path), threading.get_ident()
 
         def stop(module: nn.Module, args: Any, output: Any) -> None:
             if threading.get_ident() == thread:
-                raise _Reached(module, output)
+                raise _Reached(output)
 
-        def measure(run: Callable[[], Any]) -> Tensor:
-            try:
-                output = run()
-            except _Reached as reached:
-                return self.read(*reached.args)
-            if self.path is None and has_row(Output(model, output)):
-                return read_logits(output)[0, self.neuron]
-            if self.path is None:
-                raise InputError(f"the model's output is not one row of logits, so it has no classes: {_UNITS}")
-            raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
-
-        with contextlib.ExitStack() as stack:
-            if self.path is not None:
-                stack.callback(model.get_submodule(self.path).register_forward_hook(stop).remove)
-            yield measure
+        handle = module.register_forward_hook(stop)
+        try:
+            run()
+        except _Reached as reached:
+            return self.read(module, *reached.args)
+        finally:
+            handle.remove()
+        raise InputError(f"the module '{self.path}' does not run in a forward pass of this model")
 
     def read(self, module: nn.Module, output: Any) -> Tensor:
         """S out of the module's output."""

@@ -114,13 +114,12 @@ class Study:
                 f"{missing} of {len(self.samples)} samples have no label in the model's classes, which this benchmark "
                 "needs. Give labelled data; without labels of the model's, only the predicted class can be explained"
             )
-        classes = class_count(self.model)
-        if self.labels and not self._ordered_by_name() and classes is not None and classes != len(self.labels):
+        classes, found = class_count(self.model), ""
+        if self.labels and not self._ordered_by_name() and classes != len(self.labels):
             found = f"the data have {len(self.labels)} classes ({', '.join(self.labels)}) and the model {classes}"
-            raise InputError(f"{found}: label sets do not match")
-        worst = max(s.label or 0 for s in self.samples)
-        if classes is not None and worst >= classes:
+        elif classes is not None and (worst := max(s.label or 0 for s in self.samples)) >= classes:
             found = f"the data hold class {worst} and the model has {classes} classes (0 to {classes - 1})"
+        if found and classes is not None:
             raise InputError(f"{found}: label sets do not match")
 
     def _ordered_by_name(self) -> bool:

@@ -107,10 +107,9 @@ def _shapes(draw: ImageDraw.ImageDraw, side: int, count: int, high: float, gener
         x, y = generator.uniform(-0.1 * side, 1.1 * side, 2)
         w, h = generator.uniform(0.06 * side, 0.3 * side, 2)
         kind, colour = generator.integers(3), _colour(generator, 0.0, high)
-        if kind == 0:
-            draw.ellipse((x - w / 2, y - h / 2, x + w / 2, y + h / 2), fill=colour)
-        elif kind == 1:
-            draw.rectangle((x - w / 2, y - h / 2, x + w / 2, y + h / 2), fill=colour)
+        if kind < 2:
+            box = (draw.ellipse, draw.rectangle)[kind]
+            box((x - w / 2, y - h / 2, x + w / 2, y + h / 2), fill=colour)
         else:
             points = generator.uniform(-0.2 * side, 0.2 * side, (3, 2)) + np.array((x, y))
             draw.polygon([(float(px), float(py)) for px, py in points], fill=colour)
@@ -200,14 +199,11 @@ def digit_scenes(
     """Draw scenes of handwritten digits; the same arguments give the same scenes.
 
     Args:
-        count: How many scenes.
-        seed: Scene number ``i`` depends on the seed and ``i`` alone, so a longer run begins like a shorter one.
-        split: Which digit images to use: ``"test"`` (held out from the bundled model's training) or ``"train"``.
-        min_digits: Fewest digits in a scene.
-        max_digits: Most digits in a scene, at most 8.
-        distinct: Whether the digits of a scene all differ.
-        clutter: How much stands on the ground besides the digits; 0 leaves a plain gradient.
-        wobble: How much the digits are turned, slanted, widened and thickened at random; 0 leaves them as they are.
+        seed: scene number ``i`` depends on the seed and ``i`` alone, so a longer run begins like a shorter one.
+        split: which digit images to use: ``"test"`` (held out from the bundled model's training) or ``"train"``.
+        min_digits, max_digits: in a scene, at most 8; distinct: whether they all differ.
+        clutter: how much stands on the ground besides the digits; 0 leaves a plain gradient.
+        wobble: how much the digits are turned, slanted, widened and thickened at random; 0 leaves them as they are.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', not {split!r}")

@@ -152,7 +152,9 @@ def trust(
         raise InputError(f"steps must be a whole number from 1, not {steps!r}")
     if not len(seeds):
         raise InputError("trust compares with random maps: give at least one seed")
-    given = _inputs_of(explanation, inputs)
+    given = inputs if inputs is not None else explanation.texts or explanation.originals
+    if given is None:
+        raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
     ready = begin(model, given, processor, device=device, truncate=truncate or inputs is None)
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
@@ -179,13 +181,6 @@ def trust(
         explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
         warned, chosen, tuple(seeds), kind, len(case) + case.forwards,
     )  # fmt: skip
-
-
-def _inputs_of(explanation: Explanation, inputs: Any) -> Any:
-    found = inputs if inputs is not None else explanation.texts or explanation.originals
-    if found is None:
-        raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
-    return found
 
 
 def _default(inputs: Inputs) -> str:
