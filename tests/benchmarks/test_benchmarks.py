@@ -9,12 +9,14 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from whyformer.benchmarks import BENCHMARKS
+from whyformer.benchmarks.batches import pixel_spec
 from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.perturbation import topk_mask
 from whyformer.benchmarks.runner import run_benchmark
@@ -286,6 +288,16 @@ def test_models_with_several_classes_at_once_have_sigmoid_probabilities(tmp_path
     assert probabilities(logits) == pytest.approx(np.array([[0.25, 0.75]]))
     assert probabilities(np.zeros((0, 0))).size == 0
     assert probabilities(logits, multi_label=True) == pytest.approx(np.array([[0.5, 0.75]]))
+
+
+def test_a_processors_own_filter_is_taken(vit) -> None:
+    """0 is nearest, not a filter that is missing."""
+    for own, wanted in ((0, "nearest"), (3, "bicubic"), (None, "bilinear"), (4, "box")):
+        tool = SimpleNamespace(image_mean=[0.0], image_std=[1.0], resample=own)
+        assert pixel_spec(vit, tool).resample == wanted
+    assert pixel_spec(vit, tool, "lanczos").resample == "lanczos"
+    with pytest.raises(InputError, match="resample must be one of nearest"):
+        pixel_spec(vit, tool, "sharp")
 
 
 def test_files_may_be_named_with_commas(tmp_path: Path, vit) -> None:

@@ -23,8 +23,6 @@ from whyformer.explanation.views import resize
 from whyformer.inputs.prepare import longest_text
 from whyformer.inputs.removal import patch_size, picture_filler
 
-RESAMPLING = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
-
 
 @dataclass(frozen=True)
 class PixelSpec:
@@ -44,7 +42,7 @@ class PixelSpec:
         """``[C, H, W]`` normalised."""
         height, width = self.size
         mode = "RGB" if len(self.mean) == 3 else "L"
-        squashed = picture.convert(mode).resize((width, height), Image.Resampling(RESAMPLING[self.resample]))
+        squashed = picture.convert(mode).resize((width, height), Image.Resampling[self.resample.upper()])
         values = np.asarray(squashed, dtype=np.float32).reshape(height, width, -1) / 255
         return (torch.from_numpy(values).permute(2, 0, 1) - self.mean[:, None, None]) / self.std[:, None, None]
 
@@ -64,11 +62,11 @@ def pixel_spec(model: nn.Module, processor: Any, resample: str | None = None) ->
         )
     if getattr(processor, "do_normalize", True) is False:
         mean, std = [0.0] * len(mean), [1.0] * len(mean)
+    own, known = getattr(processor, "resample", None), [r.name.lower() for r in Image.Resampling]
     if resample is None:
-        number = int(getattr(processor, "resample", None) or 2)
-        resample = next((n for n, v in RESAMPLING.items() if v == number), "bilinear")
-    if resample not in RESAMPLING:
-        raise InputError(f"resample must be one of {', '.join(RESAMPLING)}, not {resample!r}")
+        resample = "bilinear" if own is None else Image.Resampling(int(own)).name.lower()
+    if resample not in known:
+        raise InputError(f"resample must be one of {', '.join(known)}, not {resample!r}")
     normalisation = (torch.tensor(v, dtype=torch.float32) for v in (mean, std))
     return PixelSpec(_size(model, processor), resample, *normalisation)
 
@@ -138,9 +136,6 @@ class Pictures(Batch):
         """Each patch has the mean of its pixels."""
         (rows, columns), (height, width) = self.grid, self.patch
         return scores.reshape(rows, height, columns, width).mean((1, 3)).reshape(-1)
-
-    def count(self, index: int) -> int:
-        return self.grid[0] * self.grid[1]
 
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
@@ -224,9 +219,6 @@ class Texts(Batch):
 
     def features(self, index: int, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         return scores[self.encoded[index].content]
-
-    def count(self, index: int) -> int:
-        return int(self.encoded[index].content.sum())
 
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         content = self.encoded[index].content

@@ -154,7 +154,7 @@ class Batch:
         logits: ``[B, C]`` of the clean samples; baseline: what :meth:`without` puts in place of features.
         inputs: (numbers of samples) -> what the model is fed.
         drawn, truth: (number) -> the map of the floor, of the ceiling; read: (number, explanation) -> its map.
-        features: (number, map) -> scores ``[n]`` of what can be taken out; count: (number) -> how many.
+        features: (number, map) -> scores ``[n]`` of what can be taken out.
         covered: (number, features ``[S, n]``) -> masks ``[S, ...]`` of the pixels or tokens they are.
         run: (number, mask, baseline), ... -> logits ``[F, C]`` without what is True.
     """
@@ -168,7 +168,6 @@ class Batch:
     truth: ClassVar[Callable[..., Scores]]
     read: ClassVar[Callable[..., Scores]]
     features: ClassVar[Callable[..., NDArray[np.float64]]]
-    count: ClassVar[Callable[..., int]]
     covered: ClassVar[Callable[..., NDArray[np.bool_]]]
     run: ClassVar[Callable[..., NDArray[np.float64]]]
 
@@ -183,6 +182,10 @@ class Batch:
     @property
     def probabilities(self) -> NDArray[np.float64]:
         return self.study.probabilities(self.logits)
+
+    def count(self, index: int) -> int:
+        """How many features there are."""
+        return self.features(index, self.drawn(index)).size
 
     def explanations(self, configuration: Configuration, targets: Sequence[int]) -> list[Explanation | Unusable]:
         """Each for its own target, scores of padding last: in one batch if that works, else what fails is told."""
