@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whyformer.methods import METHODS
 from whyformer.show.words import visible
 
 if TYPE_CHECKING:
@@ -119,15 +118,6 @@ def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[Card
         if benchmark.model:
             labels.setdefault(benchmark.model, None)
     return [card(name, known) for name, known in labels.items()]
-
-
-def methods(saved: Sequence[Saved]) -> list[tuple[str, list[str], int]]:
-    """(name, what its registry says of it, number of maps) of each method of the explanations."""
-    rows = []
-    for name, count in sorted(Counter(one.e.method for one in saved).items()):
-        known = METHODS.get(name)
-        rows.append((name, [known.family, known.summary, known.citation] if known else ["unknown", "", ""], count))
-    return rows
 
 
 def versions_of(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[str]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.facts import methods, models, versions_of
+from whyformer.apps.report.facts import models, versions_of
 from whyformer.apps.report.inputs import Input, inputs_of
 from whyformer.apps.report.pictures import drawn, encoded, room
 from whyformer.apps.report.reading import Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.versions import versions
+from whyformer.methods import METHODS
 from whyformer.show import painting
 from whyformer.show.files import write_all
 from whyformer.show.html import asset, curves, render
@@ -104,7 +105,7 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
     said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
     facts = {
         "explanations": inputs, "benchmarks": benchmarks, "models": models(saved, benchmarks),
-        "methods": methods(saved), "conventions": inputs, "versions": versions_of(saved, benchmarks),
+        "methods": saved, "conventions": inputs, "versions": versions_of(saved, benchmarks),
         "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
     }  # fmt: skip
     pictures = sum(painting.base(one.first) is not None for one in inputs)
@@ -113,6 +114,7 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
     names = {"left-out": "Files left out"}
     return render(
         "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
+        known=METHODS,
         digest=Markup(base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()),
         sections=[(key, names.get(key, key.capitalize())) for key, found in facts.items() if found],
         maps=[one for its in inputs for one in its.maps], targets=[target_name(one.e) for one in saved],
