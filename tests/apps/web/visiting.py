@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whyformer.apps.web.handlers import RESULTS, Handlers
-from whyformer.apps.web.session import Session
+from whyformer.apps.web.work import Session
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 SENTENCE = "An utterly charming film, though it drags."

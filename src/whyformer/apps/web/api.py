@@ -7,7 +7,7 @@ from typing import Any
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import reproduce, work
 from whyformer.apps.web.handlers import FIRST, Asked, Handlers, Told, sentences
-from whyformer.apps.web.session import Session
+from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.evaluate.trust import warnings
 

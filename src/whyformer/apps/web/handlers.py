@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, maps, reproduce, work
 from whyformer.apps.web.catalogue import Catalogue
 from whyformer.apps.web.limits import Limits
-from whyformer.apps.web.session import Session, Stopped, View
+from whyformer.apps.web.work import Session, Stopped, View
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.trust import Trust
@@ -194,7 +194,7 @@ class Handlers:
         began = time.monotonic()
         try:
             with sentences():
-                track = session.track(_teller(progress))
+                track = session.track(progress)
                 yield _shown(status=status("Reading the input …"))
                 loaded, view = self.full_view(session, Asked.read(entered))
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
@@ -285,16 +285,3 @@ def recipe(view: View) -> str:
 def _shown(**new: Any) -> tuple[Any, ...]:
     """New values of some of :data:`RESULTS`; the others stay as they are."""
     return tuple(new.get(name, gr.skip()) for name in RESULTS)
-
-
-def _teller(progress: Any) -> Callable[[int, int | None, str], None]:
-    """Progress of long work, told a few times a second."""
-    last = 0.0
-
-    def tell(done: int, total: int | None, what: str) -> None:
-        nonlocal last
-        if progress is not None and (now := time.monotonic()) - last > 0.25:
-            last = now
-            progress((done, total) if total else None, desc=what)
-
-    return tell

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from whyformer.apps.web.session import Session
+from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.evaluate.trust import SEEDS, STEPS, Trust
 from whyformer.explanation.result import Explanation

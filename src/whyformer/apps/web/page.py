@@ -13,7 +13,7 @@ from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered, piece
-from whyformer.apps.web.session import Session
+from whyformer.apps.web.work import Session
 from whyformer.show.html import asset
 
 _PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))

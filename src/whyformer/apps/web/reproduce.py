@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from whyformer.apps.web.session import Session, View
+from whyformer.apps.web.work import Session, View
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.show import files
 from whyformer.show.html import render
