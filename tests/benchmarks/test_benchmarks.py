@@ -19,6 +19,7 @@ from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.batches import pixel_spec
 from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.perturbation import topk_mask
+from whyformer.benchmarks.published import PUBLISHED
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import probabilities
@@ -104,6 +105,16 @@ def test_published_figures_only_where_the_settings_are_the_papers() -> None:
     )
     assert (same.label, same.published) == ("transformer_attribution", "transformer_attribution")
     assert (other.label, other.published) == ("transformer_attribution (start_layer=0)", None)
+
+
+def test_published_figures_are_of_methods_whose_settings_are_known() -> None:
+    assert set(PUBLISHED) <= set(BENCHMARKS)
+    for name, section in PUBLISHED.items():
+        tables = {title: figures for title, figures in section.items() if title != "methods"}
+        assert tables
+        for figures in tables.values():
+            assert set(figures) <= {*BENCHMARKS[name].published, "random"}
+            assert all(0 < figure < 100 for figure in figures.values())
 
 
 def test_a_label_of_ones_own_brings_no_figures_of_another_method() -> None:

@@ -138,10 +138,9 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
     batch = inputs.batch
     if scores.dim() == 4:
         scores = scores.sum(1)
-    if scores.dim() == 2 and scores.shape[0] == batch and scores.shape != size:
-        side = round(scores.shape[1] ** 0.5)
-        if side * side == scores.shape[1]:
-            scores = scores.reshape(batch, side, side)
+    side = round(scores.shape[-1] ** 0.5)
+    if scores.dim() == 2 and scores.shape != size and scores.shape == (batch, side * side):
+        scores = scores.reshape(batch, side, side)
     if scores.dim() == 2 and batch == 1:
         scores = scores[None]
     if scores.dim() != 3 or scores.shape[0] != batch:

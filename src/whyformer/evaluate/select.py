@@ -228,13 +228,10 @@ def _explained(entry: Any, ready: Ready, target: Target, wanted: Tensor, resolve
             raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
         return [entry] * wanted.shape[1]
     method, settings = entry
-    first = target if wanted.shape[1] == 1 else resolver.about(wanted[:, 0].tolist())
-    made = [ready.explain(method, first, **settings)]
-    for k in range(1, wanted.shape[1]):
-        specific = made[0].diagnostics.get("class_specific", True)
-        other = resolver.about(wanted[:, k].tolist())
-        made.append(ready.explain(method, other, **settings) if specific else made[0])
-    return made
+    targets = [target] if wanted.shape[1] == 1 else [resolver.about(column.tolist()) for column in wanted.T]
+    first = ready.explain(method, targets[0], **settings)
+    specific = first.diagnostics.get("class_specific", True)
+    return [first, *(ready.explain(method, one, **settings) if specific else first for one in targets[1:])]
 
 
 def _on_features(explanation: Explanation, removed: Removal) -> Tensor:
@@ -274,9 +271,6 @@ def _choose(good: Tensor, labels: Tensor, mode: str, holdout: float, seed: int) 
     # each sample's choice is the best in sum over these samples, itself alone by default
     together = {"class": labels[:, :1] == labels[:, 0], "dataset": everyone, "batch": choosing}
     over = together.get(mode, torch.eye(batch, dtype=torch.bool)).expand(batch, batch)
-    return _best(torch.stack([good[:, some].sum(1) for some in over], 1)), choosing, reported
-
-
-def _best(good: Tensor) -> Tensor:
-    """argmax over axis 0; the first among equals (torch.argmax does not promise that)."""
-    return (good == good.amax(0)).long().cumsum(0).cumsum(0).eq(1).long().argmax(0)
+    sums = torch.stack([good[:, some].sum(1) for some in over], 1)
+    # numpy promises the first of equals, torch does not
+    return torch.as_tensor(sums.numpy().argmax(0)), choosing, reported
