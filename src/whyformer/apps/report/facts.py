@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+
 from whyformer.show.words import visible
 
 if TYPE_CHECKING:
@@ -59,9 +63,6 @@ def title(name: str) -> str:
 
 def _file(name: str, file: str) -> Path | None:
     """A file of a model: bundled, in a local folder, or in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     if name.startswith("bundled:"):
         short = name.removeprefix("bundled:")
         path = Path(__file__).parents[2] / "bundled" / short / file if short.isalnum() else Path()
@@ -91,8 +92,6 @@ def _json(name: str, file: str) -> dict[str, Any]:
 
 def _parameters(name: str) -> int | None:
     """Numbers in the weights, by the shapes in the files' headers."""
-    from safetensors import SafetensorError, safe_open
-
     index = _json(name, "model.safetensors.index.json")
     shards = sorted(set(index["weight_map"].values())) if "weight_map" in index else ["model.safetensors"]
     total = 0

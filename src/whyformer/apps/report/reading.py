@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
 
 from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, read_table
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
@@ -141,8 +143,6 @@ def _read(path: Path, name: str, contents: Contents) -> None:
 
 def _saved(path: Path, name: str) -> list[Saved]:
     """What :meth:`Explanation.save` wrote."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(str(path), "pt") as file:
             facts = json.loads((file.metadata() or {}).get("whyformer", "null"))
@@ -150,11 +150,7 @@ def _saved(path: Path, name: str) -> list[Saved]:
         raise LoadError(f"damaged: {error}") from error
     if not isinstance(facts, dict) or "method" not in facts:
         raise _NotOurs("tensors, but no saved explanation")
-    try:
-        e = Explanation.load(path)
-    except (TypeError, AttributeError, IndexError, KeyError, ValueError) as error:
-        raise LoadError(f"damaged: {error}") from error
-    return _maps(e, path.stem, name, facts.get("versions"))
+    return _maps(Explanation.load(path), path.stem, name, facts.get("versions"))
 
 
 def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
@@ -170,20 +166,14 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
     made = []
     for one in listed:
         e = Explanation.from_dict(one)
-        if picture is not None and len(e) == 1:
-            e = _with_picture(e, picture)
+        if picture is not None and len(e) == 1:  # kept apart from it, perhaps at another size
+            size = (picture.height, picture.width)
+            if e.geometry is None:
+                e = e.with_features(pictures=torch.from_numpy(np.array(picture))[None])
+            else:
+                e = e.with_features(originals=[picture], geometry=[e.geometry[0].scaled(size)])
         made += _maps(e, str(facts.get("input") or path.stem), name, facts.get("versions"))
     return made
-
-
-def _with_picture(e: Explanation, picture: Image.Image) -> Explanation:
-    """The explanation on a picture that was kept apart from it, perhaps at another size."""
-    import numpy as np
-    import torch
-
-    if e.geometry is None:
-        return e.with_features(pictures=torch.from_numpy(np.array(picture))[None])
-    return e.with_features(originals=[picture], geometry=[e.geometry[0].scaled((picture.height, picture.width))])
 
 
 def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
