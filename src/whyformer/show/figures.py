@@ -15,7 +15,7 @@ from whyformer.show.colours import array
 from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import Paper, families, letters, notes, printable
+from whyformer.show.paper import Paper, families, letters, printable
 from whyformer.show.words import figure_of, heading, short, visible
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     # at least as high as a row's label needs, and a colour bar's numbers
     highs = [min(_CELL, max(1.1, wide * ratio)) for ratio in ratios]
     tall = sum((high + _TOP) * len(part.cells) for part, high in zip(parts, highs, strict=True))
-    said, foot = notes((e for part in parts for row in part.cells for e in row if e is not None), width)
-    paper = Paper(width, tall + _GAP + foot)
+    paper = Paper(width, tall + _GAP, (e for part in parts for row in part.cells for e in row if e is not None))
     y = _TOP
     for part, high in zip(parts, highs, strict=True):
         for r, (method, row) in enumerate(zip(part.methods, part.cells, strict=True)):
@@ -73,7 +72,6 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
                     drawn = overlay(e, longest=_PIXELS, **look)
                     _cell(paper, drawn, e, (left + column * (wide + _BAR), y, wide, high), chosen)
             y += high + _TOP
-    paper.note(said, tall + _GAP)
     return paper.figure
 
 
@@ -128,8 +126,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
     width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    said, foot = notes(singles, width)
-    paper = Paper(width, tall + foot)
+    paper = Paper(width, tall, singles)
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
@@ -137,7 +134,6 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         full = f"{title}  max {figure_of(float(f'{colours.scale_of(e).limit:.2g}'))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
-    paper.note(said, tall)
     return paper.figure
 
 

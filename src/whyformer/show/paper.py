@@ -27,13 +27,19 @@ _NOTE = 0.14  # inches a line of remarks
 
 
 class Paper:
-    """A matplotlib figure on which things are placed by their upper left corners, in inches."""
+    """A matplotlib figure on which things are placed by their upper left corners, in inches.
 
-    def __init__(self, width: float, height: float) -> None:
+    What is said of the explanations that are ``shown`` stands at its foot, below ``height``.
+    """
+
+    def __init__(self, width: float, height: float, shown: Iterable[Explanation] = ()) -> None:
         from matplotlib.figure import Figure
 
-        self.width, self.height = width, height
-        self.figure: Figure = Figure(figsize=(width, height), facecolor="white")
+        lines = [cut for line in words.remarks(shown) for cut in textwrap.wrap(line, max(24, int(width * 17)))]
+        self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
+        self.figure: Figure = Figure(figsize=(self.width, self.height), facecolor="white")
+        for i, line in enumerate(lines):
+            self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color="#8a4b00")
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Axes:
         """Axes without ticks or frame."""
@@ -76,17 +82,6 @@ class Paper:
         axes.tick_params(length=2, pad=1.5, width=0.5)
         for edge in axes.spines.values():
             edge.set_linewidth(0.5)
-
-    def note(self, lines: list[str], y: float) -> None:
-        """Small lines one under the other, as :func:`notes` made them."""
-        for i, line in enumerate(lines):
-            self.write(line, 0.08, y + i * _NOTE, 6.5, va="top", color="#8a4b00")
-
-
-def notes(explanations: Iterable[Explanation], width: float) -> tuple[list[str], float]:
-    """(lines that say what the runs warn of, their height in inches) for a paper of that width."""
-    lines = [cut for line in words.remarks(explanations) for cut in textwrap.wrap(line, max(24, int(width * 17)))]
-    return lines, len(lines) * _NOTE + 0.08 if lines else 0.0
 
 
 def encode(drawing: Figure, kind: str = "png", dpi: int = 150) -> bytes:

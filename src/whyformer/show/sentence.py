@@ -10,7 +10,7 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.paper import GREY, Paper, measure, notes
+from whyformer.show.paper import GREY, Paper, measure
 from whyformer.show.words import heading, right_to_left, short, visible, words
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def figure(parts: list[Section]) -> Figure:
             blocks.append((heading(named) if i == 0 else None, name, *_flow(e)))
     tall = _FOOT + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
     shown = (e for part in parts for row in part.cells for e in row if e is not None)
-    said, foot = notes(shown, _WIDTH)
-    paper = Paper(_WIDTH, tall + foot)
+    paper = Paper(_WIDTH, tall, shown)
     y = _MARGIN
     for head, name, boxes, high in blocks:
         if head is not None:
@@ -57,7 +56,6 @@ def figure(parts: list[Section]) -> Figure:
             paper.write(box.text, x, top + _LINE / 2, _SIZE, va="center", ha="left", zorder=5)
         y += high
     _legend(paper, y + 0.12)
-    paper.note(said, tall)
     return paper.figure
 
 
