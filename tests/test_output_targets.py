@@ -571,3 +571,12 @@ def test_every_input_gets_what_is_its_own_by_hand(name: str, target: Any, places
         torch.testing.assert_close(e.part(source).scores, wanted, rtol=1e-7, atol=1e-10)
     total = sum((kept[s].detach() * f).flatten(1).sum(1) for s, f in flows.items())
     torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["sum"], dtype=torch.float64), total)
+
+
+@pytest.mark.parametrize("method", ["rollout", "gae", "gradcam", "raw_attention", "partial_lrp"])
+def test_hidden_states_that_are_kept_by_hooks_come_from_the_blocks_as_they_are_run(method: str) -> None:
+    """The head of a depth estimator reads what transformers' own hooks kept of the blocks."""
+    model, inputs = MODELS["depth"]()
+    e = whyformer.explain(model, inputs, method, Pixel(31, 20))
+    assert (e.level, e.grid) == ("patch", (4, 4))
+    assert e.scores.abs().sum(1).min() > 0

@@ -98,7 +98,8 @@ def block_hooks(
     try:
         for block in blocks:
             handles.append(block.register_forward_pre_hook(own(enter), with_kwargs=True))
-            handles.append(block.register_forward_hook(own(leave), with_kwargs=True))
+            # before any other hook, such as those by which transformers keeps hidden states for a decoder of masks
+            handles.append(block.register_forward_hook(own(leave), with_kwargs=True, prepend=True))
         yield
     finally:
         for handle in handles:

@@ -11,7 +11,7 @@ from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
@@ -123,8 +123,8 @@ def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task
     each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
     try:
         changed = torch.func.vmap(without)(each)
-    except RuntimeError:
-        # vmap cannot run it: it adds to its input in place, or asks for the value of a tensor
+    except (RuntimeError, MethodNotApplicable):
+        # vmap cannot run it: it adds to its input in place, asks for the value of a tensor, or a hook explains in it
         changed = torch.stack([without(token) for token in each])
     if not edits:
         raise task.refuse(f"no product of attention and values was seen in its block {block}")
