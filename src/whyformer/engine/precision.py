@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def half_precision(model: nn.Module) -> str | None:
-    """"float16" or "bfloat16" where the model has such parameters, else None."""
+    """ "float16" or "bfloat16" where the model has such parameters, else None."""
     return next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in HALF), None)
 
 

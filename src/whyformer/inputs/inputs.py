@@ -18,7 +18,7 @@ class Inputs:
 
     Attributes:
         args, kwargs: the arguments of the model's forward.
-        modality: "image", "text" or "tensor" (a sequence of vectors).
+        modality: "image", "text" or "tensor" (a sequence of vectors, or a sound).
         scored: position or name of the argument whose features get scores.
         mask: ``[B, N]`` True at real tokens, False at padding; None if nothing is padded.
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
@@ -53,7 +53,7 @@ class Inputs:
 
     @property
     def tensor(self) -> Tensor:
-        """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids or ``[B, N, D]`` vectors."""
+        """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids, ``[B, N, D]`` vectors or a sound ``[B, N]``."""
         value = self.args[self.scored] if isinstance(self.scored, int) else self.kwargs[self.scored]
         assert isinstance(value, Tensor)
         return value

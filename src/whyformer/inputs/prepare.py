@@ -120,6 +120,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     )
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     found = [*pictures, *ids, *vectors]
+    if not found:  # a sound: one number at each moment
+        found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
     if not found and any(t.dim() == 3 and not t.is_floating_point() for _, t in content):
         raise InputError(
             "ids [B, choices, N] of a multiple choice are not supported yet: explain the logit of a choice by a module "
@@ -147,6 +149,8 @@ _BESIDE = re.compile(
     r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|length|cache|langs|noise|timestep|indices"
 )
 
+_SOUND = re.compile(r"input_values|wave|audio|speech|sound")
+
 
 def _called(model: nn.Module, place: int) -> str:
     """What the model's forward calls an argument given by position."""
@@ -163,7 +167,10 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    return Inputs((), {}, "tensor", name)
+    mask = kwargs.get("attention_mask") if tensor.dim() == 2 else None
+    return Inputs(
+        (), {}, "tensor", name, mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
+    )
 
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:

@@ -71,8 +71,8 @@ class Removal:
             return chosen.with_tensor(torch.where(area, self.filler[samples], x))
         if self.baseline == "delete":
             return self._delete(chosen, gone)
-        if x.dim() == 3:
-            return chosen.with_tensor(torch.where(gone[..., None], self.filler[samples], x))
+        if isinstance(self.filler, Tensor):
+            return chosen.with_tensor(torch.where(gone if x.dim() == 2 else gone[..., None], self.filler[samples], x))
         return chosen.with_tensor(x.masked_fill(gone, self.filler))
 
     def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:

@@ -144,7 +144,9 @@ class Sources:
         entry, lookup = self.structure.entries.get(name), self.structure.lookups.get(name)
         if entry is None or lookup is None:
             return values
-        if len(entry[1]) > 1 or values.shape[1] != lookup.elements.shape[-1]:
+        # what was seen of rows in order holds for texts of any length
+        looked_up = self.inputs.side(name).tensor.shape[1] if lookup.in_order else lookup.elements.shape[-1]
+        if len(entry[1]) > 1 or values.shape[1] != looked_up:
             _, rows, _ = self.rows(name, entry[1])
             rows = rows.to(values.device).expand(len(values), -1)
             values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)

@@ -221,7 +221,8 @@ class Task(Sources):
             tokens = inputs.tensor.shape[1]
             if scores.values.shape[1] != tokens:
                 raise self.refuse(
-                    f"it has {scores.values.shape[1]} rows for {tokens} tokens, so which belongs to which is unknown"
+                    f"it has {scores.values.shape[1]} rows for {tokens} tokens, so which belongs to which is unknown",
+                    verdict="is not supported yet",
                 )
             return scores
         places = scores.places or self.places(scores.values.shape[-1])

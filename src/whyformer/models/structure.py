@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +16,10 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     """Name -> blocks of every group of repeated blocks: towers of CLIP, encoder and decoder of T5. The main one first:
     groups that hold attention, then those of several blocks (a model may have depth 1), then the largest.
 
-    Blocks are the children of a container, if all are of one class and have children of their own. A child whose
-    attention lies all in repeated blocks inside it is a stage (Swin), and its blocks are meant; those of stages that
-    differ by a number in their name are one group. Else of nested containers only the outer one counts.
+    Blocks are the children of a container, if all are of one class, or of one kind by the last word of its name, and
+    have children of their own. A child whose attention lies all in repeated blocks inside it is a stage (Swin), and its
+    blocks are meant; those of stages that differ by a number in their name are one group. Else of nested containers
+    only the outer one counts.
     """
     found: dict[tuple[str, type], list[nn.Module]] = {}
     taken: list[str] = []
@@ -42,7 +44,10 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
 def _repeated(module: nn.Module) -> list[nn.Module]:
     """The children of a container of blocks; none of anything else."""
     children = list(module) if isinstance(module, nn.ModuleList | nn.Sequential) else []
-    alike = len({type(c) for c in children}) == 1 and any(True for _ in children[0].children())
+    # a hybrid's classes are of one kind: the last word of JambaAttentionDecoderLayer and JambaMambaDecoderLayer
+    kinds, classes = {re.sub(".*(?=[A-Z])", "", type(c).__name__) for c in children}, {type(c) for c in children}
+    asked = children if len(classes) > 1 else children[:1]
+    alike = len(kinds) == 1 and all(any(True for _ in child.children()) for child in asked)
     return children if alike else []
 
 

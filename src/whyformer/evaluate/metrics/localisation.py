@@ -36,6 +36,7 @@ class SegmentationCounts:
     energy: float
     foreground: float
 
+
 def minmax(scores: ArrayLike) -> NDArray[np.float64]:
     """(s − min)/(max − min); a constant or non-finite map is an error, never background."""
     s = np.asarray(scores, dtype=np.float64)

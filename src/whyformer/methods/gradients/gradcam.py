@@ -48,6 +48,8 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
     rows = [batch_first(root.detach(), recording.run).flatten(1, -2) for root in recording.roots]
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
+    if len(rows[0]) != task.inputs.batch:
+        raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
     places, real = None, torch.ones_like(rows[0][..., 0])
     if task.inputs.modality == "image":
         places = task.places(rows[0].shape[1], chosen[-1])

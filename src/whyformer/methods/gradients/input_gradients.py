@@ -38,9 +38,13 @@ def flows_of(recording: Recording, flows: list[Tensor]) -> Values:
 
 
 def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
-    """Over channels ``[B, C, H, W]`` (of a video, over its frames too), or over the width ``[B, N, D]``."""
+    """Over channels ``[B, C, H, W]`` (of a video, over its frames too), or over the width ``[B, N, ...]``."""
     if modality == "image" and values.dim() == 5:  # frames of a video count as channels
         values = values.flatten(1, 2)
+    elif modality == "tensor" and values.dim() == 2:  # a sound has one number at each moment
+        values = values[..., None]
+    elif modality != "image" and values.dim() > 3:  # several streams of one token (hyper-connections)
+        values = values.flatten(2)
     axis = 1 if modality == "image" else -1
     if norm == "sum":
         return values.sum(axis)
