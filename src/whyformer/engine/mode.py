@@ -129,6 +129,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             result = _without_graph(func, args, kwargs)
             if row.kind == "view" and args and is_parameter(args[0]) and not isinstance(result, nn.Parameter | tuple):
                 result._whyformer_parameter = True
+                result._whyformer_picked = name == "__getitem__" and isinstance(args[1], Tensor)
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
         audit.hidden(self, args)

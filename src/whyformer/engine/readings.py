@@ -141,7 +141,10 @@ def addition(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Na
 def _shifts(value: Any, other: Any) -> bool:
     if not isinstance(value, Tensor):
         return True
-    return not value.requires_grad and value.dim() <= 1 and isinstance(other, Tensor) and other.dim() > 1
+    if value.requires_grad or not isinstance(other, Tensor):
+        return False
+    # a bias, or that of each row's expert
+    return other.dim() > 1 >= value.dim() or (other.dim() == 2 and getattr(value, "_whyformer_picked", False))
 
 
 def multiplication(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
