@@ -15,7 +15,6 @@ from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
-from whyformer.errors import InputError
 from whyformer.evaluate.metrics import faithfulness
 from whyformer.evaluate.metrics.faithfulness import FRACTIONS
 from whyformer.evaluate.statistics import Interval, bootstrap
@@ -72,7 +71,7 @@ def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[di
 
 def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
     """``[F, H, W]`` the pixels taken out at each step of a measure."""
-    fractions = FRACTIONS if name in DIRECTIONS else tuple(np.linspace(0, 1, options["steps"] + 1))
+    fractions = FRACTIONS if name in DIRECTIONS else faithfulness.equal_steps(options["steps"])
     if options["ties"] == "index":
         masks = faithfulness.removal_masks(scores, fractions, highest_first=name != "negative")
     else:
@@ -110,8 +109,7 @@ def prepare(study: Study) -> None:
     baselines = dict.fromkeys(("baseline", "deletion_baseline", "insertion_baseline"), PICTURE_BASELINES)
     for name, valid in {**baselines, "ties": TIES, "constant": CONSTANT}.items():
         study.check_one(name, valid)
-    if not isinstance(study.options["steps"], int) or study.options["steps"] < 1:
-        raise InputError(f"steps must be a whole number from 1, not {study.options['steps']!r}")
+    faithfulness.equal_steps(study.options["steps"])
     study.check_labels()
 
 

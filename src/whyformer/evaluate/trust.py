@@ -13,7 +13,7 @@ from torch import nn
 
 from whyformer.errors import InputError
 from whyformer.evaluate.case import Case, read_case
-from whyformer.evaluate.metrics.faithfulness import mean_curve_area, removal_masks
+from whyformer.evaluate.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation, degenerate
 from whyformer.inputs import Inputs
@@ -148,8 +148,7 @@ def trust(
     Raises:
         InputError: no inputs are given or kept, scores that do not fit them, or a baseline that this input lacks.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps must be a whole number from 1, not {steps!r}")
+    fractions = equal_steps(steps)
     if not len(seeds):
         raise InputError("trust compares with random maps: give at least one seed")
     given = inputs if inputs is not None else explanation.texts or explanation.originals
@@ -163,7 +162,6 @@ def trust(
     kind = (explanation.level, tuple(explanation.scores.shape), explanation.grid, tuple(explanation.target.tolist()),
             tuple(case.resolver.written() or ()), chosen, steps, tuple(seeds))  # fmt: skip
     earlier = next((t for t in known if t.kind == kind), None)
-    fractions = tuple(i / steps for i in range(steps + 1))
     curves = np.full((1 + len(seeds), len(explanation), len(fractions)), np.nan)
     for i, one in enumerate(explanation):
         taken = earlier is not None and bool(np.isfinite(earlier.random[:, i]).all())

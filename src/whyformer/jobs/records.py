@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from whyformer.errors import InputError, LoadError
 
@@ -18,10 +19,11 @@ Record = dict[str, Any]
 Key = tuple[str, str]
 
 
-class RecordFile:
+class RecordFile(ExitStack):
     """Records by (sample, configuration key); open in one process at a time."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
         self.records: dict[Key, Record] = {}
         self.dropped = 0
@@ -30,6 +32,7 @@ class RecordFile:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
             raise LoadError(f"cannot write {path}: {error}") from error
+        self.callback(os.close, self._file)
         self._lock()
         self._read()
 
@@ -41,7 +44,7 @@ class RecordFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._file)
+            self.close()
             place = self.path.parent
             raise InputError(f"another run is writing to {place}; wait for it, or give another --out") from error
 
@@ -75,15 +78,6 @@ class RecordFile:
     def sync(self) -> None:
         """Make what was written survive a power cut."""
         os.fsync(self._file)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def plain(value: Any, digits: int | None = None) -> Any:

@@ -113,19 +113,21 @@ for _name, _which, _better in (("positive", "highest", "lower"), ("negative", "l
 
 
 # -- deletion and insertion (RISE) -----------------------------------------------------------------
-def _equal_steps(a: Array, steps: int) -> NDArray[np.bool_]:
+def equal_steps(steps: int) -> tuple[float, ...]:
+    """The fractions 0, 1/steps ... 1."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps must be a whole number from 1, not {steps!r}")
-    return removal_masks(a, [i / steps for i in range(steps + 1)])
+    return tuple(i / steps for i in range(steps + 1))
 
 
 perturbation(
-    "deletion", "area under the probability as the highest scores are removed (RISE)", _equal_steps,
-    lambda a, clean, y: (mean_curve_area(y), y), better="lower", baselines=("zero", "mask"), steps=28,
+    "deletion", "area under the probability as the highest scores are removed (RISE)",
+    lambda a, steps: removal_masks(a, equal_steps(steps)), lambda a, clean, y: (mean_curve_area(y), y),
+    better="lower", baselines=("zero", "mask"), steps=28,
 )  # fmt: skip
 perturbation(
     "insertion", "area under the probability as the highest scores appear (RISE)",
-    lambda a, steps: ~_equal_steps(a, steps), lambda a, clean, y: (mean_curve_area(y), y),
+    lambda a, steps: ~removal_masks(a, equal_steps(steps)), lambda a, clean, y: (mean_curve_area(y), y),
     better="higher", baselines=("blur", "mask"), steps=28,
 )  # fmt: skip
 
