@@ -72,5 +72,5 @@ METHODS = PUBLISHED["ablation"]["methods"]
 BENCHMARK = Benchmark(
     "ablation", "three variants of Transformer Attribution (CVPR 2021, Table 3)", "image",
     METHODS, settings_of(METHODS), {**perturbation.OPTIONS, "explained": ("predicted",), "masks": None},
-    prepare, measure, summarize, perturbation.has_masks,
+    prepare, measure, summarize, perturbation.has_masks, choices=perturbation.CHOICES,
 )  # fmt: skip

@@ -40,7 +40,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 def prepare(study: Study) -> None:
     study.limit()
     study.check_labels()
-    study.check_one("baseline", (None, *(PICTURE_BASELINES if study.modality == "image" else TEXT_BASELINES[:3])))
+    study.check("baseline", (None, *(PICTURE_BASELINES if study.modality == "image" else TEXT_BASELINES[:3])))
 
 
 def summarize(study: Study, results: Results) -> Report:

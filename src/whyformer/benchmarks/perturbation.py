@@ -104,11 +104,6 @@ def _curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
 
 def prepare(study: Study) -> None:
     study.limit()
-    study.check_some("measures", MEASURES)
-    study.check_some("explained", EXPLAINED)
-    baselines = dict.fromkeys(("baseline", "deletion_baseline", "insertion_baseline"), PICTURE_BASELINES)
-    for name, valid in {**baselines, "ties": TIES, "constant": CONSTANT}.items():
-        study.check_one(name, valid)
     faithfulness.equal_steps(study.options["steps"])
     study.check_labels()
 
@@ -177,8 +172,12 @@ OPTIONS: dict[str, Any] = {
     "ties": "index", "steps": 28, "deletion_baseline": "zero", "insertion_baseline": "blur", "resample": None,
     "count": None, "files": None,
 }  # fmt: skip
+CHOICES: dict[str, Any] = {
+    "measures": MEASURES, "explained": EXPLAINED, "ties": TIES, "constant": CONSTANT, "baseline": PICTURE_BASELINES,
+    "deletion_baseline": PICTURE_BASELINES, "insertion_baseline": PICTURE_BASELINES,
+}  # fmt: skip
 METHODS = PUBLISHED["perturbation"]["methods"]
 BENCHMARK = Benchmark(
     "perturbation", "positive and negative perturbation, top-1 AUC (CVPR 2021, Table 1)", "image",
-    METHODS, settings_of(METHODS), OPTIONS, prepare, measure, summarize, has_masks,
+    METHODS, settings_of(METHODS), OPTIONS, prepare, measure, summarize, has_masks, choices=CHOICES,
 )  # fmt: skip

@@ -63,7 +63,6 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
 
 def prepare(study: Study) -> None:
     study.limit()
-    study.check_one("explained", ("target", "predicted"))
     missing = [s.id for s in study.samples if s.rationale is None or s.words is None]
     if missing:
         raise InputError(
@@ -109,5 +108,5 @@ BENCHMARK = Benchmark(
     "agreement with human rationales: token-F1, AUPRC, comprehensiveness, sufficiency (CVPR 2021, Figure 4)", "text",
     PUBLISHED["perturbation"]["methods"], {},
     {"explained": "target", "clamp": True, "erasure": True, "longest": 512, "count": None, "files": None},
-    prepare, measure, summarize, lambda study: True,
+    prepare, measure, summarize, lambda study: True, choices={"explained": ("target", "predicted")},
 )  # fmt: skip

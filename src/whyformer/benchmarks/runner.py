@@ -83,6 +83,8 @@ def run_benchmark(
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
     study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
     study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size
+    for option, valid in benchmark.choices.items():
+        study.check(option, valid, isinstance(benchmark.options[option], tuple))
     benchmark.prepare(study)
     study.configurations = [FLOOR, *configurations, *([CEILING] if benchmark.ceiling(study) else [])]
     # options not at their defaults that change a sample's figures: not which samples, nor how they are summed

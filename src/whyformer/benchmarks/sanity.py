@@ -103,7 +103,6 @@ def _removal(batch: Batch, index: int) -> tuple[NDArray[np.bool_], NDArray[np.fl
 
 def prepare(study: Study) -> None:
     study.limit()
-    study.check_some("checks", CHECKS)
     if set(metrics.ORDERS) & set(study.options["checks"]):
         metrics.stages(study.model)
 
@@ -138,5 +137,5 @@ BENCHMARK = Benchmark(
     "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
     {"checks": CHECKS, "draws": 3, "radius": 0.1, "subsets": 50, "share": 0.2, "resample": None, "longest": 256,
      "count": None, "files": None},
-    prepare, measure, summarize,
+    prepare, measure, summarize, choices={"checks": CHECKS},
 )  # fmt: skip

@@ -58,8 +58,6 @@ def prepare(study: Study) -> None:
             f"{len(missing)} of {len(study.samples)} pictures have no mask, {missing[0]} among them: "
             f"segmentation needs one each"
         )
-    study.check_one("explained", (None, "predicted", "target"))
-    study.check_one("constant", CONSTANT)
     if explained_class(study) == "target":
         study.check_labels()
     study.leave_out({s.id for s in study.samples if not s.mask().any()}, "pictures with an empty mask")
@@ -105,4 +103,5 @@ BENCHMARK = Benchmark(
     METHODS, settings_of(METHODS),
     {"explained": None, "constant": "leave_out", "resample": None, "count": None, "files": None},
     prepare, measure, summarize, lambda study: True,
+    choices={"explained": (None, "predicted", "target"), "constant": CONSTANT},
 )  # fmt: skip

@@ -70,19 +70,14 @@ class Study:
         """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
         return probabilities(logits, class_names(self.model)[1])
 
-    def check_one(self, option: str, valid: Iterable[str | None]) -> None:
-        """The option must be one of these."""
-        if self.options[option] not in (allowed := list(valid)):
-            known = ", ".join(v for v in allowed if v is not None)
-            raise InputError(f"{option} must be one of {known}, not {self.options[option]!r}")
-
-    def check_some(self, option: str, valid: Sequence[str]) -> None:
-        """The option must be some of these, as a sequence or with commas; it becomes a tuple."""
-        chosen = _listed(self.options[option])
-        unknown = [g for g in chosen if g not in valid]
-        if unknown or not chosen:
-            raise InputError(f"{option} must be some of {', '.join(valid)}, not {', '.join(unknown) or 'nothing'}")
-        self.options[option] = chosen
+    def check(self, option: str, valid: Sequence[str | None], several: bool = False) -> None:
+        """The option must be one of these; or some, as a sequence or with commas, of which it becomes a tuple."""
+        given = self.options[option]
+        chosen = _listed(given) if several else (given,)
+        if not chosen or not set(chosen) <= set(valid):
+            known = ", ".join(v for v in valid if v is not None)
+            raise InputError(f"{option} must be {'some' if several else 'one'} of {known}, not {given!r}")
+        self.options[option] = chosen if several else given
 
     def limit(self) -> None:
         """Apply ``count`` (that many, spread evenly over the data) and ``files`` (these only; comma-separated)."""
@@ -251,7 +246,7 @@ class Benchmark:
     Attributes:
         modality: "image", "text" or "both".
         methods: compared by default, as text; published: label or method -> settings of the papers' figures.
-        options: name -> default.
+        options: name -> default; choices: name -> what it may be (of a tuple: what may be in it).
         prepare: checks the data and the options, before anything runs; may replace samples.
         measure: figures of a batch of samples under some configurations.
         summarize: the report out of everything that was measured.
@@ -270,6 +265,7 @@ class Benchmark:
     summarize: Callable[[Study, Results], Report]
     ceiling: Callable[[Study], bool] = lambda study: False
     own_data: Callable[[dict[str, Any]], tuple[str, Sequence[Any]]] | None = None
+    choices: dict[str, Sequence[str | None]] = field(default_factory=dict)
 
 
 CONSTANT = ("leave_out", "count")
