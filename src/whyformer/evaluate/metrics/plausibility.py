@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,22 +55,6 @@ def f1(both: ArrayLike, predicted: ArrayLike, true: ArrayLike) -> NDArray[np.flo
     return np.divide(2 * b, total, out=np.zeros_like(b), where=total > 0)
 
 
-def _content(case: Case, rationale: Any) -> list[NDArray[np.bool_]]:
-    """The flags of the content tokens of each sample."""
-    flags = case.flags("rationale", rationale)
-    return [row if case.content is None else row[case.content[i]] for i, row in enumerate(flags)]
-
-
-@metric(
-    "token_f1", "token-F1 of the k highest tokens against a rationale",
-    better="higher", modality="text", needs=("rationale",), k=10,
-)  # fmt: skip
-def _token_f1(case: Case, *, rationale: Any, k: int) -> Array:
-    """One flag a token; the benchmark ``rationales`` works on words."""
-    truth = _content(case, rationale)
-    return np.array([f1(*token_counts(top_words(case.features(i), k), flags)) for i, flags in enumerate(truth)])
-
-
 def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
     """Area under the precision-recall curve of the words that have a score, by the trapezoid as in ERASER's code.
 
@@ -85,9 +70,18 @@ def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
     return float(area(np.append(0.0, recall), np.append(1.0, precision)))
 
 
-@metric(
+def _against(figure: Callable[..., Any], case: Case, *, rationale: Any, **settings: Any) -> Array:
+    """One flag a token; the benchmark ``rationales`` works on words."""
+    flags = case.flags("rationale", rationale)
+    truths = flags if case.content is None else [row[content] for row, content in zip(flags, case.content, strict=True)]
+    return np.array([figure(case.features(i), truth, **settings) for i, truth in enumerate(truths)])
+
+
+metric(
     "auprc", "area under the precision-recall curve against a rationale",
     better="higher", modality="text", needs=("rationale",),
-)  # fmt: skip
-def _auprc(case: Case, *, rationale: Any) -> Array:
-    return np.array([auprc(case.features(i), flags) for i, flags in enumerate(_content(case, rationale))])
+)(partial(_against, auprc))  # fmt: skip
+metric(
+    "token_f1", "token-F1 of the k highest tokens against a rationale",
+    better="higher", modality="text", needs=("rationale",), k=10,
+)(partial(_against, lambda scores, truth, k: f1(*token_counts(top_words(scores, k), truth))))  # fmt: skip
