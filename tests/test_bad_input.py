@@ -473,6 +473,18 @@ def test_a_tuple_is_read_by_the_names_of_its_parts(where: str) -> None:
         explain(model, inputs, "input_x_gradient")
 
 
+def test_so_it_is_of_a_sentence() -> None:
+    import transformers
+
+    from test_output_targets import SMALL, made
+
+    tokenizer = sst2().processor
+    model = made("BertForQuestionAnswering", transformers.BertConfig(**{**SMALL, "vocab_size": len(tokenizer)}))
+    model.config.return_dict = False
+    e = explain(model, "who was it, a charming film", "input_x_gradient", "Span(2, 3)", processor=tokenizer)
+    assert e.target_names == ["span 2 to 3"]
+
+
 # -- targets and pictures that do not fit ------------------------------------------------------------------------------
 @pytest.mark.parametrize("given", [np.int64(2), np.array(2), torch.tensor(2), np.array([2, 2]), [np.int64(2), torch.tensor(2)], "2"])
 def test_numbers_of_any_kind_are_classes(given: Any) -> None:

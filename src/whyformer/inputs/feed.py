@@ -33,8 +33,6 @@ def put_right(
         del kwargs[name]
     if left:
         notes.append(f"left out, for it is the output that is explained and no loss: {', '.join(left)}")
-    if getattr(getattr(model, "config", None), "return_dict", None) is False or kwargs.get("return_dict") is False:
-        kwargs["return_dict"] = True  # the parts of a tuple have no names
     named: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     single = next(((n, v) for n, v in named if isinstance(v, Tensor) and _alone(model, n, v)), None)
     if single is not None:
@@ -47,6 +45,12 @@ def put_right(
 
         args, kwargs = tuple(map(batched, args)), {n: batched(v) for n, v in kwargs.items()}
     return args, kwargs, notes
+
+
+def naming(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that make a model of transformers name the parts of its output, if it was told not to."""
+    told = (getattr(getattr(model, "config", None), "return_dict", None), kwargs.get("return_dict"))
+    return {**kwargs, "return_dict": True} if False in told else kwargs
 
 
 def channels(model: nn.Module) -> int | None:

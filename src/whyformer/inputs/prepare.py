@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.argument import read_file
-from whyformer.inputs.feed import put_right
+from whyformer.inputs.feed import naming, put_right
 from whyformer.inputs.geometry import measure_geometry
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
@@ -90,7 +90,9 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
         value = value.clone() if value.is_inference() else value
         return value.to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-    moved = replace(made, args=tuple(move(a) for a in made.args), kwargs={k: move(v) for k, v in made.kwargs.items()})
+    moved = replace(
+        made, args=tuple(move(a) for a in made.args), kwargs={k: move(v) for k, v in naming(model, made.kwargs).items()}
+    )
     if moved.batch == 0:
         raise InputError("the batch is empty")
     name = moved.name or (moved.scored if isinstance(moved.scored, str) else _called(model, moved.scored))
