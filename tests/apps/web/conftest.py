@@ -5,9 +5,8 @@ import pytest
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from apps.web.visiting import Visitor
-from whyformer.apps.web.catalogue import Catalogue
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.limits import Catalogue, Limits
 
 
 @pytest.fixture(scope="session")

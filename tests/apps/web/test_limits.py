@@ -5,8 +5,7 @@ import os
 import pytest
 from PIL import Image
 
-from whyformer.apps.web.catalogue import Catalogue
-from whyformer.apps.web.limits import Limits, hub_id, uploaded
+from whyformer.apps.web.limits import Catalogue, Limits, hub_id, uploaded
 from whyformer.errors import InputError, LoadError, WhyformerError
 
 

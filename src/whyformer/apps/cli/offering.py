@@ -24,7 +24,7 @@ def methods(asked: Methods) -> None:
     """List the methods, or describe one with its settings and their defaults."""
     import whyformer
     from whyformer.methods import find
-    from whyformer.show.listing import catalogue, describe, facts
+    from whyformer.show.terminal import catalogue, describe, facts
 
     known = whyformer.methods() if asked.name is None else [find(asked.name)]
     said = catalogue(known) if asked.name is None else describe(known[0])

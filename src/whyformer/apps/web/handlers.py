@@ -16,8 +16,7 @@ import gradio as gr
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, maps, reproduce, work
-from whyformer.apps.web.catalogue import Catalogue
-from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.apps.web.work import Session, Stopped, View
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError, WhyformerError

@@ -1,16 +1,21 @@
-"""What the page takes, and where it may look: every check of what a browser sends is here."""
+"""What the page takes, and where it may look: every check of what a browser sends, and the models that it may name."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
+from whyformer.models import Loaded, load
+from whyformer.models.loading import BUNDLED
 
 # "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -77,3 +82,69 @@ def hub_id(name: str) -> str:
             "given at the start (--model-dir)"
         )
     return name
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+class Catalogue:
+    """Names of models -> loaded models, the last few of which are kept.
+
+    Args:
+        folders: each a folder that ``save_pretrained`` wrote, or one that holds such folders. They are looked through
+            now, once: what the browser sends later is compared with names, and never becomes a path.
+        hub: whether ids of the hub are taken.
+        keep: how many models stay loaded.
+    """
+
+    def __init__(self, folders: Sequence[str | Path] = (), *, hub: bool = True, keep: int = 3) -> None:
+        self.hub = hub
+        self.folders: dict[str, Path] = {}
+        for folder in folders:
+            for found in _models_in(Path(folder)):
+                name = f"folder:{re.sub(r'[^A-Za-z0-9_.-]+', '_', found.name)}"
+                again = sum(n == name or n.startswith(name + "#") for n in self.folders)
+                self.folders[f"{name}#{again + 1}" if again else name] = found
+        self._loaded = lru_cache(maxsize=keep)(load)
+        self._lock = threading.Lock()
+
+    def names(self) -> list[str]:
+        """What is offered by name."""
+        return [*(f"bundled:{name}" for name in BUNDLED), *self.folders]
+
+    def place(self, name: str) -> str:
+        """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""
+        name = name.strip() if isinstance(name, str) else ""
+        if not name:
+            raise InputError("choose a model")
+        if name in self.folders:
+            return str(self.folders[name])
+        if name in self.names():
+            return name
+        if name.startswith(("bundled:", "folder:")):
+            raise InputError(f"there is no model '{name[:80]}' here; there are {', '.join(self.names())}")
+        if not self.hub:
+            raise InputError(f"this page takes only the models it was started with: {', '.join(self.names())}")
+        return hub_id(name)
+
+    def load(self, name: str) -> Loaded:
+        """The model of that name, loaded if it is not there yet; shared by all sessions, which leave it as it is."""
+        place = self.place(name)
+        try:
+            with self._lock:
+                return self._loaded(place)
+        except LoadError as error:
+            raise LoadError(str(error).replace(place, name.strip())) from error
+
+
+def _models_in(folder: Path) -> list[Path]:
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        raise LoadError(f"no such folder: {folder}")
+    real = folder.resolve()
+    if (real / "config.json").is_file():
+        return [real]
+    inside = [child.resolve() for child in sorted(real.iterdir()) if (child / "config.json").is_file()]
+    # a link out of the folder is not something the page was started with
+    found = [child for child in inside if child.is_relative_to(real)]
+    if not found:
+        raise LoadError(f"neither {folder} nor a folder in it holds a model (config.json) that save_pretrained wrote")
+    return found

@@ -9,8 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from whyformer.apps.web.catalogue import Catalogue
-from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.errors import InputError, LoadError, MissingExtra
 
 USER = "whyformer"
