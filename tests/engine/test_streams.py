@@ -179,6 +179,67 @@ def test_a_prompt_with_a_picture_alone_and_in_a_batch(method: str) -> None:
     assert whole.scores.abs().max() > 0
 
 
+def qwen2_vl() -> Built:
+    """Patches of both pictures packed into one tensor; its tower merges 2×2 of them into a row."""
+    tower = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "mlp_ratio": 2, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    text = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 120,
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    special = {"image_token_id": 100, "vision_start_token_id": 101, "vision_end_token_id": 102, "video_token_id": 103}
+    config = hf.Qwen2VLConfig(vision_config=tower, text_config=text, **special)
+    ids = torch.tensor([[1, 2, 101, *[100] * 4, 102, 5, 6], [1, 101, *[100] * 4, 102, 5, 6, 7]])
+    patches = torch.randn(32, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(0)).double()
+    model = randomise(hf.Qwen2VLForConditionalGeneration(config)).double()
+    grid = torch.tensor([[1, 4, 4]] * 2)
+    return model, {
+        "input_ids": ids, "pixel_values": patches, "image_grid_thw": grid, "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == 100).long(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [*ROUTES, "integrated_gradients", "norm_attention", "value_zeroing", "transformer_attribution"])
+def test_packed_patches(method: str) -> None:
+    model, inputs = qwen2_vl()
+    few = {"steps": 3} if method == "integrated_gradients" else {}
+    whole = whyformer.explain(model, inputs, method, TARGETS, **few)
+    assert whole.inputs == ("input_ids", "pixel_values")
+    for i, target in enumerate(TARGETS):
+        one = {n: v[16 * i : 16 * i + 16] if n == "pixel_values" else v[i : i + 1] for n, v in inputs.items()}
+        alone = whyformer.explain(model, one, method, target, **few)
+        for part in whole.inputs:
+            both = whole.part(part).scores[i], alone.part(part).scores[0]
+            assert torch.allclose(*both, rtol=1e-6, atol=1e-9 * float(both[1].abs().max()))
+    patches = whole.part("pixel_values").scores
+    assert patches.shape == (2, 16)
+    if method in ("rollout", "raw_attention", "gae"):  # four patches stand in one row
+        assert torch.equal(patches.unflatten(1, (4, 4)).amax(-1), patches.unflatten(1, (4, 4)).amin(-1))
+        assert not bool(whole.scores[inputs["input_ids"] == 100].any())
+
+
+@pytest.mark.parametrize("method", ["rollout", "norm_attention", "value_zeroing", "gae", "transformer_attribution", "input_x_gradient"])
+def test_a_block_that_is_called_again_and_again(method: str) -> None:
+    """ALBERT against a BERT-like stack of blocks with the same weights: each call is a block."""
+    ids = {"input_ids": torch.randint(4, 50, (2, 7), generator=torch.Generator().manual_seed(0))}
+    stack = randomise(Words(False)).double().eval()
+
+    class Again(Words):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.words(input_ids)
+            for _ in range(3):
+                x = self.blocks[0](x)
+            return self.head(x[:, 0])
+
+    again = Again(False).double().eval()
+    again.load_state_dict(stack.state_dict())
+    again.blocks = again.blocks[:1].eval()
+    for block in stack.blocks:
+        block.load_state_dict(again.blocks[0].state_dict())
+    for settings in ({}, {"start_layer": 1}) if method in ("rollout", "gae", "transformer_attribution") else ({},):
+        one, other = (whyformer.explain(model, ids, method, TARGETS, **settings).scores for model in (again, stack))
+        assert torch.allclose(one, other, rtol=1e-8, atol=1e-10)
+
+
 def test_streams_and_depths() -> None:
     """Self-attention, cross-attention, towers and one encoder that is run twice."""
     model, inputs = bart()

@@ -84,6 +84,8 @@ def block_hooks(
         for name, path in wanted:
             hidden = dict(found)[path]
             if root == "output":
+                if ends is None:  # of a block that is called again the last call counts
+                    mode.roots.clear()
                 leaf = mode.add_root(batch_first(hidden, mode.run).detach().clone().requires_grad_())
                 output = _put(output, path, batch_first(leaf, mode.run, back=True))
                 recording.ended.append(name)

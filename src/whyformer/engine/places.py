@@ -38,6 +38,7 @@ class Places:
     tokens: int
 
 
+_ENTERING: weakref.WeakKeyDictionary[nn.Module, dict[Any, list[Places | None]]] = weakref.WeakKeyDictionary()
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Places | None]] = weakref.WeakKeyDictionary()
 
 
@@ -70,22 +71,23 @@ def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int |
 
 
 def entering_places(
-    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], picture: bool
-) -> Places | None:
-    """The rows that enter a block call and stand for the elements of one input, what attentions mix being constant.
+    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], picture: bool, samples: int
+) -> list[Places | None]:
+    """For each sample the rows that enter a block call and stand for the elements of one input, what attentions mix
+    being constant.
 
     Measured as :func:`picture_places`, once for each model, shapes of its inputs and token ids (which may decide where
     a picture goes).
 
     Args:
-        feed: with one sample.
         root: the picture itself, or the look-up of the text: ``rows`` of the result are ``[M]`` then, −1 for elements
             that feed none.
         call, blocks: the block call, and the blocks whose calls are counted.
+        samples: how many samples are measured, from the first.
     """
     others = [(n, v) for n, v in (*enumerate(feed[0]), *feed[1].items()) if isinstance(v, Tensor)]
     said = tuple((n, tuple(v.shape), None if v.is_floating_point() else v.cpu().numpy().tobytes()) for n, v in others)
-    known, key = _KNOWN.setdefault(model, {}), (said, root.kind, root.place, call)
+    known, key = _ENTERING.setdefault(model, {}), (said, root.kind, root.place, call, samples)
     if key in known:
         return known[key]
     if len(known) >= MOST_KNOWN:
@@ -96,30 +98,37 @@ def entering_places(
         noise = torch.randn(given[root.place].shape, generator=torch.Generator().manual_seed(0))
         given[root.place] = noise.to(given[root.place])
     constant, until = Edit(lambda weights, value, mixed: mixed.detach()), Until(call)
+    options: dict[str, Any] = {"roots": {"": root}, "blocks": blocks, "read": anything}
     with contextlib.suppress(Reached):
-        record(model, (tuple(args), kwargs), _GRADIENT, constant, until, roots={"": root}, blocks=blocks, read=anything)
-    known[key] = None
+        record(model, (tuple(args), kwargs), _GRADIENT, constant, until, **options)
+    known[key] = [None] * samples
     if until.found and until.found[0][0].dim() == 3 and until.found[0][0].requires_grad:
         ((hidden, begun),) = until.found
-        leaf, rows = begun[""], hidden[0]
-        with torch.inference_mode(False), torch.enable_grad():
-            if picture:
-                known[key] = _laid_out(leaf, rows)
-            else:
-                fed = _fed(leaf, rows, axis=-1)
-                found = None if fed is None else fed.flatten()
-                if found is not None and _once(found[found >= 0]):
-                    known[key] = Places(found, None, len(rows))
+        if len(hidden) >= samples and (len(hidden) == len(begun[""]) or begun[""].dim() == 2):
+            with torch.inference_mode(False), torch.enable_grad():
+                known[key] = [_entering(begun[""], hidden, picture, sample) for sample in range(samples)]
     return known[key]
+
+
+def _entering(leaf: Tensor, hidden: Tensor, picture: bool, sample: int) -> Places | None:
+    rows = hidden[sample]
+    if picture:
+        return _laid_out(leaf, rows, sample=sample)
+    fed = _fed(leaf, rows, -1, sample)
+    if fed is None:
+        return None
+    if leaf.dim() == 2:  # packed patches, of which a tower may have merged several into one row
+        return Places(fed.reshape(len(hidden), -1)[sample], None, len(rows))
+    return Places(fed.flatten(), None, len(rows)) if _once(fed[fed >= 0]) else None
 
 
 def _once(rows: Tensor) -> bool:
     return rows.numel() > 0 and len(rows.unique()) == rows.numel()
 
 
-def _laid_out(leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = ()) -> Places | None:
+def _laid_out(leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = (), sample: int = 0) -> Places | None:
     """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one."""
-    fed = _fed(leaf, rows)
+    fed = _fed(leaf, rows, sample=sample)
     cells = None if fed is None else _cells(fed)
     if cells is not None:
         grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
@@ -183,11 +192,12 @@ def _features(
     return leaf, batch_first(features[0], recording.run) if features else None
 
 
-def _fed(picture: Tensor, rows: Tensor, axis: int = -3) -> Tensor | None:
+def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0) -> Tensor | None:
     """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several.
 
     Args:
         axis: of the channels; −1 for the vectors of a text.
+        sample: the one whose rows these are.
     """
     half = rows.dtype in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
@@ -198,7 +208,8 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3) -> Tensor | None:
         """``[directions · C, ..., H, W]``"""
         seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
         flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
-        return torch.cat([torch.zeros_like(picture)[0] if f is None else f[0] for f in flows], axis).double()
+        whole = [torch.zeros_like(picture) if f is None else f for f in flows]
+        return torch.cat([f if f.dim() == 2 else f[sample] for f in whole], axis).double()
 
     plain = flow(torch.ones_like(numbers))
     power = plain.square().sum(axis)

@@ -29,8 +29,8 @@ class Structure:
         entries: stream -> the first block call that its rows enter before any attention, and all streams that do.
         outputs: rows -> the last block call that they leave, and where they stand in what it returns.
         calls: the name of the group that each block called is of.
+        batches: numbers of samples of the inputs.
         plain: one stream, and one attention in each block of one group.
-        windowed: whether attention works in windows or at several resolutions, so that no map is over all rows.
     """
 
     attentions: tuple[Attention, ...]
@@ -38,8 +38,8 @@ class Structure:
     entries: Mapping[str, tuple[int, Key]]
     outputs: Mapping[Key, tuple[int, Path]]
     calls: tuple[str, ...]
+    batches: frozenset[int]
     plain: bool
-    windowed: bool
 
     @property
     def firsts(self) -> dict[Key, int]:
@@ -63,6 +63,29 @@ class Structure:
         """Number of layers of attention of these rows among themselves."""
         return len({a.depth for a in self.attentions if a.queries == a.keys == key})
 
+    @property
+    def windowed(self) -> bool:
+        """Whether attention on the way from what is read out works in windows or at several resolutions, so that there
+        is no map over all rows."""
+        reached = set(self.ends())
+        for a in reversed(self.attentions):
+            if a.queries in reached:
+                reached.add(a.keys)
+        on_the_way = [a for a in self.attentions if a.queries in reached]
+        sizes = {pair for a in on_the_way for pair in ((a.queries, a.shape[1]), (a.keys, a.shape[2]))}
+        return any(a.shape[0] not in self.batches for a in on_the_way) or len(sizes) > len({key for key, _ in sizes})
+
+    def alone(self, name: str) -> Key | None:
+        """The rows that hold an input and are read out, if they look at themselves only, once in each call of a group
+        of blocks that no other rows enter."""
+        for key in (k for k in self.ends() if name in k):
+            own = [a for a in self.attentions if a.queries == key]
+            groups = {self.calls[a.block] for a in own if a.block is not None}
+            once = len(groups) == 1 and len({a.block for a in own}) == len(own) == self.calls.count(*groups)
+            if once and all(a.keys == key for a in own):
+                return key
+        return None
+
     def ends(self) -> dict[Key, tuple[int, Path]]:
         """Rows that no other rows take up later -> where they leave their last block."""
         own = {key: max((a.depth for a in self.attentions if a.queries == key), default=0) for key in self.outputs}
@@ -80,8 +103,8 @@ _KNOWN: weakref.WeakKeyDictionary[nn.Module, dict[Any, Structure]] = weakref.Wea
 
 
 def survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> Structure:
-    """What one plain forward pass shows of the model, once for each model and kind of inputs; where the model makes ids
-    of its own (a decoder's), once for each input.
+    """What one plain forward pass shows of the model, once for each model and kind of inputs; where there are several
+    streams, for each shape of inputs, and where the model makes ids of its own (a decoder's), for each input.
 
     Args:
         feed: (args, kwargs) of the model's forward.
@@ -114,13 +137,13 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     main = next(iter(groups.items()), ("", []))
     attending = [trace.calls[a.block] if a.block is not None else "" for a in trace.attentions]
     alone = len(scored) == 1 and len(trace.lookups) <= 1 and len({a.queries | a.keys for a in trace.attentions}) == 1
-    one_each = attending == [main[0]] * len(main[1]) and len({a.block for a in trace.attentions}) == len(main[1])
+    calls = trace.calls.count(main[0])
+    one_each = attending == [main[0]] * calls and len({a.block for a in trace.attentions}) == calls
     plain = not trace.attentions or (alone and one_each)
-    calls = tuple(trace.calls)
-    batches = {0, *(shape[0] for shape in trace.shapes.values())}
-    sizes = {pair for a in trace.attentions for pair in ((a.queries, a.shape[1]), (a.keys, a.shape[2]))}
-    windowed = any(a.shape[0] not in batches for a in trace.attentions) or len(sizes) > len({key for key, _ in sizes})
-    return Structure(tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, calls, plain, windowed)
+    batches = frozenset({0, *(shape[0] for shape in trace.shapes.values())})
+    return Structure(
+        tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, tuple(trace.calls), batches, plain
+    )  # fmt: skip
 
 
 def forward_names(model: nn.Module) -> frozenset[str]:

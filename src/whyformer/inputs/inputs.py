@@ -75,9 +75,9 @@ class Inputs:
         times = value.shape[0] // self.batch
 
         def fit(other: Any) -> Any:
-            return (
-                other.repeat_interleave(times, 0) if isinstance(other, Tensor) and other.dim() and times != 1 else other
-            )
+            if not isinstance(other, Tensor) or not other.dim() or times == 1:
+                return other
+            return self.by_sample(other).repeat_interleave(times, 0).reshape(-1, *other.shape[1:])
 
         args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
         kwargs = {k: value if k == self.scored else v if k in self.shared else fit(v) for k, v in self.kwargs.items()}
@@ -89,6 +89,11 @@ class Inputs:
     def _numbers(self) -> Tensor:
         return torch.arange(self.batch, device=self.tensor.device) if self.samples is None else self.samples
 
+    def by_sample(self, value: Tensor) -> Tensor:
+        """``[B, ...]`` of a tensor in which each sample has as many rows as any other (packed patches)."""
+        packed = len(value) != self.batch and len(value) % self.batch == 0
+        return value.unflatten(0, (self.batch, -1)) if packed else value
+
     def select_features(self, samples: list[int]) -> Inputs:
         """What is known of some samples' features, for scores that are in this order."""
         mask, special = (None if t is None else t[samples] for t in (self.mask, self.special))
@@ -99,7 +104,9 @@ class Inputs:
         """Some of the samples (what is only for display is left out)."""
 
         def cut(value: Any) -> Any:
-            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == self.batch else value
+            if not isinstance(value, Tensor) or not value.dim() or len(value) % self.batch:
+                return value
+            return self.by_sample(value)[rows].reshape(-1, *value.shape[1:])
 
         return Inputs(
             tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},

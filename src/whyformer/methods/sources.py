@@ -130,14 +130,26 @@ class Sources:
         lookup = self.structure.lookups.get(name)
         root = Root("input", side.scored) if lookup is None else Root("lookup", lookup.number)
         found: list[Places | None] = []
-        for sample in range(self.inputs.batch if len(key) > 1 else 1) if call is not None else ():
-            one = self.inputs.select(slice(sample, sample + 1))
-            found.append(entering_places(self.model, one.feed, root, call or 0, self.all_blocks, picture))
+        if call is not None:
+            samples = self.inputs.batch if len(key) > 1 else 1
+            found = entering_places(self.model, self.inputs.feed, root, call, self.all_blocks, picture, samples)
         known = [places for places in found if places is not None]
         if len(known) < len(found) or not known or len({(p.tokens, p.grid, len(p.rows)) for p in known}) > 1:
             what = "part of the picture" if picture else "token"
             raise self.refuse(f"which {what} of '{name}' each of its rows stands for cannot be measured")
         return known[0].tokens, torch.stack([places.rows for places in known]), known[0].grid
+
+    def by_sample(self, name: str, values: Tensor) -> Tensor:
+        """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``."""
+        return self.inputs.by_sample(values) if self._is_packed(name) else values
+
+    def packed(self, name: str, values: Tensor) -> Tensor:
+        """The inverse of :meth:`by_sample`."""
+        return values.flatten(0, 1) if self._is_packed(name) else values
+
+    def _is_packed(self, name: str) -> bool:
+        side = self.sources[name]
+        return side.modality == "tensor" and name != self.inputs.name and side.tensor.dim() == 2
 
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
         """``[B, M]`` of a text's tokens from ``[B, N]`` of the rows at its root."""
@@ -187,7 +199,7 @@ class Sources:
     def refuse_streams(self) -> None:
         """For methods that know one sequence of tokens and one attention a block."""
         structure = self.structure
-        if structure.plain:
+        if structure.plain or structure.alone(self.inputs.name) is not None:
             return
         streams = {name for a in structure.attentions for name in a.queries | a.keys}
         said = f"attention mixes several sequences of tokens in it ({', '.join(sorted(streams))})"

@@ -128,7 +128,7 @@ class Task(Sources):
         def watch(call: AttentionCall) -> None:
             fused = fuse(call) if call.index >= 0 else None
             if fused is not None:
-                kept[call.index] = fused
+                kept[call.index] = fused.detach()
 
         recording, row = self.readout_pass(Maps(watch))
         return recording, self.global_maps(kept, row.shape[-1]), row
@@ -174,8 +174,9 @@ class Task(Sources):
         return number % count if count else number
 
     def blocks(self) -> int:
-        """Number of blocks that the model lists (0 if it lists none)."""
-        return len(self._found)
+        """Number of calls of the blocks that the model lists (0 if it lists none)."""
+        own = [a for a in self.structure.attentions if a.queries == self.structure.alone(self.inputs.name)]
+        return max(len(self._found), len(own)) if self._found else 0
 
     @cached_property
     def _found(self) -> list[nn.Module]:
@@ -217,6 +218,9 @@ class Task(Sources):
         inputs = scores.inputs or self.inputs
         if scores.kind != "sequence":
             return scores
+        key = None if self.structure.plain or scores.places is not None else self.structure.alone(inputs.name)
+        if key is not None:
+            return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
         if inputs.modality != "image":
             tokens = inputs.tensor.shape[1]
             if scores.values.shape[1] != tokens:

@@ -59,19 +59,25 @@ def of_roots(
     """Scores of pixels and tokens from what is at the roots, channels or width reduced."""
     made = {}
     for name, side in task.sources.items():
-        scores = reduce(side.modality, values[name], norm)
-        if side.modality == "text" and not task.structure.plain:
+        scores = reduce(side.modality, task.by_sample(name, values[name]), norm)
+        kind = "sequence" if task.structure.plain else "token"
+        if side.modality == "text" and kind == "token":
             scores = task.at_tokens(name, scores)
-        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else "sequence", {}, inputs=side)
+        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else kind, {}, inputs=side)
     return task.assemble(made, logits, diagnostics or {})
+
+
+def _total(task: Task, products: Values) -> Tensor:
+    """``[B]`` sum over all inputs but those that the samples share."""
+    own = [task.by_sample(name, p) for name, p in products.items() if name not in task.inputs.shared]
+    return torch.stack([p.flatten(1).sum(-1).double() for p in own]).sum(0)
 
 
 def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum") -> Scores:
     """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
     products = {name: recording.begun[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recording.logits.detach()).double()
-    sums = [p.flatten(1).sum(-1).double() for p in products.values() if len(p) == len(target)]
-    total = torch.stack(sums).sum(0)
+    total = _total(task, products)
     error = (total - target).abs() / target.abs().clamp(min=1e-12)
     figure = {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}
     return of_roots(task, recording.logits, products, norm, {"conservation": figure})
@@ -115,7 +121,8 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum") -> Scores:
 def own_inputs(task: Task) -> tuple[Values, Tensor]:
     """(the roots' values, logits): one plain pass."""
     recording = task.begin(GRADIENT)
-    return {name: leaf.detach() for name, leaf in recording.begun.items()}, recording.logits.detach()
+    begun = {name: task.by_sample(name, leaf.detach()) for name, leaf in recording.begun.items()}
+    return begun, recording.logits.detach()
 
 
 def gradients_at(
@@ -132,10 +139,11 @@ def gradients_at(
     spans = [(i, min(i + width, count)) for i in range(0, count, width)]
     for start, stop in task.progress(spans, name, len(spans)):
         copies = task.copies(stop - start, logits)
-        values = {one: points(one, start, stop).flatten(0, 1) for one in task.sources}
+        values = {one: task.packed(one, points(one, start, stop).flatten(0, 1)) for one in task.sources}
         recording = copies.begin(GRADIENT, values=values)
         flows = flows_of(recording, recording.backward(copies.seed(recording.logits)))
-        yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in flows.items()}
+        found = {one: copies.by_sample(one, flow) for one, flow in flows.items()}
+        yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in found.items()}
 
 
 @method(
@@ -240,8 +248,8 @@ def integrated_gradients(
         for name, flow in flows.items():
             total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
-    below = task.begin(GRADIENT, values=start).logits.detach()
-    found = torch.stack([p.flatten(1).sum(-1).double() for p in products.values() if len(p) == len(logits)]).sum(0)
+    below = task.begin(GRADIENT, values={one: task.packed(one, value) for one, value in start.items()}).logits.detach()
+    found = _total(task, products)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
     return of_roots(task, logits, products, norm, {"completeness": figure})
