@@ -114,11 +114,12 @@ def survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> Str
     kinds = tuple((n, v.dim() if isinstance(v, Tensor) else None) for n, v in named.items())
     key: tuple[Any, ...] = (kinds, tuple(scored))
     known = _KNOWN.setdefault(model, {})
-    if key in known and not all(lookup.in_order for lookup in known[key].lookups.values()):
-        said = (
-            v.cpu().numpy().tobytes() for v in named.values() if isinstance(v, Tensor) and not v.is_floating_point()
-        )
-        key = (*key, tuple(said))
+    if key in known and not known[key].plain:
+        tensors = [v for v in named.values() if isinstance(v, Tensor)]
+        in_order = all(lookup.in_order for lookup in known[key].lookups.values())
+        key = (*key, tuple(tuple(v.shape) for v in tensors))
+        if not in_order:
+            key = (*key, tuple(v.cpu().numpy().tobytes() for v in tensors if not v.is_floating_point()))
     if key not in known:
         known[key] = _survey(model, feed, scored)
     return known[key]
