@@ -121,8 +121,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         (n for n, t in content if t.dtype in (torch.long, torch.int) and t.dim() == 2), key=lambda n: n not in _ID_NAMES
     )
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
-    if not (pictures or vectors):  # packed patches of pictures of one size, or sound
-        samples = len(dict(content)[ids[0]]) if ids else 0
+    if ids and not (pictures or vectors):  # packed patches of pictures of one size
+        samples = len(dict(content)[ids[0]])
         vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _alike(t, samples, kwargs)]
     found = [*pictures, *ids, *vectors]
     if not found:  # a sound: one number at each moment
@@ -160,9 +160,11 @@ _SOUND = re.compile(r"input_values|wave|audio|speech|sound")
 def _alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
     """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures of one size."""
     grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
-    if not samples or not grids:
-        return not samples
-    return all(len(g) == samples and bool((g == g[:1]).all()) for g in grids) and len(tensor) % samples == 0
+    return (
+        bool(grids)
+        and len(tensor) % samples == 0
+        and all(len(g) == samples and bool((g == g[:1]).all()) for g in grids)
+    )
 
 
 def _called(model: nn.Module, place: int) -> str:
