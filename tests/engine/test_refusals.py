@@ -103,6 +103,13 @@ def test_an_operation_without_a_rule(method: str, x: Tensor) -> None:
     refuse(model, x, method, UnknownOperation, *parts)
 
 
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp"])
+def test_a_known_operation_in_an_unknown_part(method: str, x: Tensor) -> None:
+    """What would be registered is the module that writes it: the operation's name holds for all its calls."""
+    model = Model(lambda branch, x: branch(x) / (1 + x.square()))
+    refuse(model, x, method, UnknownOperation, "'div' (quotient)", 'whyformer.rules.register(Block, like="gelu")')
+
+
 def beside(x: Tensor) -> Tensor:
     """Operations that no composite knows: on the way to the target they would be refused."""
     return torch.logcumsumexp(torch.cosine_similarity(x, x.flip(1), -1)[..., None] * x, 1)

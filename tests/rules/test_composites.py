@@ -111,6 +111,7 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "rdiv": lambda m, x: 1 / (1 + x.square()),
     "reciprocal": lambda m, x: (1 + x.square()).reciprocal(),
     "pow": lambda m, x: x.pow(3),
+    "pow, of another": lambda m, x: x.abs().pow(x),
     "pow, root": lambda m, x: (1 + x.square()).pow(-0.5),
     "sqrt": lambda m, x: (1 + x.square()).sqrt(),
     "rsqrt": lambda m, x: (1 + x.square()).rsqrt(),
@@ -223,7 +224,7 @@ MULTIPLIER: dict[str, Composite] = {
 }
 # values made of pieces that no rule of relevance covers; an error names them
 REFUSED = {
-    "rdiv", "reciprocal", "pow", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
+    "rdiv", "reciprocal", "pow, of another", "pow, root", "sqrt", "rsqrt", "std", "var", "std_mean", "var_mean", "norm", "linalg_norm",
     "linalg_vector_norm", "clamp, bounds of its own", "log_softmax", "quotient",
 }  # fmt: skip
 

@@ -145,6 +145,7 @@ SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
         lambda m, x: F.adaptive_max_pool1d(x.mT, 1).mT.expand_as(x),
         lambda m, x: F.max_pool2d(x.mT[..., None], (N, 1))[..., 0].mT.expand_as(x),
     ],
+    "square": [lambda m, x: x.square(), lambda m, x: x**2, lambda m, x: torch.pow(x, 2.0)],
     "products added": [lambda m, x: torch.baddbmm(x, x @ x.mT, x, beta=0.5), lambda m, x: x.baddbmm(batch1=x @ x.mT, batch2=x, beta=0.5)],
 }
 

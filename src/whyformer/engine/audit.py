@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from whyformer.engine.operations import operation
 from whyformer.engine.readings import tensors
 from whyformer.errors import ModelError, UnknownOperation
 
@@ -27,9 +28,11 @@ def unknown(mode: Interception, name: str, role: str, results: Any, given: Seque
     place = _running(mode.model)
 
     def say() -> str:
+        # a name that is known may be declared too, but that would hold for all its calls
+        key = type(place).__name__ if operation(name).kind and place is not None else repr(name)
         return (
             f"the operation '{name}'{known_as} in {named(mode.model, place)} carries relevance, and "
-            f"{mode.composite.name} has no rule for it. Ways out: say what it is like, {_line(repr(name))}; add a rule "
+            f"{mode.composite.name} has no rule for it. Ways out: say what it is like, {_line(key)}; add a rule "
             f"to the composite's table (whyformer/composites: {role!r}: ...), or a row to engine/canonizers.py if the "
             f"module writes a known operation by hand; {_OTHERWISE}"
         )

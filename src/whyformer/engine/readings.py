@@ -216,10 +216,12 @@ def norm(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named)
 
 
 def power(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """x^a; with a = ±½ it is sqrt or rsqrt."""
+    """x^a; with a = ±½ it is sqrt or rsqrt, with a whole number from 1 on an activation like square."""
     exponent = bind("input exponent", args, kwargs)["exponent"]
     reading = first(row, function, args, kwargs)
-    if not carries(exponent) and bool((torch.as_tensor(exponent).abs() == 0.5).all()):
+    if isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent):
+        reading.kind = "activation"
+    elif not carries(exponent) and bool((torch.as_tensor(exponent).abs() == 0.5).all()):
         reading.kind = "statistic"
     return reading
 
