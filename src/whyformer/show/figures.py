@@ -15,7 +15,7 @@ from whyformer.show.colours import array
 from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
-from whyformer.show.paper import Paper, families, letters, printable
+from whyformer.show.paper import Paper, families, measure, printable
 from whyformer.show.words import figure_of, heading, short, visible
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def matrix(
     labelled = rows is not None and max(values.shape) <= _LABELLED
     cell = 0.16 if labelled else min(0.16, 5.0 / max(values.shape))
     labels = [[short(visible(n), 18) for n in side or ()] if labelled else [] for side in (rows, columns)]
-    left, above = (0.35 + 0.07 * max(map(letters, side), default=1) for side in labels)
+    left, above = (0.35 + max((measure(name, 6.5) for name in side), default=0.07) for side in labels)
     wide, high = max(1.6, values.shape[1] * cell), max(1.6, values.shape[0] * cell)
     head = 0.3 if title else 0.05
     paper = Paper(left + wide + 0.75, above + high + head + 0.1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import textwrap
-import unicodedata
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -123,11 +122,6 @@ def _coverage() -> frozenset[int]:
 def printable(text: str) -> str:
     """The text with a box for each character that no font at hand can draw."""
     return "".join(c if c == "\n" or ord(c) in _coverage() else "□" for c in text)
-
-
-def letters(text: str) -> int:
-    """Roughly how many letters wide a text is; those of Chinese, Japanese and Korean count double."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 @cache
