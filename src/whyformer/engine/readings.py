@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 @dataclass
@@ -111,7 +112,17 @@ def matmul(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Name
     x, y = args[:2]
     if carries(x) and is_parameter(y) and y.dim() == 2:
         return Reading("layer", row.kind, (x, y.mT), lambda x, w: function(x, w.mT))
+    for one, other, turned in ((x, y, False), (y, x, True)):  # each row through the layer of its expert
+        if getattr(one, "_whyformer_picked", False) and one.dim() == other.dim() == 3 and carries(other):
+            return Reading("layer", row.kind, (x, y), function, instead=lambda: _each_layer(one, other, turned))  # noqa: B023
     return Reading("product" if carries(x) and carries(y) else "weighted sum", row.kind, (x, y), function)
+
+
+def _each_layer(weights: Tensor, x: Tensor, turned: bool) -> Tensor:
+    """W x of each sample, ``[S, O, I]`` and ``[S, I, 1]``; or, turned, x W."""
+    if turned:
+        return torch.stack([functional.linear(x[i], w.mT) for i, w in enumerate(weights)])
+    return torch.stack([functional.linear(x[i].mT, w).mT for i, w in enumerate(weights)])
 
 
 def einsum(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
