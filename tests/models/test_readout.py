@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import ModelError
-from whyformer.models.output import output_mask
-from whyformer.models.readout import plain_logits, read_logits
+from whyformer.models.output import Output, output_mask
+from whyformer.models.readout import plain_logits, read_logits, row_of
 from zoo import LANGUAGE, LENGTHS, VOCABULARY, build, call, rows
 
 
@@ -98,3 +98,26 @@ def test_no_graph_is_built_and_the_logits_may_enter_one() -> None:
     assert not found.requires_grad
     assert not found.is_inference()
     assert LENGTHS[1] < inputs["input_ids"].shape[1]
+
+
+class Prefixed(nn.Module):
+    """A language model whose logits begin with rows of a picture (GIT)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, VOCABULARY)
+
+    def can_generate(self) -> bool:
+        return True
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor]:
+        hidden = self.words(input_ids).cumsum(1)
+        return (torch.cat([hidden[:, :1] * 0, hidden[:, :1] * 0, hidden], 1),)
+
+
+def test_rows_of_a_picture_stand_before_the_text() -> None:
+    model = Prefixed().eval()
+    inputs = {"input_ids": torch.tensor([[4, 5, 6, 7], [8, 9, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}
+    with torch.no_grad():
+        raw = model(**inputs)
+    assert torch.equal(row_of(Output(model, raw, (), inputs)), raw[0][[0, 1], [5, 3]])

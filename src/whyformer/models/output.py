@@ -94,10 +94,21 @@ class Output:
     def real(self, count: int) -> Tensor:
         """``[B, N]`` True at the real ones of the N tokens that come out."""
         logits = next(iter(self.named.values()))
-        mask = output_mask(self.model, self.args, self.kwargs)
+        mask = self.mask(count)
         if mask is not None and mask.shape == (len(logits), count):
             return mask.bool().to(logits.device)
         return torch.ones(len(logits), count, dtype=torch.bool, device=logits.device)
+
+    def mask(self, count: int) -> Tensor | None:
+        """The padding mask of the N tokens that come out, where there is one.
+
+        More rows than a text has stand before it: those of a picture (GIT), of a prompt.
+        """
+        mask, tokens = output_mask(self.model, self.args, self.kwargs), self.tokens
+        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) is True
+        if mask is None or tokens is None or decodes or mask.shape != tokens[1].shape[:2] or mask.shape[1] >= count:
+            return mask
+        return torch.cat([mask.new_ones(len(mask), count - mask.shape[1]), mask], 1)
 
     def own(self, value: int | Sequence[int]) -> Tensor:
         """``[B]`` a number for all samples, or one a sample, for each row."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
 from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
-from whyformer.models.output import Output, output_mask
+from whyformer.models.output import Output
 
 
 def plain_logits(
@@ -38,7 +38,7 @@ def row_of(output: Output) -> Tensor:
             read_logits(output.raw)
         raise refusal(output)
     assert output.logits is not None
-    mask = output_mask(output.model, output.args, output.kwargs) if output.logits.dim() == 3 else None
+    mask = output.mask(output.logits.shape[1]) if output.logits.dim() == 3 else None
     return read_logits(output.logits, mask)
 
 
