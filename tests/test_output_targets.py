@@ -580,3 +580,32 @@ def test_hidden_states_that_are_kept_by_hooks_come_from_the_blocks_as_they_are_r
     e = whyformer.explain(model, inputs, method, Pixel(31, 20))
     assert (e.level, e.grid) == ("patch", (4, 4))
     assert e.scores.abs().sum(1).min() > 0
+
+
+class Boxes(nn.Module):
+    """As torchvision's detectors: a list with a mapping for each picture, whose tensors have any number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = build("hf_vit")[0]
+
+    def forward(self, pixel_values: Tensor) -> list[dict[str, Tensor]]:
+        logits = self.classifier(pixel_values).logits
+        return [{"boxes": own.expand(3, -1), "scores": own.sigmoid()} for own in logits]
+
+
+def test_an_output_of_lists_and_mappings_takes_a_function() -> None:
+    model, x = Boxes().eval(), build("hf_vit")[1]
+
+    def score(output: Any) -> Tensor:
+        return torch.stack([own["scores"][2] for own in output])
+
+    for method in ("input_x_gradient", "transformer_attribution", "occlusion"):
+        e = whyformer.explain(model, x, method, score)
+        for i in range(2):
+            torch.testing.assert_close(whyformer.explain(model, x[i : i + 1], method, score).scores[0], e.scores[i], rtol=1e-6, atol=1e-9)
+    for target in (Token(1, 2), Query(1, 2), Pixel(1, 2, 0), Span(1, 2), Similarity()):
+        with pytest.raises(InputError, match="a function of the output"):
+            whyformer.explain(model, x, "input_x_gradient", target)
+    with pytest.raises(whyformer.errors.ModelError, match="without logits"):
+        whyformer.explain(model, x, "input_x_gradient")

@@ -91,13 +91,20 @@ class Output:
         beside = ("mask", "type", "position")
         return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(b in n for b in beside)), None)
 
+    @cached_property
+    def batch(self) -> int:
+        """Number of rows."""
+        if self.samples is not None:
+            return len(self.samples)
+        tensors = [*self.named.values(), *(v for v in self.given.values() if isinstance(v, Tensor) and v.dim())]
+        return len(tensors[0]) if tensors else 1
+
     def real(self, count: int) -> Tensor:
         """``[B, N]`` True at the real ones of the N tokens that come out."""
-        logits = next(iter(self.named.values()))
         mask = self.mask(count)
-        if mask is not None and mask.shape == (len(logits), count):
-            return mask.bool().to(logits.device)
-        return torch.ones(len(logits), count, dtype=torch.bool, device=logits.device)
+        if mask is not None and mask.shape == (self.batch, count):
+            return mask.bool().cpu()
+        return torch.ones(self.batch, count, dtype=torch.bool)
 
     def mask(self, count: int) -> Tensor | None:
         """The padding mask of the N tokens that come out, where there is one.
@@ -113,9 +120,8 @@ class Output:
     def own(self, value: int | Sequence[int]) -> Tensor:
         """``[B]`` a number for all samples, or one a sample, for each row."""
         numbers = torch.as_tensor(value)
-        batch = len(next(iter(self.named.values())))
         if not numbers.dim():
-            return numbers.expand(batch)
+            return numbers.expand(self.batch)
         return numbers if self.samples is None else numbers[self.samples.cpu()]
 
     def places(self, position: int | Sequence[int], count: int) -> Tensor:
@@ -124,7 +130,7 @@ class Output:
         Raises:
             InputError: a sample has no such token.
         """
-        real = self.real(count).cpu()
+        real = self.real(count)
         wanted, lengths = self.own(position), real.sum(1)
         from_start = torch.where(wanted < 0, wanted + lengths, wanted)
         for i, (said, length) in enumerate(zip(wanted.tolist(), lengths.tolist(), strict=True)):
@@ -133,7 +139,7 @@ class Output:
                     f"position {said} is outside sample {i}, which has {length} tokens: 0 to {length - 1}, or from -1 "
                     f"(the last) to {-length}"
                 )
-        return ((real.cumsum(1) == from_start[:, None] + 1) & real).long().argmax(1).to(self.real(count).device)
+        return ((real.cumsum(1) == from_start[:, None] + 1) & real).long().argmax(1)
 
 
 def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -87,7 +87,8 @@ def read_logits(output: Any, mask: Tensor | None = None) -> Tensor:
 def refusal(output: Output, why: str = "") -> InputError:
     """The error that names the targets which fit this output."""
     named = output.named
-    shapes = ", ".join(f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items())
+    listed = [f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items()]
+    shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
     kinds = {"logits": output.logits, **named}
     ways = []
     if "start_logits" in named and "end_logits" in named:
@@ -104,7 +105,7 @@ def refusal(output: Output, why: str = "") -> InputError:
         ways.append("targets.Token(5, 0)")
     if output.dense is not None:
         ways.append("targets.Pixel(4, 9, 2)" if output.dense.shape[1] > 1 else "targets.Pixel(4, 9)")
-    name, tensor = next(iter(named.items()))
+    name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
     read = f".{name}" if hasattr(output.raw, name) else f"[{name if name.isdigit() else repr(name)}]" if name else ""
     index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
     ways.append(f"a function of the output that returns one number a sample: target=lambda output: output{read}{index}")

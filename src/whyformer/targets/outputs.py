@@ -47,7 +47,7 @@ class Token:
         of_tokens = logits is not None and (logits.dim() == 3 or (logits.dim() == 2 and one_a_token(output, logits)))
         if logits is None or not of_tokens or "pred_boxes" in output.named:
             raise refusal(output, "has no logits of single tokens")
-        at = output.places(self.position, logits.shape[1])
+        at = output.places(self.position, logits.shape[1]).to(logits.device)
         rows = logits[torch.arange(len(logits), device=logits.device), at]
         return rows if rows.dim() == 2 else rows[:, None]
 
@@ -78,7 +78,7 @@ class Span:
         first = output.named["start_logits"] if asked else output.logits
         if first is None or (not asked and (first.dim() != 3 or not is_language_model(output))):
             raise refusal(output, "is neither that of a question answerer nor a language model's")
-        start, end = (output.places(p, first.shape[1]) for p in (self.start, self.end))
+        start, end = (output.places(p, first.shape[1]).to(first.device) for p in (self.start, self.end))
         if bool((end < start).any()):
             raise InputError(f"the span ends at {self.end}, before its start at {self.start}")
         each = torch.arange(len(first), device=first.device)

@@ -141,8 +141,7 @@ class Resolver:
         if self.reading is None or has_row(output):
             return row_of(output)
         self.raw = True
-        batch = len(next(iter(output.named.values()), ()))
-        return _numbers(self.reading(output.raw), batch)[:, None]
+        return _numbers(self.reading(output.raw), output.batch)[:, None]
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
         """The target for samples with these logits (the row that was read)."""
