@@ -257,6 +257,15 @@ def test_what_is_declared_badly_is_told() -> None:
             whyformer.rules.register("my_ns::op", **bad)
 
 
+@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
+def test_the_audit_shows_them(way: str) -> None:
+    key, function = SOFT[way]
+    whyformer.rules.register(key, like="gelu")
+    shown = [o for o in whyformer.audit(Model(function), X).operations if o.role == "gelu"]
+    assert [o.count for o in shown] == [2]
+    assert set(shown[0].rules.values()) == {"identity", "its ordinary adjoint"}
+
+
 def test_rules_of_a_call_are_its_threads_alone() -> None:
     outcome: list[str] = []
 
