@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import whyformer
 from whyformer.errors import WhyformerError
 from whyformer.methods import METHODS, task
+from whyformer.methods.task import Task
 from zoo import build, modality
 
 SMALL = {"samples": 2, "steps": 2, "masks": 4, "batch_size": 4}
@@ -62,3 +64,48 @@ def test_the_graph_is_gone_after_an_error(method: str, runs: list[weakref.ref[An
     gc.collect()
     assert runs
     assert [r() for r in runs if r() is not None] == []
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "timm_vit", "llama", "encoder_sequence_first"])
+def test_gradient_and_relevance_of_one_block_meet_before_the_next(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one block's maps are there at a time."""
+    seen: list[tuple[int, bool]] = []
+    whole = Task.both_passes
+
+    def watched(task: Task, composite: Any, first: int, observe: Any) -> Any:
+        def note(relevance: bool, index: int, *flows: Any) -> None:
+            seen.append((index, relevance))
+            observe(relevance, index, *flows)
+
+        return whole(task, composite, first, note)
+
+    monkeypatch.setattr(Task, "both_passes", watched)
+    whyformer.explain(*build(name), target=1)
+    assert seen == [(block, relevance) for block in (2, 1, 0) for relevance in (False, True)]
+
+
+class Dense(nn.Module):
+    """What enters its last block is read behind that block too: not a chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 24)
+        layer = {"d_model": 24, "nhead": 3, "dim_feedforward": 48, "dropout": 0.0, "batch_first": True}
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(**layer) for _ in range(3))
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(input_ids)
+        for block in self.blocks:
+            before, x = x, block(x)
+        return self.head((x + before)[:, 0])
+
+
+def test_what_is_no_chain_of_blocks_goes_all_the_way_twice() -> None:
+    torch.manual_seed(0)
+    model, ids = Dense().double().eval(), {"input_ids": torch.randint(4, 50, (2, 7))}
+    found = whyformer.explain(model, ids, target=1)
+    assert found.scores.abs().max() > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("whyformer.engine.run.Recording.sweep", lambda *_: False)
+        assert torch.equal(whyformer.explain(model, ids, target=1).scores, found.scores)

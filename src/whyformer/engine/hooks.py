@@ -53,6 +53,11 @@ def block_hooks(
                 mode.own.add(id(hidden))
             mode.block_input = hidden
         elif mode.composite.carrier == "relevance" and hidden.requires_grad:
+            if recording.cuts is not None:
+                leaf = hidden.detach().clone().requires_grad_()
+                mode.own.add(id(leaf))
+                recording.cuts.append((hidden, leaf))
+                hidden = leaf
             hidden = _tapped(hidden, _account(recording, mode.block))
         if inputs is not None:
             inputs.found.append(batch_first(hidden, mode.run))

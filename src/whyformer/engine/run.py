@@ -64,6 +64,8 @@ class Recording:
         moved: whether a root was fed another value than its own.
         half: the type of a model in half precision, of which a float32 copy was recorded (relevance carrier).
         ended: for root "output", the names of the ends, in the order of the roots.
+        cuts: where the graph is cut for :meth:`sweep`, (what enters a block, the leaf that enters it in its place);
+            None where it is whole.
     """
 
     mode: Interception
@@ -75,6 +77,7 @@ class Recording:
     moved: bool = False
     half: str | None = None
     ended: list[Any] = field(default_factory=list)
+    cuts: list[tuple[Tensor, Tensor]] | None = None
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
 
@@ -105,6 +108,53 @@ class Recording:
         Returns:
             What arrives at each root.
         """
+        self._prepare(relevance, keep)
+        with self._going_back():
+            starts = self._starts(seed)
+            flows = torch.autograd.grad(
+                [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
+            )
+        if not keep:
+            self._let_go()
+        found = list(zip(self.roots, flows, strict=True))
+        reached = [f is not None and (self.moved or bool(f.any())) for r, f in found if r.dim()]
+        if reached and not any(reached) and bool(seed.any()):
+            raise ModelError(
+                "nothing arrives at the input: the model cuts it off from the target on the way (detach, no_grad, "
+                "rounding, an integer kernel), or all its derivatives are 0 here. Remove what cuts it off, explain "
+                "another target, or use occlusion"
+            )
+        return [torch.zeros_like(r) if f is None else f for r, f in found]
+
+    def sweep(self, seed: Tensor) -> bool:
+        """Send gradients and relevance back together, block by block from the last, so that what is observed of one
+        block can be reduced before the next is reached; the graph was recorded with ``cut``.
+
+        Returns:
+            Whether that was right: False, and nothing is worth anything, where a block's input is read behind the block
+            too (rules need all the relevance of a tensor at once).
+        """
+        self._prepare(False, True)
+        cuts = self.cuts or []
+        with self._going_back():
+            starts = self._starts(seed)
+            outputs, flows = [t for t, _ in starts], {relevance: [s for _, s in starts] for relevance in (False, True)}
+            for below in range(len(cuts), -1, -1):
+                targets = [*(leaf for _, leaf in reversed(cuts[:below])), *self.roots]
+                for relevance in (False, True):
+                    self.run.relevance = relevance
+                    found = torch.autograd.grad(
+                        outputs, targets, flows[relevance], retain_graph=True, allow_unused=True
+                    )
+                    if any(flow is not None for flow in found[1:below]):
+                        return False
+                    if below:
+                        flows[relevance] = [torch.zeros_like(targets[0]) if found[0] is None else found[0]]
+                outputs = [cuts[below - 1][0]] if below else []
+        self._let_go()
+        return True
+
+    def _prepare(self, relevance: bool, keep: bool) -> None:
         if not self.logits.requires_grad:
             raise ModelError(
                 "nothing that the method watches reaches the logits: the model (or a target of your own) detaches "
@@ -114,12 +164,13 @@ class Recording:
         self.run.ledger.clear()
         if not relevance:
             self.readouts.clear()
+
+    @contextmanager
+    def _going_back(self) -> Iterator[None]:
+        """Autograd's errors on the way back as ours."""
         try:
             with inside(None), torch.enable_grad(), without_autocast(self.mode.composite.carrier):
-                starts = self._starts(seed)
-                flows = torch.autograd.grad(
-                    [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
-                )
+                yield
         except CheckpointError as error:
             raise ModelError(
                 "activation checkpointing (torch.utils.checkpoint) repeats operations behind whyformer's back. Turn it "
@@ -132,17 +183,6 @@ class Recording:
                 "the model changes a tensor in place after an operation has read it, and the value that was read is "
                 "needed on the way back. Write that step out of place (x = x + y, not x += y), or use another method"
             ) from error
-        if not keep:
-            self._let_go()
-        found = list(zip(self.roots, flows, strict=True))
-        reached = [f is not None and (self.moved or bool(f.any())) for r, f in found if r.dim()]
-        if reached and not any(reached) and bool(seed.any()):
-            raise ModelError(
-                "nothing arrives at the input: the model cuts it off from the target on the way (detach, no_grad, "
-                "rounding, an integer kernel), or all its derivatives are 0 here. Remove what cuts it off, explain "
-                "another target, or use occlusion"
-            )
-        return [torch.zeros_like(r) if f is None else f for r, f in found]
 
     def _starts(self, seed: Tensor) -> list[tuple[Tensor, Tensor]]:
         """(tensor of the output, what starts there) for those that the target reads."""
@@ -168,6 +208,7 @@ class Recording:
         self._let_go()
         self.mode.block_input = self.mode.anchor = None
         self.mode.roots.clear()
+        self.cuts = None
         for probe in self.mode.probes:
             if isinstance(probe, BlockInputs | BlockCalls | Projections):
                 probe.found.clear()
@@ -195,6 +236,7 @@ def record(
     ends: Ends | None = None,
     read: Callable[[Output], Tensor] = row_of,
     samples: Tensor | None = None,
+    cut: bool = False,
 ) -> Recording:
     """Run the model once under the composite; the model is left exactly as it was, also after an error.
 
@@ -210,6 +252,7 @@ def record(
         samples: which sample each row is a copy of (see :class:`~whyformer.models.output.Output`).
         ends: by any name, the block calls whose outputs' gradients are kept (or at which, for "output", the graph
             begins), and where the rows meant stand in the output; by default the last block.
+        cut: cut the graph at the inputs of blocks, for :meth:`Recording.sweep` (relevance carrier).
 
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
@@ -223,6 +266,7 @@ def record(
     run = Pass(sequence_first=sequence_first(model))
     mode = Interception(model, composite, run, probes)
     recording = Recording(mode)
+    recording.cuts = [] if cut else None
     if root in ("input", "embedding"):
         starts[""] = Root("entry", 0) if root == "embedding" else Root("input", root_input or 0)
     if root_value is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
-from whyformer.engine.probes import AttentionCall, Maps, Probe
+from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.inputs import Inputs
@@ -103,6 +103,35 @@ class Task(Sources):
         if recording.readout is None:
             raise self.refuse("the output of its last block is unknown or does not reach the logits")
         return seed, readout_row(recording.readout)
+
+    def both_passes(
+        self, composite: Composite, first: int, observe: Callable[[bool, int, Tensor, Tensor], None]
+    ) -> tuple[Recording, Tensor, Tensor]:
+        """(recording, seed, readout row ``[B, N]``) of a pass of gradients and one of relevance: block by block where
+        the model is a chain of blocks, so that the maps of one block are there at a time.
+
+        Args:
+            first: the first attention that matters, from 0.
+            observe: called with (whether it is relevance that flows, attention, A, flow into A), gradients first.
+
+        Raises:
+            MethodNotApplicable: no attention, or the last block's output does not reach the logits.
+        """
+        made: list[Recording] = []
+
+        def seen(index: int, weights: Tensor, flow: Tensor) -> None:
+            observe(made[-1].run.relevance, index, weights, flow)
+
+        flows = Flows(seen, first)
+        made.append(self.record(composite, flows, cut=True))
+        if made[-1].attentions and made[-1].logits.requires_grad:
+            seed = self.seed(made[-1].logits)
+            if made[-1].sweep(seed) and made[-1].readout is not None:
+                return made[-1], seed, readout_row(made[-1].readout)
+        made.append(self.record(composite, flows))
+        seed, row = self.gradient_pass(made[-1], keep=True)
+        made[-1].backward(seed, relevance=True)
+        return made[-1], seed, row
 
     def readout_pass(self, *probes: Probe) -> tuple[Recording, Tensor]:
         """(recording, readout row ``[B, N]``), the graph beginning at the last block's output: only the head is in it.

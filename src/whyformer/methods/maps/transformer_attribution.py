@@ -53,8 +53,8 @@ def transformer_attribution(
     gradients: dict[int, Tensor] = {}
     maps: dict[int, Tensor] = {}
 
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if not recording.run.relevance:
+    def observe(relevance: bool, index: int, weights: Tensor, flow: Tensor) -> None:
+        if not relevance:
             if weighting == "gradient":
                 gradients[index] = flow
             return
@@ -68,13 +68,12 @@ def transformer_attribution(
         layers = "rollout" if normalize_rows else "sum_product"
         how = Aggregation(layers=layers if block is None else [first])
         chosen = streams.wanted(task, how, first)
-        recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=deep_taylor())
+        flows = Flows(lambda i, a, r: observe(recording.run.relevance, i, a, r), min(chosen, default=0))
+        recording = streams.record(task, flows, composite=deep_taylor())
         seed = streams.both_passes(task, recording)
         paths = streams.paths(task, recording, {number: one for number, one in maps.items() if number in chosen})
         return task.of_sources(streams.reduce(task, how, paths), recording.logits, conservation(recording, seed))
-    recording = task.record(deep_taylor(), Flows(observe, first))
-    seed, row = task.gradient_pass(recording, keep=True)
-    recording.backward(seed, relevance=True)
+    recording, seed, row = task.both_passes(deep_taylor(), first, observe)
     listed = task.global_maps(maps, row.shape[-1])
     if block is not None:
         values = torch.einsum("bn,bnm->bm", row.to(listed[0].dtype), listed[0])
