@@ -80,6 +80,14 @@ def towers(kind: str) -> Callable[[], tuple[nn.Module, Any]]:
     return build
 
 
+def owl() -> tuple[nn.Module, Any]:
+    """Two texts for each picture are the classes of its boxes."""
+    words = {k: v for k, v in SMALL.items() if "dropout" not in k} | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = transformers.OwlViTConfig(text_config=words, vision_config={**PATCHES, "image_size": 32}, projection_dim=24)
+    ids = torch.randint(4, VOCABULARY, (4, 6), generator=torch.Generator().manual_seed(3))
+    return made("OwlViTForObjectDetection", config), {"input_ids": ids, "pixel_values": pixels().double()}
+
+
 def t5() -> tuple[nn.Module, Any]:
     model, inputs = build("t5")
     return model, {**inputs, "decoder_input_ids": inputs["input_ids"][:, :6].flip(1)}
@@ -104,6 +112,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "discriminator": lambda: (made("ElectraForPreTraining", transformers.ElectraConfig(**SMALL, embedding_size=24)), text()),
     "yolos": yolos,
     "detr": detr,
+    "owl": owl,
     "segformer": segformer,
     "depth": depth,
     "clip": towers("CLIPModel"),
@@ -177,6 +186,7 @@ CASES: list[tuple[str, Any]] = [
     ("two heads", lambda output: output.seq_relationship_logits[:, 1]),
     ("yolos", Query(1, 3)),
     ("detr", Query(2, 4)),
+    ("owl", Query(3, 1)),
     ("segformer", Pixel(4, 6, 2)),
     ("depth", Pixel(31, 20)),
     ("clip", Similarity()),
@@ -203,7 +213,7 @@ def test_input_times_gradient_is_that_by_hand(name: str, target: Any) -> None:
         said = by_hand(model(**inputs) if isinstance(inputs, dict) else model(inputs), inputs, target)
     read = e.logits[torch.arange(2), e.target]
     torch.testing.assert_close(read, said)
-    torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["start"], dtype=torch.float64), said)
+    torch.testing.assert_close(torch.tensor(e.diagnostics["conservation"]["start"], dtype=torch.float64), said.double())
 
 
 FITTING = {
@@ -215,6 +225,7 @@ FITTING = {
     "discriminator": "targets.Token(5, 0)",
     "yolos": "targets.Query(0, 3)",
     "detr": "targets.Query(0, 3)",
+    "owl": "targets.Query(0, 3)",
     "segformer": "targets.Pixel(4, 9, 2)",
     "depth": "targets.Pixel(4, 9)",
     "clip": "targets.Similarity()",
@@ -609,3 +620,18 @@ def test_an_output_of_lists_and_mappings_takes_a_function() -> None:
             whyformer.explain(model, x, "input_x_gradient", target)
     with pytest.raises(whyformer.errors.ModelError, match="without logits"):
         whyformer.explain(model, x, "input_x_gradient")
+
+
+def test_the_texts_of_a_pictures_own_classes() -> None:
+    """Of two texts for each picture the one that is the class meant has the scores."""
+    model, inputs = MODELS["owl"]()
+    for method in ("input_x_gradient", "gae", "lrp", "smoothgrad"):
+        options: dict[str, Any] = {"samples": 2} if method == "smoothgrad" else {}
+        both = whyformer.explain(model, inputs, method, Query(3, [1, 0]), **options)
+        assert both.part("input_ids").scores.shape == (2, 6)
+        for i, wanted in enumerate((1, 0)):
+            fed = {"input_ids": inputs["input_ids"][2 * i : 2 * i + 2], "pixel_values": inputs["pixel_values"][i : i + 1]}
+            one = whyformer.explain(model, fed, method, Query(3, wanted), **options)
+            for name in both.inputs:
+                torch.testing.assert_close(both.part(name).scores[i], one.part(name).scores[0], rtol=1e-6, atol=1e-9)
+            assert one.part("input_ids").scores.abs().amax() > 0

@@ -186,9 +186,14 @@ class Sources:
 
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """The main input's scores, those of the others as parts."""
-        for name in made.keys() & self.inputs.shared:  # the classes of the main input's samples: texts of a picture
+        batch = self.inputs.batch
+        for name in [n for n, one in made.items() if n in self.inputs.shared or len(one.values) != batch]:
+            # the classes of the main input's samples: texts of a picture, the same for all or so many for each
             chosen, part = self.value_index(logits), made.pop(name)
-            if len(chosen.unique()) == len(chosen):  # else their gradients have added up
+            if name not in self.inputs.shared:
+                chosen = chosen + torch.arange(batch, device=chosen.device) * logits.shape[-1]
+            fits = name in self.inputs.shared or len(part.values) == batch * logits.shape[-1]
+            if fits and len(chosen.unique()) == len(chosen):  # else their gradients have added up
                 side = (part.inputs or self.inputs).select_features(chosen.tolist())
                 made[name] = replace(part, values=part.values[chosen], inputs=side)
         main = made.pop(self.inputs.name, None)

@@ -70,7 +70,7 @@ def of_roots(
 def _total(task: Task, products: Values) -> Tensor:
     """``[B]`` sum over all inputs but those that the samples share."""
     own = [task.by_sample(name, p) for name, p in products.items() if name not in task.inputs.shared]
-    return torch.stack([p.flatten(1).sum(-1).double() for p in own]).sum(0)
+    return torch.stack([p.reshape(task.inputs.batch, -1).sum(-1).double() for p in own]).sum(0)
 
 
 def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum") -> Scores:
