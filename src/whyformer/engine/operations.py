@@ -75,8 +75,9 @@ _rows("linear", "div", readings.division)
 _rows(
     "linear",
     """
-    _grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d addbmm addcmul addmm addmv avg_pool1d avg_pool2d baddbmm
-    batch_norm conv_transpose2d cumsum embedding interpolate lerp mean nansum neg rsub sum tensordot
+    _grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addbmm addcmul addmm addmv avg_pool1d
+    avg_pool2d avg_pool3d baddbmm batch_norm conv_transpose1d conv_transpose2d conv_transpose3d cumsum embedding fold
+    interpolate lerp mean nansum neg rsub sum tensordot
     """,
 )
 _rows("linear", "index_add scatter_add", readings.gathered)
