@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine import decompositions
 from whyformer.engine.probes import AttentionCall, Maps
 from whyformer.engine.run import record
 from whyformer.errors import UnknownOperation
+from whyformer.rules.core import Composite
 
 B, N, E, H = 2, 4, 6, 3
 
@@ -178,3 +180,28 @@ def test_addmm_as_a_linear_operation(scales: dict[str, float], rows: int | None,
     bias = torch.randn(5) if rows is None else torch.randn(rows, 5)
     x, weight = torch.randn(3, 4), torch.randn(4, 5, requires_grad=trained)
     torch.testing.assert_close(decompositions.affine_addmm(bias, x, weight, **scales), torch.addmm(bias, x, weight, **scales))
+
+
+@pytest.mark.parametrize("composite", [deep_taylor(), conservative("AH", "LN")], ids=["relevance", "multiplier"])
+def test_glu_and_prelu_are_what_they_are_written_out(composite: Composite) -> None:
+    """The same scores as of the gate and the slopes by hand."""
+    linear, slopes = nn.Linear(E, 2 * E, dtype=torch.float64), torch.rand(E, dtype=torch.float64)
+
+    class Gate(nn.Module):
+        def __init__(self, written: bool) -> None:
+            super().__init__()
+            self.linear, self.written, self.slopes = linear, written, nn.Parameter(slopes)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.linear(x)
+            if not self.written:
+                return nn.functional.prelu(nn.functional.glu(hidden), self.slopes)
+            left, right = hidden.chunk(2, -1)
+            return nn.functional.prelu(left * torch.sigmoid(right), self.slopes)
+
+    x, seed = random(B, E), torch.eye(B, E, dtype=torch.float64)
+    flows = []
+    for written in (False, True):
+        recording = record(Gate(written).eval(), ((x,), {}), composite, root="input", root_input=0)
+        flows.append(recording.backward(seed, relevance=composite.carrier == "relevance")[0])
+    assert torch.allclose(*flows) and flows[0].any()

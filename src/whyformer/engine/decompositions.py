@@ -187,6 +187,12 @@ def _letters(equation: str, a: Tensor, b: Tensor) -> tuple[str, str, str] | None
     return (left, right, made) if (len(left), len(right)) == (a.dim(), b.dim()) else None
 
 
+def gated(x: Tensor, dim: int = -1) -> Tensor:
+    """``glu``: one half times the sigmoid of the other."""
+    half, gate = x.chunk(2, dim)
+    return half * torch.sigmoid(gate)
+
+
 # Always, since attention lies in them.
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": multi_head_attention,
@@ -202,6 +208,7 @@ PARTS: dict[str, Callable[..., Any]] = {
     "rdiv": lambda x, y: torch.mul(torch.reciprocal(x), y),
     "addcmul": lambda x, tensor1, tensor2, *, value=1: x + value * tensor1 * tensor2,
     "_grouped_mm": grouped_layers,
+    "glu": gated,
     "lerp": lambda x, end, weight: x + weight * (end - x),
     "normalize": normalize,
     "std_mean": moments(torch.std),

@@ -87,7 +87,7 @@ _rows(
     "activation",
     """
     abs celu clamp clamp_max clamp_min cos elu erf expm1 hardsigmoid hardswish hardtanh leaky_relu log log1p
-    logsigmoid mish relu relu6 selu sigmoid silu sin softplus softsign square tanh
+    logsigmoid mish prelu relu relu6 selu sigmoid silu sin softplus softsign square tanh
     """,
 )
 _rows("power", "pow", readings.power)
