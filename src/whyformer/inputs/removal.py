@@ -137,7 +137,7 @@ def removal(
         baseline, fill_id = None, baseline
     if inputs.modality == "text":
         name, token = _text_filler(task, baseline, fill_id, prefer)
-        return Removal(inputs, content_of(inputs), name, token)
+        return Removal(inputs, content_of(inputs) & task.own_tokens(), name, token)
     name = baseline or "zero"
     allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES
     if name not in allowed or fill_id is not None:

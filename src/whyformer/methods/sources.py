@@ -151,6 +151,13 @@ class Sources:
         side = self.sources[name]
         return side.modality == "tensor" and name != self.inputs.name and side.tensor.dim() == 2
 
+    def own_tokens(self) -> Tensor:
+        """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""
+        entry = self.structure.entries.get(self.inputs.name)
+        if self.structure.plain or entry is None or len(entry[1]) < 2:
+            return torch.ones(1, 1, dtype=torch.bool)
+        return self.rows(self.inputs.name, entry[1])[1].cpu() >= 0
+
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
         """``[B, M]`` of a text's tokens from ``[B, N]`` of the rows at its root."""
         entry, lookup = self.structure.entries.get(name), self.structure.lookups.get(name)

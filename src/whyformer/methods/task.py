@@ -242,6 +242,15 @@ class Task(Sources):
             raise self.refuse(f"which part of the picture each of its {tokens} tokens stands for cannot be measured")
         return found
 
+    def cells(self, tokens: int, block: int | None = None) -> Tensor:
+        """``[B, P]`` or ``[1, P]`` which of ``tokens`` rows stands for each cell of the picture; see :meth:`places`."""
+        key = None if self.structure.plain else self.structure.alone(self.inputs.name)
+        if key is not None:
+            known, rows, _ = self.rows(self.inputs.name, key)
+            if known == tokens:
+                return rows
+        return self.places(tokens, block).rows[None]
+
     def lay_out(self, scores: Scores) -> Scores:
         """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
         inputs = scores.inputs or self.inputs

@@ -52,8 +52,10 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
         raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
     places, real = None, torch.ones_like(rows[0][..., 0])
     if task.inputs.modality == "image":
-        places = task.places(rows[0].shape[1], chosen[-1])
-        real = torch.zeros_like(real).index_fill(1, places.rows.to(real.device), 1)
+        cells = task.cells(rows[0].shape[1], chosen[-1]).to(real.device)
+        real = torch.zeros_like(real).scatter(1, cells.expand(len(real), -1), 1)
+        if task.structure.plain or task.structure.alone(task.inputs.name) is None:
+            places = task.places(rows[0].shape[1], chosen[-1])
     elif task.inputs.mask is not None and task.inputs.mask.shape == real.shape:
         real = task.inputs.mask.to(real)
     maps = [_cam(r, batch_first(f, recording.run).flatten(1, -2), real) for r, f in zip(rows, flows, strict=True)]

@@ -41,7 +41,8 @@ def gradcam_attention(task: Task, *, block: Block = -1, count_padding: bool = Fa
     mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
     if task.inputs.modality == "image":
         along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
-        head = along_row[..., task.places(mixed.shape[-1]).rows].mean(-1)
+        cells = task.cells(mixed.shape[-1]).to(mixed.device)[:, None]
+        head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
     elif task.inputs.mask is not None and not count_padding:
         real = task.inputs.mask.to(gradient.dtype)
         head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
