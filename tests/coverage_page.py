@@ -1,0 +1,132 @@
+"""``docs/coverage.md`` out of the outcomes: ``python tests/coverage_page.py`` runs everything and writes it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from architectures import KINDS, LEFT_OUT, listed
+from outcomes import BROKEN, MEANINGLESS, NOT_YET, REFUSED, WORKS, WRONG, Cell, study
+
+PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
+# one or two of each mechanism; those left out are built on these
+SHOWN = [
+    "input_x_gradient", "integrated_gradients", "lrp", "lrp_ah_ln", "transformer_attribution", "gae", "rollout", "raw_attention",
+    "norm_attention", "value_zeroing", "gradcam", "gradcam_attention", "occlusion",
+]  # fmt: skip
+SIGNS = {WORKS: "✓", MEANINGLESS: "–", NOT_YET: "○", REFUSED: "○", WRONG: "✗", BROKEN: "✗"}
+NONE = "·"
+
+Row = dict[str, str]
+
+
+def signs(cells: Iterable[Cell]) -> Row:
+    """method -> sign of one architecture; a model that is not left as found is a defect of all its cells."""
+    found = {c.method: SIGNS[c.outcome] for c in cells}
+    changed = "(model as found)" in found
+    return {m: "✗" if changed and m in found else found.get(m, NONE) for m in SHOWN}
+
+
+def reason(cell: Cell) -> str:
+    """The sentence of a cell without what is particular to its model, so that equal causes fall together."""
+    said = re.sub(
+        r"\s*(Methods that apply|Ways out|Use a gradient method|Turn it off|The numbers that exist).*",
+        "",
+        cell.said.split("\n")[0],
+    )
+    operation = re.match(r"UnknownOperation: the operation '([^']+)'", said)
+    if operation:
+        return f"the operation `{operation[1]}` carries relevance and has no rule"
+    said = (
+        re.sub(r"^\w+: ", "", said.replace(cell.method, "it"))
+        .replace("it has no meaning on this model: ", "")
+        .replace("it is not supported yet on this model: ", "")
+    )
+    said = re.sub(r"\[[^\]]*\]|×|'[^']*'|\d+(\.\d+)?", "…", said)
+    return said.strip().rstrip(".")[:200]
+
+
+def written(cells: list[Cell]) -> str:
+    """The page."""
+    by = defaultdict(list)
+    for cell in cells:
+        by[cell.architecture].append(cell)
+    rows = {name: signs(own) for name, own in by.items()}
+    count = Counter(sign for row in rows.values() for sign in row.values())
+    meant = count["✓"] + count["○"] + count["✗"]
+    lines = [
+        "# Coverage", "",
+        "What explaining each family of models with each method comes to, measured on tiny random models by `tests/coverage_page.py`, which",
+        "writes this page; a test compares it with what the library does. A cell that works was checked: finite scores that are not all 0, as",
+        "many as the input has features; the plain model's logits; a sample alone (text without its padding) gets the scores it has in the",
+        "batch; the model is left as found; input × gradient equals the one computed by hand at the pixels, or at what enters the first block.", "",
+        f"**{len(rows)} architectures, {meant + count['–']} cells.** Of the {meant} cells that have a meaning {count['✓']} work ({100 * count['✓'] / max(meant, 1):.1f} %), "
+        f"{count['○']} are refused for now with a sentence that says why, {count['✗']} are wrong or end in an error of another kind. In {count['–']} cells the method has no meaning.", "",
+        "✓ works · – has no meaning on this model · ○ not yet, and the error says so · ✗ a known defect · (·) not tried", "",
+    ]  # fmt: skip
+    for kind in KINDS:
+        of_kind = {n: r for n, r in rows.items() if n.startswith(f"{kind}/")}
+        if of_kind:
+            lines += [
+                f"## {kind.capitalize()}",
+                "",
+                "| family | " + " | ".join(SHOWN) + " |",
+                "|---|" + "---|" * len(SHOWN),
+            ]
+            lines += [
+                f"| {n.split('/', 1)[1]} | " + " | ".join(r[m] for m in SHOWN) + " |" for n, r in of_kind.items()
+            ] + [""]
+    for title, kinds in (
+        ("Known defects", (WRONG, BROKEN)),
+        ("Not yet, because", (NOT_YET, REFUSED)),
+        ("No meaning, because", (MEANINGLESS,)),
+    ):
+        groups = defaultdict(set)
+        for cell in cells:
+            if cell.outcome in kinds:
+                groups[reason(cell)].add((cell.architecture.split("/", 1)[1], cell.method))
+        lines += [f"## {title}", "", "| cells | reason | methods | families |", "|---|---|---|---|"]
+        for said, where in sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[0])):
+            families, methods = sorted({f for f, _ in where}), sorted({m for _, m in where})
+            shown = ", ".join(families[:8]) + (f" and {len(families) - 8} more" if len(families) > 8 else "")
+            lines.append(f"| {len(where)} | {said.replace('|', '/')} | {', '.join(methods)} | {shown} |")
+        lines.append("")
+    lines += [
+        "## Not built",
+        "",
+        "| family | reason |",
+        "|---|---|",
+        *(f"| {n} | {r} |" for n, r in LEFT_OUT.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def read(page: str) -> dict[str, Row]:
+    """The rows of signs of a page."""
+    rows, kind = {}, ""
+    for line in page.splitlines():
+        kind = line[3:].lower() if line.startswith("## ") else kind
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        if len(cells) == len(SHOWN) + 1 and cells[0] not in ("family", "---"):
+            rows[f"{kind}/{cells[0]}"] = dict(zip(SHOWN, cells[1:], strict=True))
+    return rows
+
+
+def main() -> None:
+    cells: list[Cell] = []
+    for architecture in listed():
+        cells += study(architecture, SHOWN)
+        sys.stderr.write(
+            f"{architecture.name} {''.join(signs(c for c in cells if c.architecture == architecture.name).values())}\n"
+        )
+    PAGE.write_text(written(cells), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import conftest  # noqa: F401 - a torchvision that imports, one thread, no network
+
+    main()

@@ -1,0 +1,338 @@
+"""What explaining each architecture with each method comes to: works, has no meaning, not yet, or wrong."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import whyformer
+from architectures import Architecture
+from shrinking import LENGTHS
+from snapshot import assert_unchanged, snapshot
+from whyformer.errors import MethodNotApplicable, WhyformerError
+from whyformer.methods import METHODS
+from zoo import to
+
+FEW: dict[str, Any] = {"samples": 2, "steps": 2, "masks": 4, "repeats": 2, "patch": 8}
+RECTIFIED = (
+    "gradcam",
+    "gradcam_attention",
+)  # (·)⁺: with random weights a map may well be all 0, which the result warns of
+# outcomes of a cell, best first; "wrong" and "broken" are defects of the library
+WORKS, MEANINGLESS, NOT_YET, REFUSED, WRONG, BROKEN = "works", "no meaning", "not yet", "refused", "wrong", "broken"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One architecture explained by one method; ``said`` is the error's sentence or what a check found."""
+
+    architecture: str
+    method: str
+    outcome: str
+    said: str = ""
+
+
+def target_of(kind: str) -> Any:
+    """A target that fits the head: what an output other than one row of logits needs."""
+    targets = whyformer.targets
+    fitting = {
+        "masked language model": lambda: targets.Token(3, 70), "token classification": lambda: targets.Token(3, 1),
+        "question answering": lambda: targets.Span(2, 4), "object detection": lambda: targets.Query(1, 1),
+        "semantic segmentation": lambda: targets.Pixel(0, 0, 1), "two towers": lambda: targets.Similarity(),
+        "multiple choice": lambda: [1, 0], "causal language model": lambda: [70, 81], "sequence to sequence": lambda: [70, 81],
+        "vision and language": lambda: [70, 81],
+    }  # fmt: skip
+    try:
+        return fitting.get(kind, lambda: [1, 3])()
+    except AttributeError:  # this kind of target does not exist yet
+        return None
+
+
+def row(inputs: dict[str, Tensor], index: int, *, crop: bool) -> dict[str, Tensor]:
+    """One sample as a batch of one; ``crop`` takes the padding off."""
+    samples = len(LENGTHS)
+    long = inputs["input_ids"].shape[-1] if "input_ids" in inputs else 0
+    real = int(inputs["attention_mask"][index].sum()) if crop and "attention_mask" in inputs else long
+    one = {n: t.unflatten(0, (samples, -1))[index] for n, t in inputs.items()}
+    same = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+    return {n: t[..., :real] if n in same else t for n, t in one.items()}
+
+
+def explain(architecture: Architecture, model: nn.Module, inputs: Any, method: str, index: int | None = None) -> Any:
+    target = target_of(architecture.kind)
+    if index is not None and isinstance(target, list):
+        target = target[index : index + 1]
+    few = {n: FEW[n] for n in METHODS[method].settings if n in FEW}
+    return whyformer.explain(model, dict(inputs), method=method, target=target, **few)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
+    """Equal to a part of the maximum; below float32's own noise (of a sum that cancels) there is nothing to compare."""
+    noise = 1e-12 if a.dtype == b.dtype == torch.float64 and tolerance <= 1e-4 else 1e-3
+    return a.shape == b.shape and bool((a - b).abs().max() <= tolerance * b.abs().max().clamp(min=noise))
+
+
+def parts_of(explanation: Any) -> dict[str, Any]:
+    names = getattr(explanation, "inputs", None)
+    return {n: explanation.part(n) for n in names} if names else {"": explanation}
+
+
+def main_logits(output: Any) -> Tensor:
+    for name in ("logits", "logits_per_image", "start_logits"):
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+class Study:
+    """One architecture: built once, explained by many methods, checked."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self.architecture = architecture
+        model, inputs = architecture.build()
+        self.model, self.inputs = model.double(), to(inputs, torch.float64)
+        with torch.no_grad():
+            try:
+                self.logits = main_logits(self.model(**self.inputs))
+            except RuntimeError:  # kernels of experts and states know float32 only
+                self.model, self.inputs = model.float(), to(inputs, torch.float32)
+                self.logits = main_logits(self.model(**self.inputs))
+            self.exact = self.logits.dtype == torch.float64
+            single = row(self.inputs, 1, crop=True)
+            self.crop = self._same_alone(single)
+            self.single = single if self.crop else row(self.inputs, 1, crop=False)
+            self.alone = self.crop or self._same_alone(self.single)
+        torch.manual_seed(0)
+        self.before = snapshot(self.model)
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-4 if self.exact else 5e-3
+
+    def _same_alone(self, single: dict[str, Tensor]) -> bool:
+        """Whether the plain model gives the sample alone what it gives it in the batch, and torch the same gradient.
+
+        torch 2.13 on a processor differentiates some stacks of convolutions otherwise for one picture than for two.
+        """
+        try:
+            one, whole = main_logits(self.model(**single))[0], self.logits.unflatten(0, (2, -1))[1]
+            name = next((n for n, t in single.items() if t.is_floating_point() and t.dim() > 3), None)
+            flows = [self._flow(name, inputs) for inputs in (single, self.inputs)] if name else []
+        except Exception:
+            return False
+        if flows and not close(flows[0][-1], flows[1][-1], 1e-6 if self.exact else 1e-2):
+            return False
+        whole = whole.squeeze(0) if whole.dim() > one.dim() else whole
+        whole = whole[: one.shape[0]] if one.dim() > 1 else whole
+        return close(one, whole, 1e-9 if self.exact else 1e-4)
+
+    def _flow(self, name: str, inputs: dict[str, Tensor]) -> Tensor:
+        leaf = inputs[name].clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(main_logits(self.model(**{**inputs, name: leaf}))[-1].square().sum(), leaf)[0]
+
+    def cell(self, method: str) -> Cell:
+        outcome, said = self._outcome(method)
+        return Cell(self.architecture.name, method, outcome, said)
+
+    def _outcome(self, method: str) -> tuple[str, str]:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = explain(self.architecture, self.model, self.inputs, method)
+        except MethodNotApplicable as error:
+            said = str(error)
+            return (MEANINGLESS if "has no meaning" in said else NOT_YET), said
+        except WhyformerError as error:
+            return REFUSED, f"{type(error).__name__}: {error}"
+        except Exception as error:
+            return BROKEN, f"{type(error).__name__}: {error}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                complaint = self._complaint(result, method)
+        except Exception as error:
+            return BROKEN, f"single or hand-made check: {type(error).__name__}: {error}"
+        return (WRONG, complaint) if complaint else (WORKS, "")
+
+    def _complaint(self, result: Any, method: str) -> str:
+        parts = parts_of(result)
+        for name, part in parts.items():
+            if not bool(part.scores.isfinite().all()):
+                return f"scores of {name or 'the input'} are not finite"
+            ids = self.inputs.get(name or "input_ids")
+            if (
+                part.level == "token"
+                and ids is not None
+                and not ids.is_floating_point()
+                and part.scores.shape != ids.shape
+            ):
+                return f"{list(part.scores.shape)} scores for {list(ids.shape)} of {name or 'input_ids'}"
+        if not any(bool(p.scores.any()) for p in parts.values()) and not (method in RECTIFIED and any(result.warnings)):
+            return "all scores are 0"
+        if (
+            self.logits.dim() == 2
+            and result.logits.shape == self.logits.shape
+            and not close(result.logits.double(), self.logits.double(), 1e-6 if self.exact else 1e-4)
+        ):
+            return "logits are not those of the plain model"
+        if self.alone and (
+            self.crop or "input_ids" not in self.inputs or method != "occlusion"
+        ):  # padding that matters: which there is
+            one = parts_of(explain(self.architecture, self.model, self.single, method, 1))
+            for name, part in parts.items():
+                alone, batched = one[name].scores[0], part.scores[1]
+                cut = tuple(slice(n) for n in alone.shape)
+                if not close(alone, batched[cut], self.tolerance):
+                    return f"a sample alone gets other scores than in the batch ({name or 'the input'})"
+        if method == "input_x_gradient":
+            return self.misplaced(parts)
+        return ""
+
+    # -- place -------------------------------------------------------------------------------------------------------
+    def misplaced(self, parts: dict[str, Any]) -> str:
+        """Gradient × input by hand: at pixels, at what enters the first block that a text's rows enter."""
+        for name, part in parts.items():
+            visual = part.level != "token"
+            name = name or next((n for n, t in self.inputs.items() if t.is_floating_point() == visual), "")
+            hand = self.by_hand(name) if name in self.inputs else None
+            if hand is None:
+                continue
+            found, value = part.scores.double(), self.inputs[name]
+            if visual:
+                channels = tuple(range(1, hand.dim() - 2)) if hand.dim() > found.dim() else ()
+                hand = hand.sum(channels) if channels else hand
+            elif value.is_floating_point():
+                hand = hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
+            else:
+                own = name == "input_ids" and "attention_mask" in self.inputs
+                keep = self.inputs["attention_mask"].bool() if own else torch.ones_like(value, dtype=torch.bool)
+                keep = keep & ~torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
+                if hand.shape != found.shape:
+                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
+                hand, found = hand * keep, found * keep
+            if hand.shape == found.shape and not close(found, hand.double(), self.tolerance):
+                return f"input × gradient of {name} is not the one computed by hand"
+        return ""
+
+    def seed(self, output: Any) -> Tensor | None:
+        logits, kind = main_logits(output), self.architecture.kind
+        both = torch.arange(2)
+        if kind in ("masked language model", "token classification"):
+            return logits[both, 3, 70 if kind.startswith("masked") else 1].sum()
+        if kind == "question answering":
+            return (output.start_logits[:, 2] + output.end_logits[:, 4]).sum()
+        if kind == "object detection":
+            return logits[:, 1, 1].sum()
+        if kind == "semantic segmentation":
+            return logits[:, 1, 0, 0].sum()
+        if kind == "two towers":
+            return None
+        if kind in ("causal language model", "vision and language") or (
+            kind == "sequence to sequence" and "decoder_input_ids" not in self.inputs
+        ):
+            last = self.inputs["attention_mask"].sum(1) - 1 + logits.shape[1] - self.inputs["attention_mask"].shape[1]
+            return logits[both, last.clamp(min=0), torch.tensor([70, 81])].sum()
+        if kind == "sequence to sequence":
+            return logits[both, -1, torch.tensor([70, 81])].sum()
+        return (
+            logits[both, torch.tensor([1, 0] if kind == "multiple choice" else [1, 3])].sum()
+            if logits.dim() == 2
+            else None
+        )
+
+    def by_hand(self, name: str) -> Tensor | None:
+        value = self.inputs[name]
+        if value.is_floating_point():
+            leaf = value.clone().requires_grad_()
+            with torch.enable_grad():
+                seed = self.seed(self.model(**{**self.inputs, name: leaf}))
+            return None if seed is None else leaf.detach() * torch.autograd.grad(seed, leaf)[0]
+        block = self.first_block(name)
+        if block is None:
+            return None
+        leaves: list[Tensor] = []
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if leaves:
+                return None
+            where, hidden = _hidden(args, kwargs)
+            leaves.append(hidden.detach().clone().requires_grad_())
+            fresh = leaves[0].clone()
+            if isinstance(where, int):
+                return (*args[:where], fresh, *args[where + 1 :]), kwargs
+            return args, {**kwargs, where: fresh}
+
+        handle = block.register_forward_pre_hook(enter, with_kwargs=True)
+        try:
+            with torch.enable_grad():
+                seed = self.seed(self.model(**self.inputs))
+        finally:
+            handle.remove()
+        if seed is None or not leaves:
+            return None
+        (gradient,) = torch.autograd.grad(seed, leaves[0], allow_unused=True)
+        return None if gradient is None else (leaves[0].detach() * gradient).sum(-1)
+
+    def first_block(self, name: str) -> nn.Module | None:
+        """The first called block whose input has a row for each id and changes only there where an id changes."""
+        if self.inputs[name].dim() != 2 or self.inputs[name].shape[1] < 4:
+            return None
+        candidates = [
+            m[0]
+            for m in self.model.modules()
+            if isinstance(m, nn.ModuleList) and len(m) and any(True for _ in m[0].children())
+        ]
+        seen: list[list[tuple[nn.Module, Tensor]]] = []
+        ids = self.inputs[name]
+        other = ids.clone()
+        at = ids.shape[1] - 2  # of the first sample, which has no padding: a word behind all places of a picture
+        other[0, at] = 91 if int(ids[0, at]) != 91 else 92
+        for value in (ids, other):
+            calls: list[tuple[nn.Module, Tensor]] = []
+
+            def enter(module: nn.Module, args: Any, kwargs: Any, calls: Any = calls) -> None:
+                hidden = _hidden(args, kwargs)[1]
+                if hidden is not None:
+                    calls.append((module, hidden.detach().clone()))
+
+            handles = [c.register_forward_pre_hook(enter, with_kwargs=True) for c in candidates]
+            try:
+                with torch.no_grad():
+                    self.model(**{**self.inputs, name: value})
+            finally:
+                for handle in handles:
+                    handle.remove()
+            seen.append(calls)
+        for (block, a), (_, b) in zip(*seen, strict=False):
+            if a.dim() == 3 and a.shape[:2] == ids.shape and a.shape == b.shape:
+                changed = (a != b).any(-1).nonzero().tolist()
+                if changed == [[0, at]]:
+                    return block
+        return None
+
+
+def _hidden(args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
+    for where, value in [*enumerate(args), *kwargs.items()]:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3:
+            return where, value
+    return None, None
+
+
+def study(architecture: Architecture, methods: list[str]) -> list[Cell]:
+    """All cells of one architecture; the model must be as found when all is done."""
+    try:
+        own = Study(architecture)
+    except Exception as error:
+        return [Cell(architecture.name, "(build)", BROKEN, f"{type(error).__name__}: {error}")]
+    cells = [own.cell(m) for m in methods if METHODS[m].modality in ("both", own.architecture.modality)]
+    torch.manual_seed(0)
+    try:
+        assert_unchanged(own.model, own.before)
+    except AssertionError as error:
+        cells.append(Cell(architecture.name, "(model as found)", WRONG, str(error)[:300]))
+    return cells

@@ -1,0 +1,69 @@
+"""Each architecture explained by each method comes to what ``docs/coverage.md`` says; a few always, all in the slow suite."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+
+import pytest
+import torch
+
+from architectures import Architecture, listed
+from coverage_page import PAGE, SHOWN, read, signs
+from outcomes import BROKEN, WRONG, close, explain, study
+from whyformer.errors import WhyformerError
+from zoo import to
+
+# one of each kind that tests/zoo.py does not have
+FAST = [
+    "sequence classification/deberta-v2", "sequence classification/qwen2", "sequence classification/mpnet", "sequence classification/gemma2",
+    "sequence classification/fnet", "causal language model/mamba", "sequence classification/bart", "sequence to sequence/marian",
+    "token classification/bert", "question answering/bert", "image classification/beit", "image classification/timm cait_xxs24_224",
+    "vision and language/llava", "two towers/clip", "audio classification/wav2vec2",
+]  # fmt: skip
+RANK = {"✓": 3, "–": 2, "○": 2, "✗": 1, "·": 0}
+EVERY = {a.name: a for a in listed()}
+PARAMETERS = [pytest.param(a, id=n, marks=() if n in FAST else pytest.mark.slow) for n, a in EVERY.items()]
+
+
+@cache
+def page() -> dict[str, dict[str, str]]:
+    return read(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("architecture", PARAMETERS)
+def test_it_comes_to_what_the_page_says(architecture: Architecture) -> None:
+    cells, wanted = study(architecture, SHOWN), page()[architecture.name]
+    found = signs(cells)
+    if architecture.name in FAST:  # what gets better needs no new page at once
+        found = {m: wanted[m] if RANK[wanted[m]] < RANK[sign] else sign for m, sign in found.items()}
+    said = {c.method: c.said for c in cells if c.outcome in (WRONG, BROKEN)}
+    assert found == wanted, f"run tests/coverage_page.py if this is meant; defects found: {said}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [n for n, a in EVERY.items() if n.startswith(("sequence cl", "image cl")) and isinstance(a.builds, str)]
+)
+def test_fused_and_written_attention_give_the_same_scores(name: str) -> None:
+    found = []
+    for attention in ("sdpa", "eager"):
+        try:
+            model, inputs = EVERY[name].build(attention)
+        except (ValueError, ImportError):
+            pytest.skip("has one kind of attention")
+        # most eager implementations of transformers take the softmax in float32 whatever the model's precision
+        model, inputs = model.double(), to(inputs, torch.float64)
+        found.append({})
+        for method in ("input_x_gradient", "transformer_attribution", "gae", "rollout"):
+            with suppress(WhyformerError, RuntimeError):  # kernels of experts know float32 only
+                found[-1][method] = explain(EVERY[name], model, inputs, method).scores.double()
+    assert found[0].keys() == found[1].keys()
+    for method, scores in found[0].items():
+        assert close(scores, found[1][method], 5e-3), method
+
+
+def test_the_page_has_every_architecture() -> None:
+    assert set(page()) == set(EVERY)
+    assert len(EVERY) >= 120
+    assert set(FAST) <= set(EVERY)
