@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import whyformer
 from whyformer.engine import attention
+from zoo import randomise
 
 WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 6, 4
 SCALE = (WIDTH // HEADS) ** -0.5
@@ -211,3 +212,40 @@ def test_keys_and_values_of_grouped_queries_are_repeated_head_by_head() -> None:
         assert got.shape == (3, 6, 7, 4)
         for head in range(6):
             assert torch.equal(got[:, head], given[:, head // 3])
+
+
+class Biased(nn.Module):
+    """Attention whose bias is computed from the input (Doge's dynamic mask)."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([BiasedLayer(fused) for _ in range(2)])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+class BiasedLayer(nn.Module):
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused, self.qkv, self.bias = fused, nn.Linear(8, 24), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        bias = torch.tanh(self.bias(x)).transpose(1, 2)[:, :, None].expand(-1, -1, x.shape[1], -1)
+        if self.fused:
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        else:
+            mixed = torch.softmax(q @ k.transpose(-2, -1) * 0.5 + bias, -1) @ v
+        return x + mixed.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "lrp_ah_ln", "gae", "rollout", "input_x_gradient"])
+def test_a_bias_made_of_the_input_is_a_branch_of_its_own(method: str) -> None:
+    models = [randomise(Biased(fused)).double() for fused in (True, False)]
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(3)).double()
+    fused, written = (whyformer.explain(m, x, method=method, target=[0, 2]).scores for m in models)
+    assert torch.allclose(fused, written, atol=1e-10) and fused.any()

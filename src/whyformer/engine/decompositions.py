@@ -187,6 +187,18 @@ def _letters(equation: str, a: Tensor, b: Tensor) -> tuple[str, str, str] | None
     return (left, right, made) if (len(left), len(right)) == (a.dim(), b.dim()) else None
 
 
+def written_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(q kᵀ · scale + mask) v, for a mask that the fused operation would hide: one computed from the input."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    return torch.softmax(scores + attn_mask, -1) @ value
+
+
 def gated(x: Tensor, dim: int = -1) -> Tensor:
     """``glu``: one half times the sigmoid of the other."""
     half, gate = x.chunk(2, dim)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from whyformer.engine import audit
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
-from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
+from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS, written_attention
 from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
@@ -114,6 +114,10 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if row.kind == "attention":
             if carried and self.composite.rule(name, row.kind) is None:
                 return self._unknown(name, name, func, *self._own_only(args, kwargs))
+            bias = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            if bias is not None and self.carries((bias,), {}):  # made of the input: a branch of its own
+                with self:
+                    return written_attention(*args, **kwargs)
             attention = self._fused_attention
         elif row.kind == "matrix product" and is_map(args[0]):
             attention = self._written_attention
