@@ -168,3 +168,18 @@ def test_weights_that_are_loaded_for_each_pass_are_no_change() -> None:
     layer.register_forward_hook(unload)
     unload()
     assert torch.equal(scores(model, inputs, "rollout"), wanted)
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_a_parameter_that_comes_or_goes_meanwhile(goes: bool) -> None:
+    model, inputs = build("bert")
+    block = model.bert.encoder.layer[1]
+    if goes:
+        block.extra = nn.Parameter(torch.zeros(3))
+
+    def change(*_: Any) -> None:
+        block.extra = None if goes else nn.Parameter(torch.zeros(3))
+
+    block.register_forward_hook(change)
+    with pytest.raises(ModelError, match=r"changed while it was being explained \(parameter 'bert\.encoder\.layer\.1\.extra'\)"):
+        whyformer.explain(model, inputs, "rollout")
