@@ -248,6 +248,8 @@ def test_reproducible_and_alone_as_in_the_batch() -> None:
 def test_perturbed_forwards_are_shared() -> None:
     model, inputs = bag([3, -2, 1, 0.5, 2, -1])
     explanations = [given(torch.randn(6).tolist(), f"e{m}") for m in range(7)]
+    arbitrate(model, inputs, explanations, target=value, fill_id=0)  # the first time it is seen what the output is
+    model.rows = 0
     found = arbitrate(model, inputs, explanations, target=value, fill_id=0)
     assert found.cost == {"perturbed": 6, "unshared": 7 * 6, "clean": 1}
     assert model.rows == 6 + 1

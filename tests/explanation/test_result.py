@@ -9,7 +9,7 @@ import torch
 import whyformer
 from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import InputError, LoadError, ModelError
 from whyformer.explanation.result import degenerate
 from zoo import build
 
@@ -189,11 +189,13 @@ def test_warnings_are_read_in_sentences_with_the_samples_they_are_about(tmp_path
 
 @pytest.mark.parametrize("name", ["hf_vit", "bert"])
 def test_a_map_of_zeros_and_a_constant_map_are_warned_of(name):
-    """A model whose classifier is 0 has no gradient; one whose queries are 0 attends evenly."""
+    """A model whose classifier is 0 loses nothing whatever is taken out; one whose queries are 0 attends evenly."""
     model, inputs = build(name)
     with torch.no_grad():
         model.classifier.weight.zero_()
-    e = whyformer.explain(model, inputs, "input_x_gradient")
+    with pytest.raises(ModelError, match="nothing arrives at the input"):
+        whyformer.explain(model, inputs, "input_x_gradient")
+    e = whyformer.explain(model, inputs, "occlusion", patch=8) if name == "hf_vit" else whyformer.explain(model, inputs, "occlusion")
     assert e.scores.abs().max() == 0
     assert e.diagnostics["warnings"] == [[ZERO], [ZERO]]
     model, inputs = build(name)

@@ -150,8 +150,9 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "multi_head_attention_forward": lambda m, x: _multi_head(m, x),
     **{
         name: (lambda m, x, _name=name: _activation(_name)(x.abs() + 0.5 if _name in ("log", "log1p", "sqrt") else x))
-        for name in sorted(ops.names("activation"))
+        for name in sorted(ops.names("activation") - {"prelu"})
     },
+    "prelu": lambda m, x: F.prelu(x, torch.full((1,), 0.2, dtype=x.dtype)),
 }
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "__getitem__": lambda x: x[:, 1:, ::2],
