@@ -22,7 +22,7 @@ from PIL import Image
 
 from whyformer.apps.web import Catalogue, Limits, serve
 from whyformer.apps.web.handlers import RESULTS, Handlers
-from whyformer.apps.web.session import Session
+from whyformer.apps.web.work import Session
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import open_picture
 
