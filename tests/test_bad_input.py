@@ -532,33 +532,6 @@ def test_names_of_classes_the_other_way_round(labels: dict[str, Any], names: str
     assert explain(model, inputs, "input_x_gradient", 2).target_names == [names] * 2
 
 
-def test_choices_are_explained_one_by_one() -> None:
-    import transformers
-
-    from test_output_targets import SMALL, made
-    from zoo import text as sentences
-
-    model = made("BertForMultipleChoice", transformers.BertConfig(**SMALL))
-    inputs = sentences()
-    pairs = {name: torch.stack([value, value.flip(0)], 1) for name, value in inputs.items()}
-    with refused(InputError, "multiple choice", "not supported yet", "ids[:, None]"):
-        explain(model, pairs)
-
-    class Choice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            return self.model(input_ids[:, None], attention_mask[:, None]).logits
-
-    e = explain(Choice().eval(), inputs, "transformer_attribution", 0)
-    with torch.no_grad():
-        assert torch.allclose(e.logits[:, 0], model(**pairs).logits[:, 0])
-    assert e.scores.shape == (2, 10)
-    assert e.scores.any()
-
-
 def test_a_target_that_lets_no_gradient_through() -> None:
     model, inputs = build("bert")
     with refused(InputError, "does not depend on the logits"):

@@ -40,6 +40,11 @@ class Features:
         whole = {f.name: getattr(self, f.name) for f in fields(self)}
         return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in whole.items()})
 
+    def of_choice(self, chosen: list[int]) -> Features:
+        """Those of one text of each sample, where ``tokens`` has several."""
+        tokens: Any = self.tokens
+        return Features(None if tokens is None else [own[choice] for own, choice in zip(tokens, chosen, strict=True)])
+
 
 def _is_batched(value: Any) -> bool:
     return isinstance(value, list | Tensor)

@@ -63,6 +63,29 @@ class Inputs:
         return int(self.tensor.shape[0])
 
     @property
+    def choices(self) -> int | None:
+        """Number of texts of each sample, for ids ``[B, choices, N]`` (multiple choice); the model reads them one by
+        one."""
+        tensor = self.tensor
+        return int(tensor.shape[1]) if tensor.dim() == 3 and not tensor.is_floating_point() else None
+
+    @property
+    def rows(self) -> int:
+        """Number of texts or pictures that go through the blocks."""
+        return self.batch * (self.choices or 1)
+
+    @property
+    def row_mask(self) -> Tensor | None:
+        """``[rows, N]`` True at real tokens."""
+        return self.mask.flatten(0, 1) if self.mask is not None and self.mask.dim() == 3 else self.mask
+
+    def of_choice(self, chosen: Tensor) -> Inputs:
+        """What is known of one choice of each sample, ``[B]``."""
+        which = torch.arange(self.batch), chosen.cpu()
+        mask, special = (None if t is None else t.cpu()[which].to(t.device) for t in (self.mask, self.special))
+        return replace(self, mask=mask, special=special, features=self.features.of_choice(chosen.tolist()))
+
+    @property
     def image_size(self) -> tuple[int, int] | None:
         return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
 

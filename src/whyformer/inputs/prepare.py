@@ -117,9 +117,9 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     names = {n: n if isinstance(n, str) else _called(model, n) for n, _ in tensors}
     content = [(n, t) for n, t in tensors if not _BESIDE.search(names[n])] or tensors
     pictures = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
-    ids = sorted(
-        (n for n, t in content if t.dtype in (torch.long, torch.int) and t.dim() == 2), key=lambda n: n not in _ID_NAMES
-    )
+    whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
+    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
+    ids.sort(key=lambda n: n not in _ID_NAMES)
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     if ids and not (pictures or vectors):  # packed patches of pictures of one size
         samples = len(dict(content)[ids[0]])
@@ -127,11 +127,6 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     found = [*pictures, *ids, *vectors]
     if not found:  # a sound: one number at each moment
         found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
-    if not found and any(t.dim() == 3 and not t.is_floating_point() for _, t in content):
-        raise InputError(
-            "ids [B, choices, N] of a multiple choice are not supported yet: explain the logit of a choice by a module "
-            "whose forward takes ids [B, N], feeds the model ids[:, None] and returns its logits [B, 1]"
-        )
     if not found:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(
@@ -190,11 +185,15 @@ def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.M
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
     _check_vocabulary(tensor, model)
-    _check_length(tensor.shape[1], longest_text(model, None), "shorten it, or cut the ids off yourself")
+    _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or cut the ids off yourself")
     mask = kwargs.get(name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask")
     mask = mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
     tokenizer = processor if hasattr(processor, "convert_ids_to_tokens") else getattr(processor, "tokenizer", None)
-    rows = None if tokenizer is None else [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor]
+    rows: Any = None
+    if tokenizer is not None:
+        rows = [tokenizer.convert_ids_to_tokens(row.tolist()) for row in tensor.flatten(0, -2)]
+        if tensor.dim() == 3:  # a list of choices a sample
+            rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
     return Inputs((), {}, "text", name, mask, special, Features(rows), fill_ids=_fill_ids(tokenizer))
 

@@ -133,6 +133,8 @@ def removal(
         InputError: a baseline that this input or its tokenizer does not have.
     """
     inputs, x = task.inputs, task.inputs.tensor
+    if inputs.choices is not None:
+        raise InputError(f"{task.method}: taking tokens out of a multiple choice is not supported yet")
     if isinstance(baseline, int):
         baseline, fill_id = None, baseline
     if inputs.modality == "text":

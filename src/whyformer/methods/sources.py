@@ -149,7 +149,10 @@ class Sources:
 
     def _is_packed(self, name: str) -> bool:
         side = self.sources[name]
-        return side.modality == "tensor" and name != self.inputs.name and side.tensor.dim() == 2
+        if name not in (self.inputs.name, *self.inputs.others):
+            return False
+        packed = side.modality == "tensor" and name != self.inputs.name and side.tensor.dim() == 2
+        return packed or side.choices is not None
 
     def own_tokens(self) -> Tensor:
         """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""
@@ -194,7 +197,8 @@ class Sources:
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """The main input's scores, those of the others as parts."""
         batch = self.inputs.batch
-        for name in [n for n, one in made.items() if n in self.inputs.shared or len(one.values) != batch]:
+        others = {name: one for name, one in made.items() if name != self.inputs.name}
+        for name in [n for n, one in others.items() if n in self.inputs.shared or len(one.values) != batch]:
             # the classes of the main input's samples: texts of a picture, the same for all or so many for each
             chosen, part = self.value_index(logits), made.pop(name)
             if name not in self.inputs.shared:

@@ -256,6 +256,13 @@ class Task(Sources):
         inputs = scores.inputs or self.inputs
         if scores.kind != "sequence":
             return scores
+        if inputs.choices is not None:
+            if not self.structure.plain:
+                raise self.refuse("its inputs are several texts a sample", verdict="is not supported yet")
+            chosen = self.value_index(scores.logits).cpu()
+            values = scores.values.reshape(inputs.batch, inputs.choices, -1)
+            values = values[torch.arange(inputs.batch), chosen.to(values.device)]
+            return replace(scores, values=values, kind="token", inputs=inputs.of_choice(chosen))
         key = None if self.structure.plain or scores.places is not None else self.structure.alone(inputs.name)
         if key is not None:
             return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
@@ -294,7 +301,7 @@ class Task(Sources):
         if not maps:
             raise self.refuse(_UNSEEN)
         listed = [maps[i] for i in sorted(maps)]
-        batch = self.inputs.batch
+        batch = self.inputs.rows
         n = tokens or listed[-1].shape[-1]
         windows = any(m.shape[0] != batch for m in listed)
         if not windows and tokens is not None and len(listed) > 1 and self._several_in_a_block(maps):

@@ -75,6 +75,7 @@ def one_a_token(output: Output, logits: Tensor) -> bool:
     """Whether ``[B, N]`` logits are one a token (a discriminator's), which is asked where N tokens are fed."""
     if (
         output.tokens is None
+        or output.tokens[1].dim() != 2  # several texts a sample, of which one is chosen
         or output.tokens[1].shape[1] != logits.shape[1]
         or "Classifier" in type(output.raw).__name__
     ):

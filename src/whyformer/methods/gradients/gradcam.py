@@ -48,7 +48,7 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
     rows = [batch_first(root.detach(), recording.run).flatten(1, -2) for root in recording.roots]
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
-    if len(rows[0]) != task.inputs.batch:
+    if len(rows[0]) != task.inputs.rows:
         raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
     places, real = None, torch.ones_like(rows[0][..., 0])
     if task.inputs.modality == "image":
@@ -56,8 +56,8 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
         real = torch.zeros_like(real).scatter(1, cells.expand(len(real), -1), 1)
         if task.structure.plain or task.structure.alone(task.inputs.name) is None:
             places = task.places(rows[0].shape[1], chosen[-1])
-    elif task.inputs.mask is not None and task.inputs.mask.shape == real.shape:
-        real = task.inputs.mask.to(real)
+    elif task.inputs.row_mask is not None and task.inputs.row_mask.shape == real.shape:
+        real = task.inputs.row_mask.to(real)
     maps = [_cam(r, batch_first(f, recording.run).flatten(1, -2), real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]

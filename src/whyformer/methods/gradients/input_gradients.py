@@ -59,7 +59,10 @@ def of_roots(
     """Scores of pixels and tokens from what is at the roots, channels or width reduced."""
     made = {}
     for name, side in task.sources.items():
-        scores = reduce(side.modality, task.by_sample(name, values[name]), norm)
+        own = task.by_sample(name, values[name])
+        if name == task.inputs.name and side.choices is not None:
+            own = own.flatten(0, 1)
+        scores = reduce(side.modality, own, norm)
         kind = "sequence" if task.structure.plain else "token"
         if side.modality == "text" and kind == "token":
             scores = task.at_tokens(name, scores)
@@ -193,7 +196,7 @@ def smoothgrad(
 def _range(inputs: Inputs, x: Tensor) -> Tensor:
     """max − min of each sample, padding left out, shaped to multiply x."""
     high, low = x, x
-    if inputs.mask is not None and inputs.mask.shape == x.shape[:2]:
+    if inputs.mask is not None and inputs.mask.shape == x.shape[: inputs.mask.dim()]:
         padding = ~inputs.mask[..., None]
         high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
     spread = high.flatten(1).amax(1) - low.flatten(1).amin(1)

@@ -43,8 +43,8 @@ def gradcam_attention(task: Task, *, block: Block = -1, count_padding: bool = Fa
         along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
         cells = task.cells(mixed.shape[-1]).to(mixed.device)[:, None]
         head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
-    elif task.inputs.mask is not None and not count_padding:
-        real = task.inputs.mask.to(gradient.dtype)
+    elif task.inputs.row_mask is not None and not count_padding:
+        real = task.inputs.row_mask.to(gradient.dtype)
         head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
     else:
         head = gradient.mean((-1, -2))

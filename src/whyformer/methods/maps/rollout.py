@@ -93,7 +93,7 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         return prune(how.fuse(call.map())) if how.wants(call.index, start) else None
 
     recording, maps, row = task.map_pass(fused)
-    return Scores(how.reduce(maps, row, task.inputs.mask), recording.logits)
+    return Scores(how.reduce(maps, row, task.inputs.row_mask), recording.logits)
 
 
 def over_gradients(
@@ -126,7 +126,7 @@ def over_gradients(
         recording = task.record(GRADIENT, Flows(observe, how.first(start), how.by_heads))
         _, row = task.gradient_pass(recording)
         listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, row.shape[-1])
-        return Scores(how.reduce(listed, row, task.inputs.mask), recording.logits)
+        return Scores(how.reduce(listed, row, task.inputs.row_mask), recording.logits)
     recording = streams.record(task, Flows(observe, min(chosen, default=0), how.by_heads))
     recording.backward(task.seed(recording.logits))
     paths = streams.paths(task, recording, {number: finish(fused) for number, fused in maps.items()})

@@ -106,7 +106,7 @@ def norm_attention(
             bare = Projection(index, mixture.projection.weight, mixture.projection.bias)
             fused = replace(mixture, projection=bare, residual=mixture.residual if own_residual else None).norms()
         maps[index] = fused / fused.sum(-1, keepdim=True) if own_residual and block is None else fused
-    values = how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.mask)
+    values = how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.row_mask)
     return Scores(values, recording.logits)
 
 

@@ -75,8 +75,8 @@ def value_zeroing(
         raise task.refuse("no attention was seen in some of its blocks")
     chosen = [b for b in range(len(calls)) if how.wants(b)]
     real = torch.ones_like(row, dtype=torch.bool)
-    if task.inputs.mask is not None and task.inputs.mask.shape == row.shape:
-        real = task.inputs.mask
+    if task.inputs.row_mask is not None and task.inputs.row_mask.shape == row.shape:
+        real = task.inputs.row_mask
     tokens = [t for t in range(row.shape[-1]) if bool(real[:, t].any())]
     step = max(1, int(batch_size) // task.inputs.batch)
     work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]

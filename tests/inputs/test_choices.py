@@ -1,0 +1,57 @@
+"""Multiple choice: ids ``[B, choices, N]``; the scores are those of the choice that is explained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import whyformer
+from whyformer.errors import InputError
+from whyformer.methods import METHODS
+from zoo import HEADS, LENGTHS, TOKENS, VOCABULARY, WIDTH, randomise, text
+
+FEW = {"samples": 2, "steps": 3}
+MEANT = [1, 0]
+
+
+def built(model: str = "Bert") -> tuple[nn.Module, dict[str, Tensor]]:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 48}
+    config = getattr(transformers, f"{model}Config")(**sizes, max_position_embeddings=32, pad_token_id=0)
+    made = randomise(getattr(transformers, f"{model}ForMultipleChoice")(config)).double()
+    return made, {name: torch.stack([value, value.flip(0)], 1) for name, value in text().items()}
+
+
+class Choice(nn.Module):
+    """One choice as a text of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits
+
+
+@pytest.mark.parametrize("model", ["Bert", "Electra"])
+@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if METHODS[m].modality != "image" and METHODS[m].family != "perturbation"])
+def test_a_choice_has_the_scores_that_it_has_alone(method: str, model: str) -> None:
+    made, pairs = built(model)
+    few = {name: FEW[name] for name in METHODS[method].settings if name in FEW}
+    if "noise" in METHODS[method].settings:
+        few["noise"] = 0.0  # drawn for all choices at once
+    e = whyformer.explain(made, pairs, method, MEANT, **few)
+    assert e.scores.shape == (2, TOKENS)
+    assert e.logits.shape == (2, 2)
+    for b, choice in enumerate(MEANT):
+        length = LENGTHS[choice if b == 0 else 1 - choice]
+        one = {name: value[b : b + 1, choice, :length] for name, value in pairs.items()}
+        alone = whyformer.explain(Choice(made).eval(), one, method, 0, **few)
+        assert torch.allclose(e.scores[b, :length], alone.scores[0], rtol=1e-6, atol=1e-9 * float(alone.scores.abs().max()))
+        assert not bool(e.scores[b, length:].any())
+
+
+def test_taking_tokens_out_of_a_choice_is_refused() -> None:
+    with pytest.raises(InputError, match="not supported yet"):
+        whyformer.explain(*built(), "occlusion")
