@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,7 +203,7 @@ class Architecture:
     def build(self, attention: str | None = None) -> tuple[nn.Module, dict[str, Tensor]]:
         if not isinstance(self.builds, str):
             return self.builds()
-        model = tiny(self.builds, self.settings, attention)
+        model = tiny(self.builds, copy.deepcopy(dict(self.settings)), attention)
         return model, inputs_of(model, self.kind)
 
     def marks(self, model: nn.Module) -> list[int]:

@@ -169,7 +169,7 @@ class Study:
                 part.level == "token"
                 and ids is not None
                 and not ids.is_floating_point()
-                and part.scores.shape != ids.shape
+                and part.scores.shape != (len(ids), ids.shape[-1])  # of a multiple choice those of the choice meant
             ):
                 return f"{list(part.scores.shape)} scores for {list(ids.shape)} of {name or 'input_ids'}"
         if not any(bool(p.scores.any()) for p in parts.values()) and not (method in RECTIFIED and any(result.warnings)):
@@ -212,6 +212,8 @@ class Study:
                 own = name == "input_ids" and "attention_mask" in self.inputs
                 keep = self.inputs["attention_mask"].bool() if own else torch.ones_like(value, dtype=torch.bool)
                 keep = keep & ~torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
+                if value.dim() == 3:
+                    hand, keep = (t.reshape(value.shape)[torch.arange(2), torch.tensor([1, 0])] for t in (hand, keep))
                 if hand.shape != found.shape:
                     return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
                 hand, found = hand * keep, found * keep

@@ -257,8 +257,8 @@ class Task(Sources):
         if scores.kind != "sequence":
             return scores
         if inputs.choices is not None:
-            if not self.structure.plain:
-                raise self.refuse("its inputs are several texts a sample", verdict="is not supported yet")
+            if not self.structure.plain or scores.values.shape != (inputs.rows, inputs.tensor.shape[-1]):
+                raise self.refuse("its rows are not those of the texts of each sample", verdict="is not supported yet")
             chosen = self.value_index(scores.logits).cpu()
             values = scores.values.reshape(inputs.batch, inputs.choices, -1)
             values = values[torch.arange(inputs.batch), chosen.to(values.device)]
