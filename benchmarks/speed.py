@@ -47,11 +47,13 @@ MODELS: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]]
     "bert": bert_base,
     "bert512": lambda: bert_base(512),
 }
-# Limits the project sets itself: (ratio, of what)
+COMPOSITES = ("ah", "ln", "ah_ln", "libra", "attnlrp", "cp_lrp", "gim")
+# Limits the project sets itself: (ratio, of what); a method's settings are written name:key=value
 LIMITS = {
     "transformer_attribution": (6.0, "fwd"), "lrp": (6.0, "fwd"), "gae": (1.1, "fb"), "input_x_gradient": (1.1, "fb"),
     "lrp_ah": (1.1, "fb"), "lrp_ln": (1.1, "fb"), "lrp_ah_ln": (1.1, "fb"), "rollout": (1.1, "fwd"),
     "raw_attention": (1.1, "fwd"), "partial_lrp": (1.3, "fwd"), "gradcam_attention": (1.3, "fwd"),
+    "libragrad": (2.2, "fwd"), **{f"input_x_gradient:composite={one}": (1.05, "fb") for one in COMPOSITES},
 }  # fmt: skip
 
 
@@ -214,15 +216,17 @@ def main() -> None:
         print(f"| {'method':<24} | × fwd | × fb | limit | extra memory × fb | a sample of 8 / alone |")
         print("|---|---|---|---|---|---|")
         for name in names:
-            forward, both = time_method(name, model, inputs, arguments.repeats, {})
+            method, *given = name.split(":")
+            settings = dict(one.split("=") for one in given)
+            forward, both = time_method(method, model, inputs, arguments.repeats, settings)
             limit, unit = LIMITS.get(name, (None, ""))
             held = (
                 ""
                 if limit is None
                 else f"{limit} {unit} {'ok' if (forward if unit == 'fwd' else both) <= limit else 'OVER'}"
             )
-            memory = "" if base is None else f"{measure_memory(model_name, name) / base:.2f}"
-            batched = f"{batch_cost(name, model, inputs, 1):.2f}" if arguments.batch else ""
+            memory = "" if base is None or given else f"{measure_memory(model_name, method) / base:.2f}"
+            batched = f"{batch_cost(method, model, inputs, 1):.2f}" if arguments.batch and not given else ""
             print(f"| {name:<24} | {forward:.2f} | {both:.2f} | {held} | {memory} | {batched} |", flush=True)
         if arguments.long:
             path = path_cost(model, inputs, arguments.repeats)

@@ -36,9 +36,28 @@ class Cell:
     said: str = ""
 
 
-def target_of(kind: str) -> Any:
+WRITES = ("causal language model", "sequence to sequence")
+
+
+def reads_ahead(kind: str, model: nn.Module, inputs: Any) -> bool:
+    """Whether what a language model says of a token depends on later tokens, so that it has no next token."""
+    if kind not in WRITES:
+        return False
+    name = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+    ids = inputs[name]
+    other = ids.clone()
+    other[:, -1] = torch.where(ids[:, -1] == 50, 51, 50)
+    ones = {"attention_mask": torch.ones_like(inputs["attention_mask"])} if name == "input_ids" else {}
+    with torch.no_grad():
+        both = [main_logits(model(**{**inputs, **ones, name: value})) for value in (ids, other)]
+    return both[0].shape[1] == ids.shape[1] and not close(both[0][:, :-1], both[1][:, :-1], 1e-6)
+
+
+def target_of(kind: str, ahead: bool = False) -> Any:
     """A target that fits the head: what an output other than one row of logits needs."""
     targets = whyformer.targets
+    if ahead:
+        return targets.Token(3, 70)
     fitting = {
         "masked language model": lambda: targets.Token(3, 70), "token classification": lambda: targets.Token(3, 1),
         "question answering": lambda: targets.Span(2, 4), "object detection": lambda: targets.Query(1, 1),
@@ -63,7 +82,7 @@ def row(inputs: dict[str, Tensor], index: int, *, crop: bool) -> dict[str, Tenso
 
 
 def explain(architecture: Architecture, model: nn.Module, inputs: Any, method: str, index: int | None = None) -> Any:
-    target = target_of(architecture.kind)
+    target = target_of(architecture.kind, reads_ahead(architecture.kind, model, inputs))
     if index is not None and isinstance(target, list):
         target = target[index : index + 1]
     few = {n: FEW[n] for n in METHODS[method].settings if n in FEW}
@@ -204,7 +223,7 @@ class Study:
                 continue
             found, value = part.scores.double(), self.inputs[name]
             if visual:
-                channels = tuple(range(1, hand.dim() - 2)) if hand.dim() > found.dim() else ()
+                channels = (-3,) if hand.dim() == found.dim() + 1 else tuple(range(1, hand.dim() - 2))
                 hand = hand.sum(channels) if channels else hand
             elif value.is_floating_point():
                 hand = hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
@@ -224,6 +243,8 @@ class Study:
     def seed(self, output: Any) -> Tensor | None:
         logits, kind = main_logits(output), self.architecture.kind
         both = torch.arange(2)
+        if reads_ahead(kind, self.model, self.inputs):
+            return logits[both, 3, 70].sum()
         if kind in ("masked language model", "token classification"):
             return logits[both, 3, 70 if kind.startswith("masked") else 1].sum()
         if kind == "question answering":

@@ -219,7 +219,7 @@ def test_attention_over_windows_is_refused(method: str, name: str) -> None:
 
 
 def test_which_methods_need_no_attention_over_all_tokens() -> None:
-    wanted = "gradcam input_x_gradient integrated_gradients lrp lrp_ah lrp_ah_ln lrp_ln occlusion saliency smoothgrad vit_cx"
+    wanted = "attnlrp auto cp_lrp gim gradcam input_x_gradient integrated_gradients lrp lrp_ah lrp_ah_ln lrp_ln occlusion saliency smoothgrad vit_cx"
     assert {name for name, row in METHODS.items() if row.anywhere} == set(wanted.split())
 
 

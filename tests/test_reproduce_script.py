@@ -11,7 +11,7 @@ from whyformer.benchmarks import BENCHMARKS
 
 ROOT = Path(__file__).parents[1]
 DATA = ("sst2", "coco_objects", "imagenet_samples", "eraser_movies", "mnist", "bace", "meld", "imdb", "tweeteval/emotion", "tweeteval/hate", "tweeteval/sentiment")
-RUNS = ("movies", "emotion", "hate", "sentiment", "mnist", "meld", "bace", "imdb")
+RUNS = ("movies", "emotion", "hate", "sentiment", "mnist", "meld", "bace", "imdb", "smollm2")
 
 
 def reproduce(tmp_path: Path, *arguments: str, code: int = 0) -> tuple[list[list[str]], subprocess.CompletedProcess[str]]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from whyformer.evaluate.trust import trust
     from whyformer.explaining import explain
     from whyformer.explanation.result import Explanation
+    from whyformer.generation import explain_generation
+    from whyformer.jobs.many import explain_many
+    from whyformer.jobs.reading import read
     from whyformer.maximize import Maximized, maximize_activation
     from whyformer.methods import methods
 
@@ -32,8 +35,11 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "explain_generation",
+    "explain_many",
     "maximize_activation",
     "methods",
+    "read",
     "targets",
     "trust",
 ]
@@ -52,8 +58,11 @@ _PLACES = {
     "compare": "comparing",
     "evaluate": "",
     "explain": "explaining",
+    "explain_generation": "generation",
+    "explain_many": "jobs.many",
     "maximize_activation": "maximize",
     "methods": "",
+    "read": "jobs.reading",
     "rules": "",
     "targets": "",
     "trust": "evaluate.trust",

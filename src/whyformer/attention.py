@@ -37,6 +37,16 @@ class AttentionMaps:
     tokens: list[list[str]] | None
     _made: Callable[[Tensor, dict[str, Any]], Explanation]
 
+    def __repr__(self) -> str:
+        shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
+        lines = [f"AttentionMaps of {len(self.readout)} sample{'s' * (len(self.readout) != 1)}: {self.blocks} blocks"]
+        lines += [f"  {shape}" for shape in shapes]
+        if self.tokens is not None:
+            own = self.tokens[0]
+            lines.append(f"  tokens: {' '.join(own[:12])}{' …' if len(own) > 12 else ''}")
+        lines.append("  .explanation(block, head)  .matrix(block, head)  .each_block()  .each_head()")
+        return "\n".join(lines)
+
     @property
     def blocks(self) -> int:
         """Number of blocks."""

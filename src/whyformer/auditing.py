@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
+from whyformer.composites.named import conservative
 from whyformer.engine.probes import Tally
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, Track, begin, tracking
@@ -138,7 +138,8 @@ def audit(
         loaded = load(model, device=device, dtype=dtype)
         model, processor, device, dtype = loaded.model, processor or loaded.processor, None, None
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
-        inputs = Image.fromarray(noise) if loaded.modality == "image" else SENTENCE
+        shown = Image.fromarray(noise)
+        inputs = {"text": SENTENCE, "image": shown, "both": {"text": SENTENCE, "images": shown}}[loaded.modality]
     ready = begin(model, inputs, processor, device=device, dtype=dtype)
     task = ready.task(target, "audit")
     found = Audit(ready.name, [], [], [], {}, {}, {}, {})

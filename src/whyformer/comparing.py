@@ -35,6 +35,14 @@ class Comparison:
     explanations: list[Explanation]
     refusals: list[Refusal]
 
+    def __repr__(self) -> str:
+        wide = max(len(e.method) for e in self.explanations)
+        lines = [f"Comparison of {len(self.explanations)} explanations, {len(self.refusals)} refused"]
+        for e in self.explanations:
+            target = "any class" if e.diagnostics.get("class_specific") is False else ", ".join(e.target_names or ())
+            lines.append(f"  {e.method:{wide}}  {target:20}  largest |score| {float(e.scores.abs().max()):.4g}")
+        return "\n".join([*lines, *(f"  refused: {one.method}: {one.error}" for one in self.refusals)])
+
 
 def compare(
     model: nn.Module | str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,17 +11,22 @@ import torch
 from torch import nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explanation.result import Explanation, degenerate
+from whyformer.explanation.doubts import of_input, of_map
+from whyformer.explanation.mosaic import on_pictures
+from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.feed import channels
+from whyformer.inputs.given import wants_processor
+from whyformer.inputs.longer import lengthened
+from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import compares
-from whyformer.models.loading import model_name, opened
+from whyformer.models.kinds import LANGUAGE, compares
+from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
-from whyformer.targets import Resolver, Target
+from whyformer.targets import Resolver, Span, Target, several_tokens
 
 Track = Callable[..., Iterable[Any]]
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
@@ -44,7 +50,7 @@ def explain(
 
     Args:
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
-            ``"bundled:digits"``, ``"bundled:sst2"``.
+            ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
             ``[B, N]``); or with ``processor`` a picture, a string, or a list of either. A picture is a PIL image or a
             file (path, or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
@@ -55,7 +61,7 @@ def explain(
             17)"``), or a function: of the logits ``[B, C]``, or of the model's raw output where that is not one row of
             logits a sample (nor a language model's), and needs a target. It returns ``[B]``.
         processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; found by itself when
-            ``model`` is a name.
+            ``model`` is a name or a pipeline, or was loaded from a place that has one (``model.name_or_path``).
         device, dtype: where and in which precision a model given by name is loaded.
         truncate: allow text longer than the model takes to be cut off.
         progress: show a progress bar on long work; or a function (iterable, description, total) -> iterable that
@@ -143,6 +149,9 @@ class Ready:
         self, method: str, target: Target = None, *, progress: bool | Track = False, **settings: Any
     ) -> Explanation:
         """As :func:`explain`."""
+        span = several_tokens(target, self.processor, self.labels, self.classes)
+        if span is not None and self._speaks():
+            return self._behind(*span).explain(method, Span(-len(span[1]), -1), progress=progress, **settings)
         chosen = find(method)
         full = chosen.complete(settings)
         if chosen.modality != "both" and self.inputs.modality != chosen.modality:
@@ -157,19 +166,34 @@ class Ready:
                 scores = chosen.function(task, **full)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:
-            told = self._told(error, task)
+            told = self.told(error, task)
             if told is None:
                 raise
             raise told from error
-        if not chosen.class_specific:
-            explanation.diagnostics.setdefault("class_specific", False)
+        for part in (explanation, *explanation.parts.values()):
+            part.diagnostics.setdefault("signed", chosen.signs(full))
+            if not chosen.class_specific:
+                part.diagnostics.setdefault("class_specific", False)
         return explanation
 
-    def _told(self, error: Exception, task: Task) -> WhyformerError | None:
+    def _speaks(self) -> bool:
+        """Whether this is a language model."""
+        with suppress(InputError):
+            self.logits()
+        return LANGUAGE.get(self.model, False)
+
+    def _behind(self, text: str, ids: list[int]) -> Ready:
+        """With the tokens of a text behind those of a language model, where they are a span."""
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        named = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
+        said = f"{text!r} is {len(ids)} tokens ({named}): the log-probability of this span is explained"
+        return replace(self, inputs=lengthened(self.inputs, ids, tokenizer, said), _logits=[])
+
+    def told(self, error: Exception, task: Task) -> WhyformerError | None:
         """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
         if type(error) not in _UNTOLD:
             return None
-        reason = wrong_size(self.model, self.inputs)
+        reason = wrong_size(self.model, self.inputs) or wrong_places(self.model, self.inputs, error)
         if reason is not None:
             return InputError(reason)
         try:
@@ -186,8 +210,14 @@ class Ready:
             made = finish(part, inputs, resolver, method, settings, self.multi_label)
             return replace(made, model=self.name)
 
-        parts = {name: replace(one(part), input=name) for name, part in scores.parts.items()}
-        return replace(one(scores), input=(scores.inputs or self.inputs).name, parts=parts)
+        made = {(scores.inputs or self.inputs).name: one(scores), **{n: one(part) for n, part in scores.parts.items()}}
+        parts: dict[str, Explanation] = {}
+        for name, part in made.items():
+            mosaic = self.inputs.side(name).mosaic if name in (self.inputs.name, *self.inputs.others) else None
+            laid = None if mosaic is None else on_pictures(replace(part, input=name), mosaic)
+            parts |= {name: replace(part, input=name)} if laid is None else laid
+        main, *others = parts
+        return replace(parts[main], parts={other: parts[other] for other in others})
 
 
 def begin(
@@ -197,6 +227,8 @@ def begin(
     """Open the model, read its classes and prepare the inputs; arguments as for :func:`explain`."""
     name = model if isinstance(model, str) else model_name(model)
     model, processor = opened(model, processor, device=device, dtype=dtype)
+    if processor is None and wants_processor(inputs):
+        processor = processor_of(model)
     labels, multi_label = class_names(model)
     made = prepare(model, inputs, processor, truncate=truncate)
     return Ready(model, made, processor, name, labels, multi_label, class_count(model))
@@ -208,6 +240,9 @@ def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
     if inputs.modality == "image" and wanted is not None and shape[-3] != wanted:
         last = ", which seem to come last: permute the axes" if shape[-1] == wanted else ""
         return f"the model takes pictures of {wanted} channels, [B, {wanted}, H, W], and these are {shape}{last}"
+    frames = getattr(getattr(model, "config", None), "num_frames", None)
+    if inputs.modality == "image" and len(shape) == 5 and isinstance(frames, int) and shape[1] != frames:
+        return f"the model fails on a video of {shape[1]} frames; it is made for {frames}"
     size = getattr(getattr(model, "config", None), "image_size", None)
     size = (size, size) if isinstance(size, int) else size
     if inputs.modality != "image" or inputs.tensor.dim() != 4 or not isinstance(size, list | tuple):
@@ -221,17 +256,32 @@ def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
     )
 
 
+def wrong_places(model: torch.nn.Module, inputs: Inputs, error: Exception) -> str | None:
+    """Why a model may have failed on a picture and a text: the text has not as many places as the picture has rows."""
+    ids = next((v for v in inputs.kwargs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.long), None)
+    places = 0 if ids is None else places_in(model, ids)
+    if not places or "token" not in str(error):
+        return None
+    if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in inputs.kwargs.values()):
+        return f"the prompt has {places} places for a picture, and no picture is given"
+    said = " ".join(str(error).split())[:160]
+    return f"the prompt has {places} places for rows of its pictures, and they have not as many ({said})"
+
+
 def finish(
     scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
     multi_label: bool,
 ) -> Explanation:  # fmt: skip
     """The explanation of laid-out scores; special tokens and padding get none."""
     values, logits = scores.values.detach(), scores.logits.detach()
-    level, grid = "token", None
+    level, grid, frames = "token", None, None
     if scores.kind == "pixel":
-        level = "pixel"
+        level, frames = "pixel", values.shape[1] if values.dim() == 4 else None
     elif inputs.modality == "image":
-        level, grid = "patch", scores.grid
+        level = "patch"
+        if scores.grid is not None:
+            *steps, high, wide = scores.grid
+            grid, frames = (high, wide), steps[0] if steps else None
     rows = list(values)
     if level == "token":
         hidden = torch.zeros_like(values, dtype=torch.bool)
@@ -247,10 +297,11 @@ def finish(
         diagnostics["target"] = written
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
-    warned = [[*diagnostics.get("warnings", ()), *degenerate(row)] for row in rows]
+    features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
+    known = diagnostics.get("warnings", ())
+    warned = [[*known, *of_map(row.cpu(), diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
     if any(warned):
         diagnostics["warnings"] = warned
-    features = replace(inputs.features, image_size=inputs.image_size, grid=grid)
     return Explanation(
         scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
         target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,

@@ -117,7 +117,7 @@ def area(values: list[float], width: float) -> float:
 
 
 def test_all_are_here() -> None:
-    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias"}
+    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias", "leaderboard", "evidence"}
     assert set(BENCHMARKS) == here
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import whyformer
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
+from whyformer.composites.named import conservative
 from whyformer.engine import canonizers
 from whyformer.engine.run import record
 from zoo import build

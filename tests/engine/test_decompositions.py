@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor
 from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import conservative
 from whyformer.engine import decompositions
 from whyformer.engine.probes import AttentionCall, Maps
 from whyformer.engine.run import record

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import whyformer
 from snapshot import assert_unchanged, snapshot
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import conservative
 from whyformer.engine import hooks
 from whyformer.engine.canonizers import canonized
 from whyformer.engine.mode import Interception

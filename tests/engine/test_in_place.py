@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import conservative
 from whyformer.engine.run import record
 
 WIDTH, TOKENS = 6, 4

@@ -143,7 +143,7 @@ def test_gradient_times_input_stands_at_its_input(name: str) -> None:
 
 
 ROUTES = ["input_x_gradient", "saliency", "rollout", "raw_attention", "gae"]
-METHODS = [*ROUTES, "lrp_ah", "transformer_attribution", "partial_lrp", "lrp"]
+METHODS = [*ROUTES, "lrp_ah", "transformer_attribution", "partial_lrp", "lrp", "norm_attention", "value_zeroing", "gradcam_attention"]
 
 
 @pytest.mark.parametrize("method", METHODS)

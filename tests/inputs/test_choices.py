@@ -52,6 +52,6 @@ def test_a_choice_has_the_scores_that_it_has_alone(method: str, model: str) -> N
         assert not bool(e.scores[b, length:].any())
 
 
-def test_taking_tokens_out_of_a_choice_is_refused() -> None:
-    with pytest.raises(InputError, match="not supported yet"):
-        whyformer.explain(*built(), "occlusion")
+def test_deleting_tokens_of_a_choice_is_refused() -> None:
+    with pytest.raises(InputError, match="no token can be deleted"):
+        whyformer.explain(*built(), "occlusion", baseline="delete")

@@ -195,3 +195,26 @@ def test_files_that_cannot_be_explained(name, match):
     digits = load("bundled:digits")
     with pytest.raises(whyformer.WhyformerError, match=match):
         whyformer.explain(digits.model, name, processor=digits.processor)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ((800, 100), "the picture was squeezed: 800×100 pixels became 112×112, so that shapes are 8.0:1 out of true"),
+        ((100, 300), "the picture was squeezed: 100×300 pixels became 112×112, so that shapes are 3.0:1 out of true"),
+        ((1, 1), "a picture of 1×1 pixels was enlarged to 112×112: what the model sees of it is a few flat fields"),
+        ((112, 112), None),
+        ((130, 112), None),
+    ],
+)
+def test_what_happens_to_a_pictures_shape_is_said(size, said):
+    import whyformer
+    from whyformer import show
+
+    e = whyformer.explain("bundled:digits", Image.new("RGB", size, (200, 90, 20)))
+    assert e.diagnostics.get("input") == (None if said is None else [[said]])
+    if said is not None:
+        assert f"note: {said}" in str(e)
+        assert f"note: {said}" in show.page(e)
+        assert f"note: {said}" in show.fragment(e)
+        assert f"note: {said}" in " ".join(t.get_text() for t in show.figure(e).texts).replace("\n", " ") or len(said) > 60

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.errors import InputError
 from zoo import CLASSES, HEADS, WIDTH, randomise
 
 
@@ -54,10 +54,14 @@ def test_occlusion_silences_moments() -> None:
     assert torch.allclose(e.scores[:, 10:20], drop[:, None].expand(-1, 10), atol=1e-12)
 
 
-def test_frames_are_no_moments() -> None:
+def test_a_frame_is_shared_out_over_its_moments() -> None:
     model, wave = sound()
-    with pytest.raises(MethodNotApplicable, match="not supported yet on this model: it has 9 rows for 40 tokens"):
-        whyformer.explain(model, wave, method="rollout")
+    found = whyformer.explain(model, wave, method="rollout")
+    assert found.scores.shape == wave.shape
+    for scores in found.scores:
+        assert 2 <= len(scores.unique()) <= 9  # as many as there are frames
+        changes = int((scores.diff() != 0).sum())
+        assert changes <= 9  # the moments of a frame lie next to each other
 
 
 def test_other_matrices_are_no_sound() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError
+from whyformer.jobs import lines
 from whyformer.jobs.records import RecordFile
 from zoo_evaluate import picture_folder, processor, tiny_vit
 
@@ -45,6 +46,58 @@ def test_a_line_cut_off_by_a_kill_is_dropped_and_the_file_goes_on_well(tmp_path:
         assert list(store.records) == [("a", "k")]
         store.add(record("b"))
     assert [json.loads(line)["sample"] for line in path.read_text().splitlines()] == ["a", "b"]
+
+
+DAMAGED = {
+    "missing values": lambda line: line.replace(b'"values": {"x": 1.0}, ', b""),
+    "a changed digit": lambda line: line.replace(b'"x": 1.0', b'"x": 7.0'),
+    "another kind": lambda line: line.replace(b'"x": 1.0', b'"x": "1.0"'),
+    "no JSON": lambda line: b"\x00\xff rubbish\n",
+    "no object": lambda line: b"[1, 2]\n",
+    "deep JSON": lambda line: b"[" * 100_000 + b"\n",
+    "deep JSON with its checksum": lambda line: (start := b'{"sample": ' + b"[" * 100_000) + b', "check": "' + lines.digest(start).encode() + b'"}\n',
+    "no checksum": lambda line: line[: line.index(b', "check"')] + b"}\n",
+    "another line's key": lambda line: line.replace(b'"sample": "b"', b'"sample": "a"'),
+    "two lines in one": lambda line: line.rstrip() + line,
+    "no sample": lambda line: lines.written({"key": "k", "values": {}}),
+    "a sample that is no text": lambda line: lines.written({"sample": ["b"], "key": "k", "values": {}}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_line_is_found_and_never_counts(tmp_path: Path, damage) -> None:
+    path = tmp_path / "r.jsonl"
+    with RecordFile(path) as store:
+        for name in "abc":
+            store.add(record(name, x=1.0))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + damage(second) + third)
+    with RecordFile(path) as store:
+        assert store.dropped == 1
+        assert sorted(store.records) == [("a", "k"), ("c", "k")]
+        assert store.records["a", "k"]["values"] == {"x": 1.0}
+        with pytest.raises(InputError, match="another run"):  # the file that took its place is locked too
+            RecordFile(path)
+        store.add(record("b", x=1.0))
+    with RecordFile(path) as store:
+        assert store.dropped == 0
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == [first, second, third]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_record_of_a_benchmark_is_measured_again_and_told(tmp_path: Path) -> None:
+    data, told = picture_folder(tmp_path / "data", count=2), list[str]()
+    common = {"methods": "rollout", "processor": processor(), "say": told.append}
+    whole = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
+    path = tmp_path / "out" / "records.jsonl"
+    kept = path.read_bytes()
+    path.write_bytes(kept.replace(b'"values": {"', b'"values": {"x', 1))
+    assert not [line for line in told if "damaged" in line]
+    again = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
+    assert again.measured == 1
+    assert any(line.startswith("1 damaged lines of records.jsonl") for line in told)
+    assert again.report.tables[0].cells == whole.report.tables[0].cells
+    assert sorted(path.read_bytes().splitlines()) == sorted(kept.splitlines())
 
 
 def test_two_runs_may_not_write_to_one_folder(tmp_path: Path) -> None:
@@ -99,8 +152,8 @@ def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: 
     assert 0 < resumed.resumed < 8 * 4
     assert resumed.resumed + resumed.measured == 8 * 4
     assert resumed.report.tables[0].cells == whole.report.tables[0].cells
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
-    assert len({(r["sample"], r["key"]) for r in lines}) == len(lines) == 8 * 4
+    read = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len({(r["sample"], r["key"]) for r in read}) == len(read) == 8 * 4
 
 
 def _samples(path: Path) -> set[str]:

@@ -239,18 +239,26 @@ def refused(match: str, name: str, inputs: Any = None, **settings: Any) -> None:
 
 
 def test_baselines_that_do_not_fit() -> None:
-    ids = {"input_ids": torch.tensor([[4, 5, 6]])}
     refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
     refused("fill_id is not for a picture", "hf_vit", fill_id=3)
     refused("'blur' is not for text; those are mask, unk, pad, delete", "bert", baseline="blur")
     refused("there is no tokenizer; choose another baseline", "bert", baseline="unk")
     refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
     refused("outside the model's vocabulary of 50", "bert", fill_id=50)
-    refused("neither a tokenizer .* nor an attention_mask .* fill_id", "bert", ids)
     refused("stride=3 is more than window=2", "hf_vit", window=2, stride=3)
     refused("window must be a whole number", "hf_vit", window=0)
     refused("what is black to the model is unknown", "hf_vit", baseline="black")
     refused("baseline must be one of", "hf_vit", baseline="white")
+
+
+def test_without_a_tokenizer_and_a_mask_the_model_may_know_what_to_put() -> None:
+    ids, (model, _) = {"input_ids": torch.tensor([[4, 5, 6]])}, zoo.build("bert")
+    found = whyformer.explain(model, ids, "occlusion", target=1)
+    known = whyformer.explain(model, ids, "occlusion", target=1, fill_id=model.config.pad_token_id)
+    assert torch.equal(found.scores, known.scores)
+    model.config.pad_token_id = None
+    with pytest.raises(InputError, match=r"neither a tokenizer .* nor an attention_mask .* fill_id"):
+        whyformer.explain(model, ids, "occlusion", target=1)
 
 
 def test_a_tokenizer_without_a_mask_token() -> None:

@@ -40,11 +40,11 @@ def told_digits(pictures: list) -> np.ndarray:
     return (torch.cat(logits) > 0).numpy()
 
 
-@pytest.mark.parametrize("name", ["digits", "sst2"])
+@pytest.mark.parametrize("name", ["digits", "sst2", "reader"])
 def test_folder_is_small_and_safe(name: str) -> None:
     files = [file for file in (BUNDLED / name).rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) < 10_000_000
-    assert {file.suffix for file in files} <= {".json", ".safetensors", ".md"}
+    assert {file.suffix for file in files} <= {".json", ".safetensors", ".md", ".jinja"}
     assert (BUNDLED / name / "README.md").is_file()
 
 

@@ -7,7 +7,9 @@ from importlib import import_module
 from whyformer.benchmarks.study import Benchmark
 from whyformer.errors import InputError
 
-_FILES = "perturbation segmentation ablation rationales activation conservation bias sanity arbitration"
+_FILES = (
+    "perturbation segmentation ablation rationales activation conservation bias sanity arbitration leaderboard evidence"
+)
 BENCHMARKS: dict[str, Benchmark] = {
     name: import_module(f"whyformer.benchmarks.{name}").BENCHMARK for name in _FILES.split()
 }

@@ -1,4 +1,4 @@
-"""The samples as the model sees them: pictures squashed to its size (methods.md §6.1, 6.2), texts as token ids."""
+"""The samples as the model sees them: pictures squashed to its size, texts as token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmark ``bias``: does a sentiment classifier lean on people's names? (Ali et al. 2022, section 5; methods.md §6.4)
+"""Benchmark ``bias``: does a sentiment classifier lean on people's names? (Ali et al. 2022, section 5)
 
 The paper shows top-ranked names in a figure and publishes no lists. The templates and lists of ``bias.json`` are ours:
 short sentences that say nothing good or bad about the person, and first names common in the United States in two

@@ -23,6 +23,8 @@ from whyformer.inputs.removal import PICTURE_BASELINES
 EXPLAINED = ("predicted", "target")
 DIRECTIONS = ("negative", "positive")
 MEASURES = ("positive", "negative", "deletion", "insertion")
+PER = ("pixel", "patch")
+"""What is taken out (option ``per``): pixels of the map as it is upsampled (bilinear, as published), or patches."""
 TIES = ("index", "topk")
 """Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
 
@@ -39,7 +41,7 @@ def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterato
                     continue
                 for name in options["measures"]:
                     baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
-                    yield (c, i, explained, name), i, _masks(scores, name, options), baseline
+                    yield (c, i, explained, name), i, _removed(batch, i, scores, name), baseline
 
     logits = batch.outputs(asked())
     for (c, i), by_class in maps.items():
@@ -67,6 +69,13 @@ def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[di
         other = dict(zip(differ, found, strict=True))
     for i, one in enumerate(first):
         yield {name: other.get(i, one) if name == "target" else one for name in explained}
+
+
+def _removed(batch: Pictures, index: int, scores: NDArray[np.float64], name: str) -> NDArray[np.bool_]:
+    """Masks ``[F, H, W]`` of pixels, or of whole patches that have the mean of their pixels (option ``per``)."""
+    if batch.study.options["per"] == "pixel":
+        return _masks(scores, name, batch.study.options)
+    return batch.covered(index, _masks(batch.features(index, scores), name, batch.study.options))
 
 
 def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
@@ -142,7 +151,7 @@ def summarize(study: Study, results: Results) -> Report:
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
     stated = conventions(
         "perturbation", explained=", ".join(options["explained"]), ties=CONVENTIONS["ties"][options["ties"]],
-        baseline=CONVENTIONS["baselines"][options["baseline"]],
+        removed=CONVENTIONS["removed"][options["per"]], baseline=CONVENTIONS["baselines"][options["baseline"]],
         accuracy=percent(results, lambda v: v["clean"]["correct"]),
     )  # fmt: skip
     return Report(tuple(tables), tuple(curves), stated, constant_remarks(results, "their pixels go row by row"))
@@ -169,12 +178,12 @@ def has_masks(study: Study) -> bool:
 
 OPTIONS: dict[str, Any] = {
     "explained": EXPLAINED, "measures": ("positive", "negative"), "baseline": "black", "constant": "leave_out",
-    "ties": "index", "steps": 28, "deletion_baseline": "zero", "insertion_baseline": "blur", "resample": None,
-    "count": None, "files": None,
+    "ties": "index", "per": "pixel", "steps": 28, "deletion_baseline": "zero", "insertion_baseline": "blur",
+    "resample": None, "count": None, "files": None,
 }  # fmt: skip
 CHOICES: dict[str, Any] = {
-    "measures": MEASURES, "explained": EXPLAINED, "ties": TIES, "constant": CONSTANT, "baseline": PICTURE_BASELINES,
-    "deletion_baseline": PICTURE_BASELINES, "insertion_baseline": PICTURE_BASELINES,
+    "measures": MEASURES, "explained": EXPLAINED, "ties": TIES, "per": PER, "constant": CONSTANT,
+    "baseline": PICTURE_BASELINES, "deletion_baseline": PICTURE_BASELINES, "insertion_baseline": PICTURE_BASELINES,
 }  # fmt: skip
 METHODS = PUBLISHED["perturbation"]["methods"]
 BENCHMARK = Benchmark(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from whyformer.benchmarks import find_benchmark
@@ -26,6 +24,7 @@ from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards
 from whyformer.explanation.versions import versions
 from whyformer.jobs.records import Record, RecordFile
+from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
 
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -86,7 +85,7 @@ def run_benchmark(
     for option, valid in benchmark.choices.items():
         study.check(option, valid, isinstance(benchmark.options[option], tuple))
     benchmark.prepare(study)
-    study.configurations = [FLOOR, *configurations, *([CEILING] if benchmark.ceiling(study) else [])]
+    study.configurations = [FLOOR, *study.configurations, *([CEILING] if benchmark.ceiling(study) else [])]
     # options not at their defaults that change a sample's figures: not which samples, nor how they are summed
     changed = {k: v for k, v in study.options.items() if v != benchmark.options.get(k)}
     common = {
@@ -103,6 +102,10 @@ def run_benchmark(
         lacking = {s.id: [c for c in study.configurations if (s.id, keys[c.label]) not in store] for s in study.samples}
         todo = {s: missing for s, missing in lacking.items() if missing}
         measured = sum(map(len, todo.values()))
+        if store.dropped:
+            say(
+                f"{store.dropped} damaged lines of {store.path.name} are left out, and what they said is measured again"
+            )
         if measured < total:
             say(f"{total - measured} of {total} are there from an earlier run")
         if todo:
@@ -193,16 +196,6 @@ def _open(
     forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
     labels = getattr(samples, "labels", ())
     return Study(model, processor, modality, samples, (), options, forwards, found, labels, title, place)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Sixteen hex digits of the weights: records of another model are never counted."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    for name, parameter in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        held = parameter.detach().cpu().contiguous()
-        digest.update(held.view(torch.uint8).numpy().tobytes() if held.dim() else str(parameter).encode())
-    return digest.hexdigest()[:16]
 
 
 # -- what it will cost ------------------------------------------------------------------------------

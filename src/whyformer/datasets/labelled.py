@@ -47,7 +47,7 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
     names = sorted(p.name for p in folder.iterdir() if p.is_dir())
     if not names:
         raise wrong_layout(folder, expected)
-    if classes is None and all(n.isdigit() for n in names):
+    if classes is None and all(n.isdecimal() for n in names):
         classes = {n: int(n) for n in names}
     elif classes is None and len(names) == 1000 and all(re.match(r"n\d{8}$", n) for n in names):
         classes = {n: i for i, n in enumerate(names)}

@@ -62,7 +62,7 @@ def open_pictures(place: str | Path, kind: str | None = None, **options: Any) ->
     name = str(place)
     if name == "scenes" or name.startswith("scenes:"):
         count = name.partition(":")[2] or "100"
-        if not count.isdigit() or int(count) < 1:
+        if not count.isdecimal() or int(count) < 1:
             raise InputError(f"scenes:COUNT needs a number of scenes, not {count!r}")
         return "scenes", scene_objects(int(count), **_fitting(scene_objects, options))
     return _open(PICTURE_READERS, place, kind, _PICTURES, options)

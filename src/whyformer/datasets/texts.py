@@ -140,6 +140,6 @@ def _table(file: Path, columns: Iterable[str], **dialect: object) -> list[dict[s
 
 
 def _label(value: str | None, classes: int, file: Path) -> int:
-    if value is None or not value.strip().isdigit() or int(value) >= classes:
+    if value is None or not value.strip().isdecimal() or int(value) >= classes:
         raise wrong_layout(file, f"labels 0 to {classes - 1}", repr(value))
     return int(value)

@@ -12,7 +12,7 @@ from whyformer.engine.operations import operation
 from whyformer.engine.probes import AttentionCall, Edit, Features, Flows, Maps, Projections
 from whyformer.engine.readings import bind, is_map
 from whyformer.rules.core import Call, Composite, Pass, Rule, Ruled
-from whyformer.rules.relevance.attention import attention_gradient
+from whyformer.rules.relevance.attention import attention_gradient, causal_mask
 
 
 class AttentionCapture:
@@ -39,8 +39,9 @@ class AttentionCapture:
 
     def _rule_of_attention(self) -> Rule | None:
         """How an attention is opened, or None where it may stay as it is."""
-        if self.composite.carrier == "relevance":
-            return self.composite.rule("scaled_dot_product_attention", "attention")
+        own = self.composite.rule("scaled_dot_product_attention", "attention")
+        if self.composite.carrier == "relevance" or (own is not None and own.gradient is not None):
+            return own
         return _PLAIN_ATTENTION if self.flows is not None else None
 
     def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
@@ -86,7 +87,7 @@ class AttentionCapture:
                     return self.edit.change(call.map(), value, call.map() @ value)
                 # where the watcher asked for the map, the product with the values is all that is left to do
                 output = func(q, k, v, attn_mask=mask, **options) if call.weights is None else call.weights @ value
-            return output
+            return output if own is None else own.shared(output)
         info = {
             "mask": causal_mask(q, k) if a["is_causal"] else mask,
             "scale": scale,
@@ -100,7 +101,8 @@ class AttentionCapture:
             return func(q, k, v, attn_mask=mask, **options)
 
         operands = (q, key, value, self.anchor) if begin else (q, key, value)
-        return Ruled.apply(rule, self.run, compute, info, *operands)
+        output = Ruled.apply(rule, self.run, compute, info, *operands)
+        return output if own is None else own.shared(output)
 
     def _written_attention(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A·V of an attention whose map the model computed itself; A is observed on its way."""
@@ -108,9 +110,14 @@ class AttentionCapture:
         index = self._count_attention()
         carries = torch.is_grad_enabled() and (weights.requires_grad or v.requires_grad)
         begin = self._begins(index, carries)
+        softmax, own = self.composite.rule("softmax", "softmax"), self.composite.rule("product", "matrix product")
+        # a product of two branches, also where the graph begins here, but not where the map is held constant
+        branches = (begin and not (softmax and softmax.hold)) or (weights.requires_grad and v.requires_grad)
         carries = carries or begin
-        if carries and self._rule_of_attention() is not None:
-            operands = (weights, self.anchor) if begin else (weights,)
+        if carries and (self.flows is not None or self.composite.carrier == "relevance"):
+            # a map that is held constant is observed too
+            held = self.flows is not None and index >= self.flows.first and not weights.requires_grad
+            operands = (weights, self.anchor) if begin or held else (weights,)
             info = {"observe": self._observer(index)}
             weights = Ruled.apply(_OBSERVE, self.run, lambda w, *_: w, info, *operands)
         if not carries:
@@ -120,6 +127,8 @@ class AttentionCapture:
             output = Ruled.apply(self.composite.rules["product"], self.run, func, {}, weights, v)
         else:
             output = func(weights, v, *args[2:], **kwargs)
+            if own is not None and branches:
+                output = own.shared(output)
         if self.maps is not None:
             block = self.block if index >= 0 else None
             self.maps.seen(AttentionCall(index, block, None, None, self._four(v), weights=self._four(weights)))
@@ -164,8 +173,10 @@ class AttentionCapture:
             and self.block not in self.attention_blocks
             and self.norm_before != self.block
         ):
-            self.norm_before = self.block
-            if self._wanted():
+            if not self._wanted():
+                self.norm_before = self.block
+            elif result.requires_grad:  # else it is of no account here: what it makes is a choice (of keys, of experts)
+                self.norm_before = self.block
                 self.add_root(result)
         if self.projections is not None and not self.aside:
             self.projections.follow(name, args, kwargs, result, self._post_norm)
@@ -183,11 +194,6 @@ def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:
 
 _PLAIN_ATTENTION = Rule("attention", gradient=attention_gradient)
 _OBSERVE = Rule("attention map", _observed, _observed, books=False)
-
-
-def causal_mask(query: Tensor, key: Tensor) -> Tensor:
-    """True where a query may look: the lower triangle, as ``is_causal`` of the fused kernels."""
-    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
 
 
 def _match_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -167,7 +167,9 @@ def _canonical(
     if rule.relevance is not None:  # its closed form of the gradient may be that of another variant
         rule = replace(rule, gradient=None)
     info = found.info() if isinstance(found, Norm) else {}
-    return Ruled.apply(rule, mode.run, _once(output, found), info, *given)
+    made = Ruled.apply(rule, mode.run, _once(output, found), info, *given)
+    made._whyformer_activated = name == "gelu"
+    return made if mode.watch is None else mode.watch(mode, name, found, tuple(given), {}, made)
 
 
 def _as_declared(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.engine.isolation import here
-from whyformer.engine.probes import BlockCalls, BlockInputs, Reached, Until, asked
+from whyformer.engine.probes import BlockCalls, BlockFlows, BlockInputs, Entering, Reached, Until, asked
+from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Path, Trace
 from whyformer.rules.core import Pass
 
@@ -27,8 +28,10 @@ def block_hooks(
     """Count the blocks, begin the graph at ``entries`` or behind the last block (``root`` "output"), keep what the
     probes ask for, and listen to what flows back."""
     mode = recording.mode
-    trace, until = asked(mode.probes, Trace), asked(mode.probes, Until)
+    trace, until, shares = asked(mode.probes, Trace), asked(mode.probes, Until), asked(mode.probes, Shares)
     inputs, calls = asked(mode.probes, BlockInputs), asked(mode.probes, BlockCalls)
+    entering = asked(mode.probes, Entering)
+    flows = asked(mode.probes, BlockFlows)
     given: Any = ((), {})
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -43,6 +46,8 @@ def block_hooks(
         if until is not None and until.call == mode.block:
             until.found.append((batch_first(hidden, mode.run), dict(recording.begun)))
             raise Reached
+        if entering is not None and mode.block == 0:
+            hidden = batch_first(entering.rows, mode.run, back=True)
         starting = [entry for entry, one in entries.items() if one.place == mode.block]
         if starting:
             for entry in starting:
@@ -59,6 +64,8 @@ def block_hooks(
                 recording.cuts.append((hidden, leaf))
                 hidden = leaf
             hidden = _tapped(hidden, _account(recording, mode.block))
+        if flows is not None and mode.block in flows.blocks and hidden.requires_grad:
+            hidden = _tapped(hidden, _passed(recording, flows, mode.block, hidden.detach()))
         if inputs is not None:
             inputs.found.append(batch_first(hidden, mode.run))
         if inputs is not None or calls is not None:  # what is kept stays as it came: the block may work in place
@@ -77,13 +84,21 @@ def block_hooks(
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         found = tensors_of(output)
-        number, mode.block = mode.block, None
+        number = mode.block
+        unrooted = mode.features is not None and number in mode.features.blocks and mode.norm_before != number
+        if unrooted and mode.block_input is not None:  # a block without attention, or whose attention was not seen
+            mode.add_root(mode.block_input)
+            mode.block_input = None
+        mode.block = None
         if not found or number is None:
             return None
         if calls is not None:
             calls.found.append((module, *given, found[0][1].clone()))
         if trace is not None:
             trace.left(number, found)
+        if shares is not None:
+            for _, hidden in found:
+                shares.settle(hidden)
         wanted = [(None, found[0][0])] if ends is None and module is blocks[-1] else []
         wanted += [(name, path) for name, (call, path) in (ends or {}).items() if call == number]
         for name, path in wanted:
@@ -91,8 +106,9 @@ def block_hooks(
             if root == "output":
                 if ends is None:  # of a block that is called again the last call counts
                     mode.roots.clear()
-                leaf = mode.add_root(batch_first(hidden, mode.run).detach().clone().requires_grad_())
-                output = _put(output, path, batch_first(leaf, mode.run, back=True))
+                value = values.get("", batch_first(hidden, mode.run))
+                leaf = mode.add_root(value.detach().clone().requires_grad_())
+                output = _put(output, path, batch_first(leaf.clone(), mode.run, back=True))
                 recording.ended.append(name)
             elif hidden.requires_grad:
                 output = _put(output, path, _tapped(hidden, _listen(recording, name)))
@@ -115,7 +131,7 @@ def block_hooks(
 
 def batch_first(tokens: Tensor, run: Pass, *, back: bool = False) -> Tensor:
     """``[N, B, D]`` of a model that lays out tokens so as ``[B, N, D]`` (or ``back``); anything else as it is."""
-    swap = run.sequence_first and tokens.dim() == 3 and tokens.shape[0 if back else 1] == run.batch
+    swap = run.sequence_first and tokens.dim() == 3 and tokens.shape[0 if back else 1] in (run.batch, run.rows)
     return tokens.transpose(0, 1) if swap else tokens
 
 
@@ -132,6 +148,11 @@ def _listen(recording: Recording, name: Any) -> Callable[[Tensor], None]:
             recording.readouts[name] = recording.run.batch_first(flow)
 
     return listener
+
+
+def _passed(recording: Recording, flows: BlockFlows, block: int, value: Tensor) -> Callable[[Tensor], None]:
+    run = recording.run
+    return lambda flow: flows.seen(block, batch_first(value, run), batch_first(flow, run))
 
 
 def _account(recording: Recording, block: int) -> Callable[[Tensor], None]:

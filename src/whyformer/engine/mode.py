@@ -105,7 +105,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
             audit.hidden(self, args)
             result = run_declared(self, declared, name, func, args, kwargs)
             return self._note(declared.like or name, args, kwargs, result)
-        if name in PRODUCTS and (carried or any(map(is_map, tensors(args)))):
+        followed = self.projections is not None and any(hasattr(t, "_whyformer_mixed") for t in tensors(args))
+        if name in PRODUCTS and (carried or followed or any(map(is_map, tensors(args)))):
             with self:
                 result = PRODUCTS[name](*args, **kwargs)
             if result is not NotImplemented:
@@ -154,6 +155,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
             self.statistics = True
             for tensor in tensors((result,)):
                 tensor._whyformer_statistic = True  # type: ignore[attr-defined]
+        elif reading.kind == "activation":
+            for tensor in tensors((result,)):
+                tensor._whyformer_activated = True  # type: ignore[attr-defined]
         elif row.read is largest:
             for tensor in tensors((result,)):
                 tensor._whyformer_largest = tensor.numel() < args[0].numel()  # type: ignore[attr-defined]
@@ -189,6 +193,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         carried = {id(t) for t in tensors((*args, *kwargs.values())) if t.requires_grad}
         if rule is None or not carried <= {id(o) for o in reading.operands}:
             return self._unknown(row.name, reading.role, func, args, kwargs)
+        if rule.share != 1 and rule.gradient is None:
+            return rule.shared(func(*args, **kwargs))
         operands = rule.held(reading.operands)
         if not any(map(carries, operands)):
             return _without_graph(reading.compute, operands, {})

@@ -95,7 +95,7 @@ _rows("power", "rdiv reciprocal")
 _rows("normalisation", "layer_norm rms_norm", readings.norm)
 _rows("normalisation", "group_norm instance_norm")
 _rows("statistic", "linalg_norm linalg_vector_norm norm rsqrt sqrt std var")
-_rows("softmax", "softmax")
+_rows("softmax", "softmax", readings.softmax)
 _rows("log_softmax", "log_softmax")
 _rows("attention", "scaled_dot_product_attention")
 _rows(

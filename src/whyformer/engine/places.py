@@ -29,12 +29,12 @@ class Places:
     Attributes:
         rows: ``[P]`` the row of each cell, cells in reading order. Rows that are not among them are fed by no pixel
             (CLS, registers, detection tokens).
-        grid: (rows, columns) of the cells; None for a video, whose cells are ordered by time first.
+        grid: (rows, columns) of the cells, or (steps of time, rows, columns) of a video's; None where they have none.
         tokens: number of token rows, N.
     """
 
     rows: Tensor
-    grid: tuple[int, int] | None
+    grid: tuple[int, ...] | None
     tokens: int
 
 
@@ -93,8 +93,8 @@ def entering_places(
     if len(known) >= MOST_KNOWN:
         known.clear()
     args, kwargs = list(feed[0]), dict(feed[1])
-    if picture:
-        given: Any = args if isinstance(root.place, int) else kwargs
+    given: Any = args if isinstance(root.place, int) else kwargs
+    if picture or (root.kind == "input" and given[root.place].dim() == 2):  # a sound
         noise = torch.randn(given[root.place].shape, generator=torch.Generator().manual_seed(0))
         given[root.place] = noise.to(given[root.place])
     constant, until = Edit(lambda weights, value, mixed: mixed.detach()), Until(call)
@@ -104,7 +104,7 @@ def entering_places(
     known[key] = [None] * samples
     if until.found and until.found[0][0].dim() == 3 and until.found[0][0].requires_grad:
         ((hidden, begun),) = until.found
-        if len(hidden) >= samples and (len(hidden) == len(begun[""]) or begun[""].dim() == 2):
+        if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
             with torch.inference_mode(False), torch.enable_grad():
                 known[key] = [_entering(begun[""], hidden, picture, sample) for sample in range(samples)]
     return known[key]
@@ -113,7 +113,9 @@ def entering_places(
 def _entering(leaf: Tensor, hidden: Tensor, picture: bool, sample: int) -> Places | None:
     rows = hidden[sample]
     if picture:
-        return _laid_out(leaf, rows, sample=sample)
+        return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden))
+    if leaf.dim() == 2 and len(leaf) == len(hidden):
+        return _moments(leaf, rows, sample)
     fed = _fed(leaf, rows, -1, sample)
     if fed is None:
         return None
@@ -126,12 +128,15 @@ def _once(rows: Tensor) -> bool:
     return rows.numel() > 0 and len(rows.unique()) == rows.numel()
 
 
-def _laid_out(leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = (), sample: int = 0) -> Places | None:
-    """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one."""
-    fed = _fed(leaf, rows, sample=sample)
+def _laid_out(
+    leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = (), sample: int = 0, each: int = 1
+) -> Places | None:
+    """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one, and
+    ``each`` how many pictures a sample has."""
+    fed = _fed(leaf, rows, sample=sample, each=each)
     cells = None if fed is None else _cells(fed)
     if cells is not None:
-        grid = (int(cells.shape[0]), int(cells.shape[1])) if cells.dim() == 2 else None
+        grid = tuple(int(n) for n in cells.shape) if cells.dim() in (2, 3) else None
         return Places(cells.flatten(), grid, len(rows))
     if len(layout) == 2:  # [B, rows, columns, D] is laid out as the picture is
         return Places(torch.arange(len(rows)), layout, len(rows))
@@ -192,12 +197,12 @@ def _features(
     return leaf, batch_first(features[0], recording.run) if features else None
 
 
-def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0) -> Tensor | None:
+def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: int = 1) -> Tensor | None:
     """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several.
 
     Args:
         axis: of the channels; −1 for the vectors of a text.
-        sample: the one whose rows these are.
+        sample: the one whose rows these are; each: how many pictures it has.
     """
     half = rows.dtype in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
@@ -209,6 +214,8 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0) -> Tens
         seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
         flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
         whole = [torch.zeros_like(picture) if f is None else f for f in flows]
+        if each > 1:
+            whole = [f.unflatten(0, (-1, each)) for f in whole]
         return torch.cat([f if f.dim() == 2 else f[sample] for f in whole], axis).double()
 
     plain = flow(torch.ones_like(numbers))
@@ -270,6 +277,41 @@ def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:
         cells = _lattice((moments[fed] / power[fed, None]).cpu())
         if cells is not None:
             return Places(fed.cpu()[cells].flatten(), (int(cells.shape[0]), int(cells.shape[1])), len(rows))
+    return None
+
+
+def _moments(sound: Tensor, rows: Tensor, sample: int) -> Places | None:
+    """Which row each moment of a sound ``[B, T]`` belongs to, where rows stand for T/N moments each, one after another.
+
+    That they do is measured: the centres of the rows' squared gradients (see :func:`_overlapping`) have to lie on a
+    line over the middles of these shares, about the middle of the sound, to within one row's width. A stem of strided
+    convolutions widens what a row sees; what normalises over time, or adds positions by a convolution, draws all
+    centres towards the middle (the slope of the line).
+    """
+    u = torch.zeros_like(rows, requires_grad=True)
+    (back,) = torch.autograd.grad(rows, sound, u, create_graph=True, materialize_grads=True)
+    count, width = len(rows), sound.shape[-1] / len(rows)
+    moments = torch.arange(sound.shape[-1], device=sound.device).to(sound)
+    middles = (torch.arange(count, dtype=torch.float64, device=sound.device) + 0.5) * width
+    power, weighted = (torch.zeros(count, dtype=torch.float64, device=sound.device) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+    for drawn in range(1, PICTURES + 1):
+        v = torch.zeros_like(sound)
+        v[sample] = torch.randn(len(moments), generator=generator).to(sound)
+        plain, along = (
+            torch.autograd.grad(back, u, one, retain_graph=True, materialize_grads=True)[0].double()
+            for one in (v, v * moments)
+        )
+        power += plain.square().sum(1)
+        weighted += (along * plain).sum(1)
+        if drawn % 4:
+            continue
+        centres, about = weighted / power - middles.mean(), middles - middles.mean()
+        slope = float((centres * about).sum() / about.square().sum())
+        off = float((centres - slope * about).square().mean().sqrt())
+        if slope > 0.25 and off < slope * width and abs(float(centres.mean())) < width:
+            shares = torch.div(torch.arange(len(moments)) + 0.5, width, rounding_mode="floor").long()
+            return Places(shares.clamp(max=count - 1), None, count)
     return None
 
 

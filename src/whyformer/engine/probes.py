@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from whyformer.engine.isolation import here
 from whyformer.engine.operations import operation
-from whyformer.engine.readings import bind, tensors
+from whyformer.engine.readings import attention_scores, bind, is_map, is_parameter, tensors
+from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Trace
 from whyformer.rules.relevance.attention import masked_softmax
 
@@ -74,6 +76,28 @@ class Flows:
 
 
 @dataclass(frozen=True)
+class AttentionScores:
+    """In the forward pass: attention's number -> what gives its scores before the softmax ``[B, H, Q, K]``, −∞ (or
+    nearly) where the mask forbids."""
+
+    found: dict[int, Callable[[], Tensor]] = field(default_factory=dict)
+
+    def __call__(self, mode: Any, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Look at one operation."""
+        if here.run is not mode or not isinstance(result, Tensor):
+            return result
+        stage, index = getattr(result, "_whyformer_mixed", ("", -1))
+        if stage == "mixed" and operation(name).kind == "attention":
+            self.found[index] = attention_scores(args, kwargs)[0]
+        elif stage == "mixed" and hasattr(args[0], "_whyformer_scores"):
+            self.found[index] = args[0]._whyformer_scores.detach
+        elif is_map(result) and (name == "softmax" or hasattr(args[0], "_whyformer_scores")):
+            scores = args[0] if name == "softmax" else args[0]._whyformer_scores
+            result._whyformer_scores = scores  # type: ignore[attr-defined]
+        return result
+
+
+@dataclass(frozen=True)
 class Edit:
     """``change`` is called with (A, value, A·V) of each attention and returns what to use instead of A·V."""
 
@@ -92,6 +116,22 @@ class BlockInputs:
     """The input of each block in order of execution, ``[B, N, D]``."""
 
     found: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Entering:
+    """These rows ``[B, N, D]`` enter the first block in place of its own; they may be fewer."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class BlockFlows:
+    """In each backward pass: ``seen`` is called with (block call, what enters it ``[B, N, D]``, flow into that), for
+    the calls in ``blocks``."""
+
+    blocks: frozenset[int]
+    seen: Callable[[int, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -126,20 +166,45 @@ class Until:
 
 
 @dataclass
+class Norm:
+    """A LayerNorm behind a sum: γ ``[D]``, β ``[D]`` or None, the summed vectors ``[B, N, D]`` and ε."""
+
+    weight: Tensor
+    bias: Tensor | None
+    summed: Tensor
+    eps: float
+
+    def inverse_deviation(self) -> Tensor:
+        """1/σ_i ``[B, N]``"""
+        return (self.summed.var(-1, unbiased=False) + self.eps).rsqrt()
+
+
+@dataclass
 class Projection:
-    """The output projection W_O of an attention and, in post-norm models, the normalisation after its residual sum.
+    """The output projection W_O of an attention, with what follows it on the way to the end of the block.
 
     Attributes:
-        weight: ``[D, H·d]``; bias ``[D]`` or None.
-        norm_weight, norm_input, norm_eps: γ, the summed vectors ``[B, N, D]`` and ε; None in pre-norm models.
+        weight: ``[D, H·d]``; bias ``[D]`` or None. A constant scale of the branch (LayerScale) is part of both.
+        summed: ``[B, N, D]`` the first sum that the branch enters, or None.
+        norm: in post-norm models, the normalisation of that sum.
+        second: the normalisation of the sum that its output enters in turn (behind the MLP).
+        joined: the attentions whose heads it takes, in order: several where each head attends by itself.
     """
 
     index: int
     weight: Tensor
     bias: Tensor | None
-    norm_weight: Tensor | None = None
-    norm_input: Tensor | None = None
-    norm_eps: float = 0.0
+    summed: Tensor | None = None
+    norm: Norm | None = None
+    second: Norm | None = None
+    joined: tuple[int, ...] = ()
+
+    def turn(self, turned: Callable[[Tensor], Tensor]) -> None:
+        """Lay the vectors out batch first."""
+        self.summed = None if self.summed is None else turned(self.summed)
+        for norm in (self.norm, self.second):
+            if norm is not None:
+                norm.summed = turned(norm.summed)
 
 
 @dataclass(frozen=True)
@@ -147,35 +212,81 @@ class Projections:
     """The :class:`Projection` of each attention's output, by the attention's index."""
 
     found: dict[int, Projection] = field(default_factory=dict)
+    joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def follow(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, post_norm: Callable[[int], bool]
     ) -> None:
-        """Follow an attention's output to the layer that projects it, and on to a post-norm after the residual sum.
+        """Follow an attention's output to the layer that projects it, and on to the sums and norms of its block.
 
         Args:
-            post_norm: whether a normalisation here can be the one after that attention.
+            post_norm: whether a normalisation here can be one after that attention.
         """
-        source = next((a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")), None)
-        if source is None or not isinstance(result, Tensor):
+        marked = [a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")]
+        if not marked or not isinstance(result, Tensor):
             return
+        source: Any = max(marked, key=lambda a: a._whyformer_mixed[1])  # the latest attention's
         stage, index = source._whyformer_mixed
+        row = operation(name)
         if stage == "mixed" and name in ("linear", "addmm"):
             weight, bias = (
                 (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
             )
-            self.found[index] = Projection(index, weight.detach(), bias if bias is None else bias.detach())
-            result._whyformer_mixed = ("projected", index)  # type: ignore[attr-defined]
-        elif operation(name).kind == "view" or (stage == "projected" and name == "add"):
-            result._whyformer_mixed = ("summed" if name == "add" else stage, index)  # type: ignore[attr-defined]
-        elif stage == "summed" and name == "layer_norm" and post_norm(index):
-            a = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, eps=1e-5)
+            bias, joined = bias if bias is None else bias.detach(), self.joined.get(index, (index,))
+            self.found[index] = Projection(index, weight.detach(), bias, joined=joined)
+            stage = "projected"
+        elif stage == "mixed" and row.name in ("cat", "stack") and len(marked) == len(tensors(args[:2])):
+            several = [one._whyformer_mixed[1] for one in marked]
+            self.joined[index] = tuple(n for one in several for n in self.joined.get(one, (one,)))
+        elif stage == "projected" and row.name == "mul":
+            scale = args[1] if source is args[0] else args[0]
+            if is_parameter(scale) and scale.dim() == 1:
+                scale = scale.detach()
+            elif not isinstance(scale, int | float):
+                return
             projection = self.found[index]
+            projection.weight = (projection.weight.mT * scale).mT
+            projection.bias = None if projection.bias is None else projection.bias * scale
+        elif stage in _SUMS and row.name == "add":
+            if stage == "projected":
+                self.found[index].summed = result.detach().clone()
+            stage = _SUMS[stage]
+        elif stage in _SUMS.values() and name == "layer_norm" and post_norm(index):
+            a = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
             weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
-            projection.norm_weight, projection.norm_input, projection.norm_eps = weight, a["input"].detach(), a["eps"]
+            shift = None if a["bias"] is None else a["bias"].detach()
+            norm = Norm(weight, shift, a["input"].detach().clone(), a["eps"])
+            if stage == "summed":
+                self.found[index].norm, stage = norm, "normed"
+            else:
+                self.found[index].second, stage = norm, "done"
+        elif stage == "summed" and row.name == "add":  # the sum itself goes on, so what normalised it was a branch
+            self.found[index].norm = self.found[index].second = None
+            return
+        elif row.kind != "view":
+            return
+        result._whyformer_mixed = (stage, index)  # type: ignore[attr-defined]
 
 
-Probe = Maps | Flows | Edit | Features | BlockInputs | BlockCalls | Projections | Trace | Until | Tally
+_SUMS = {"projected": "summed", "normed": "summed again"}
+
+
+Probe = (
+    Maps
+    | Flows
+    | AttentionScores
+    | Edit
+    | Features
+    | BlockInputs
+    | Entering
+    | BlockFlows
+    | BlockCalls
+    | Projections
+    | Trace
+    | Shares
+    | Until
+    | Tally
+)
 
 
 P = TypeVar("P", bound=Probe)

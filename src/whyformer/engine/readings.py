@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from whyformer.rules.relevance.attention import causal_mask, masked
+
 
 @dataclass
 class Reading:
@@ -73,6 +75,11 @@ def is_map(value: Any) -> bool:
 def is_statistic(value: Any) -> bool:
     """What a written-out norm divides by, or what was computed from such things alone."""
     return getattr(value, "_whyformer_statistic", False)
+
+
+def is_activated(value: Any) -> bool:
+    """What an activation gave."""
+    return getattr(value, "_whyformer_activated", False)
 
 
 def first(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
@@ -166,6 +173,8 @@ def multiplication(row: Any, function: Callable[..., Any], args: Arguments, kwar
     if carries(x) and carries(y):
         if is_statistic(x) != is_statistic(y):
             return Reading("normalised", row.kind, (y, x) if is_statistic(x) else (x, y), function)
+        if is_activated(x) != is_activated(y):
+            return Reading("activated gate", "gate", (x, y) if is_activated(x) else (y, x), function)
         return Reading("gate", row.kind, (x, y), function)
     if carries(y):
         return Reading(row.name, row.kind, (y,), lambda y: function(x, y, **kwargs))
@@ -197,6 +206,14 @@ def gathered(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Na
     a = bind(f"input dim index {word}", args, kwargs)
     rest = {k: v for k, v in a.items() if k not in ("input", word)}
     return Reading("weighted sum", row.kind, (a["input"], a[word]), lambda x, s: function(x, **{word: s}, **rest))
+
+
+def softmax(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """Over one axis."""
+    reading = first(row, function, args, kwargs)
+    axis = bind("input dim", args, kwargs, dim=None)["dim"]
+    reading.info["axis"] = -1 if axis is None else axis
+    return reading
 
 
 def gelu(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
@@ -231,10 +248,22 @@ def power(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named
     exponent = bind("input exponent", args, kwargs)["exponent"]
     reading = first(row, function, args, kwargs)
     if isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent):
-        reading.kind = "activation"
+        reading.role, reading.kind = "square" if exponent == 2 else reading.role, "activation"
     elif not carries(exponent) and bool((torch.as_tensor(exponent).abs() == 0.5).all()):
         reading.kind = "statistic"
     return reading
+
+
+def attention_scores(args: Arguments, kwargs: Named) -> tuple[Callable[[], Tensor], Tensor, int]:
+    """(what gives the scores of a fused attention, masked; its values; how often each head of these is used)"""
+    names = "query key value attn_mask dropout_p is_causal scale enable_gqa"
+    a = bind(names, args, kwargs, attn_mask=None, is_causal=False, scale=None)
+    q, k = a["query"].detach(), a["key"].detach()
+    mask = causal_mask(q, k) if a["is_causal"] else a["attn_mask"]
+    scale = q.shape[-1] ** -0.5 if a["scale"] is None else float(a["scale"])
+    repeats = 1 if q.dim() < 4 else q.shape[-3] // k.shape[-3]
+    k = k.repeat_interleave(repeats, -3) if repeats > 1 else k
+    return lambda: masked(q @ k.transpose(-2, -1) * scale, mask), a["value"], repeats
 
 
 # -- exp of a multiple of log ------------------------------------------------------------------------------------------

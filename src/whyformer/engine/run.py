@@ -18,7 +18,7 @@ from whyformer.engine.isolation import as_written, inside, users_hooks_aside, wi
 from whyformer.engine.mode import Interception
 from whyformer.engine.precision import half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
-from whyformer.engine.trace import Path, Trace, is_lookup
+from whyformer.engine.trace import Path, is_lookup
 from whyformer.errors import ModelError
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -44,6 +44,7 @@ class Root:
 
 
 Ends = Mapping[Any, tuple[int, Path]]
+Starts = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -66,18 +67,22 @@ class Recording:
         ended: for root "output", the names of the ends, in the order of the roots.
         cuts: where the graph is cut for :meth:`sweep`, (what enters a block, the leaf that enters it in its place);
             None where it is whole.
+        output: what the model returned, cut off from the graph as ``read`` says.
+        kept: whether every backward pass leaves the graph for another one.
     """
 
     mode: Interception
     logits: Tensor = field(init=False)
     read: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    output: Output = field(init=False)
+    kept: bool = False
     started: tuple[Tensor, Tensor] = field(init=False)
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
     moved: bool = False
     half: str | None = None
     ended: list[Any] = field(default_factory=list)
-    cuts: list[tuple[Tensor, Tensor]] | None = None
+    cuts: Starts | None = None
     block_sums: dict[int, Tensor] = field(default_factory=dict)
     blocks: int = 0
 
@@ -98,19 +103,21 @@ class Recording:
     def attentions(self) -> int:
         return self.mode.attentions
 
-    def backward(self, seed: Tensor, *, relevance: bool = False, keep: bool = False) -> list[Tensor]:
-        """Send ``seed`` ``[B, C]`` back from the logits to the roots, as ∂(seed · logits) at the tensors they are of.
+    def backward(
+        self, seed: Tensor, *, relevance: bool = False, keep: bool = False, at: Starts | None = None
+    ) -> list[Tensor]:
+        """Send ``seed`` ``[B, C]`` back from the logits to the roots, as ∂(seed · logits) at the tensors they are of;
+        what arrives at each root is returned.
 
         Args:
             relevance: carry relevance instead of gradients (relevance carrier only).
             keep: another backward pass will follow.
-
-        Returns:
-            What arrives at each root.
+            at: (tensor of the graph, what starts there) instead of the logits and the seed.
         """
+        keep = keep or self.kept
         self._prepare(relevance, keep)
         with self._going_back():
-            starts = self._starts(seed)
+            starts = self.starts(seed) if at is None else at
             flows = torch.autograd.grad(
                 [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
             )
@@ -137,7 +144,7 @@ class Recording:
         self._prepare(False, True)
         cuts = self.cuts or []
         with self._going_back():
-            starts = self._starts(seed)
+            starts = self.starts(seed)
             outputs, flows = [t for t, _ in starts], {relevance: [s for _, s in starts] for relevance in (False, True)}
             for below in range(len(cuts), -1, -1):
                 targets = [*(leaf for _, leaf in reversed(cuts[:below])), *self.roots]
@@ -184,11 +191,10 @@ class Recording:
                 "needed on the way back. Write that step out of place (x = x + y, not x += y), or use another method"
             ) from error
 
-    def _starts(self, seed: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def starts(self, seed: Tensor) -> Starts:
         """(tensor of the output, what starts there) for those that the target reads."""
-        found = torch.autograd.grad(
-            self.logits, [leaf for _, leaf in self.read], seed, retain_graph=True, allow_unused=True
-        )
+        leaves = [leaf for _, leaf in self.read]
+        found = torch.autograd.grad(self.logits, leaves, seed, retain_graph=True, allow_unused=True)
         starts = [(t, s) for (t, _), s in zip(self.read, found, strict=True) if s is not None]
         rows = [s.detach().reshape(len(seed), -1) for _, s in starts if len(s) == len(seed)] or [seed.flatten(1)]
         self.started = (
@@ -197,11 +203,12 @@ class Recording:
         return starts
 
     def _let_go(self) -> None:
-        # the graph refers to this recording (listeners, observers) and the recording to the graph: a circle through
-        # C++ that Python's collector cannot see, so it has to be cut
+        # the graph refers to this recording (listeners, observers) and the recording to the graph (by a cache of keys
+        # and values too): a circle through C++ that Python's collector cannot see, so it has to be cut
         if hasattr(self, "logits"):
             self.logits = self.logits.detach()
         self.read.clear()
+        vars(self).pop("output", None)
 
     def release(self) -> None:
         """Let go of the graph and of all that was recorded on the way, whether or not it was used."""
@@ -216,8 +223,7 @@ class Recording:
 
 @contextmanager
 def running(mode: Interception) -> Iterator[Interception]:
-    """The model's operations go through ``mode``; those of other runs, and of a model that a user's hook calls, do not
-    count in it."""
+    """The model's operations go through ``mode``; those of other runs and of users' hooks do not count in it."""
     with inside(mode), users_hooks_aside(mode.model, mode), mode:
         yield mode
 
@@ -279,7 +285,7 @@ def record(
             place[one.place] = recording.begun[name] = mode.add_root(value.detach().clone().requires_grad_())
     entries = {name: one for name, one in starts.items() if one.kind == "entry"}
     looked_up = {one.place: name for name, one in starts.items() if one.kind == "lookup"}
-    mode.watch = next((p for p in probes if isinstance(p, Trace)), None) or _lookups(recording, looked_up, values)
+    mode.watch = next((p for p in probes if callable(p)), None) or _lookups(recording, looked_up, values)
     mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
@@ -288,8 +294,7 @@ def record(
         )
     graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
-    first = next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None)
-    run.batch = int(first.shape[0]) if first is not None and first.dim() else 1
+    run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
     with (
         torch.inference_mode(False),
         gradient,
@@ -304,11 +309,11 @@ def record(
     audit.hidden(mode, tuple(made))
     if mode.projections is not None:
         for projection in mode.projections.found.values():
-            if projection.norm_input is not None:
-                projection.norm_input = batch_first(projection.norm_input, run)
+            projection.turn(lambda tokens: batch_first(tokens, run))
     with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
         cut, recording.read = with_leaves(output)
-        recording.logits = read(Output(model, cut, *feed, samples))
+        recording.output = Output(model, cut, *feed, samples)
+        recording.logits = read(recording.output)
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):
         bad = first_bad_parameter(model)
@@ -339,6 +344,7 @@ def _lookups(
             return result
         value = values.get(own, result)
         leaf = recording.begun[own] = mode.add_root(value.detach().clone().requires_grad_())
-        return leaf.clone()  # the model may change it in place
+        with mode:
+            return leaf.clone()  # the model may change it in place
 
     return watch

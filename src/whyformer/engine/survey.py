@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.engine.run import Feed, record
 from whyformer.engine.trace import Attention, Key, Lookup, Path, Trace
 from whyformer.models.readout import anything
-from whyformer.models.structure import block_groups
+from whyformer.models.structure import TOKENS_FIRST, block_groups
 from whyformer.rules.core import Composite
 
 _GRADIENT = Composite("gradient", "multiplier", audit=False)
@@ -27,8 +27,9 @@ class Structure:
         attentions: of the blocks, in order of execution.
         lookups: stream -> its look-up, for streams of token ids.
         entries: stream -> the first block call that its rows enter before any attention, and all streams that do.
+        unaligned: streams of which more or fewer rows enter there than were looked up.
         outputs: rows -> the last block call that they leave, and where they stand in what it returns.
-        calls: the name of the group that each block called is of.
+        calls, rows: the name of the group that each block called is of, and whose rows enter it.
         batches: numbers of samples of the inputs.
         plain: one stream, and one attention in each block of one group.
     """
@@ -38,7 +39,9 @@ class Structure:
     entries: Mapping[str, tuple[int, Key]]
     outputs: Mapping[Key, tuple[int, Path]]
     calls: tuple[str, ...]
+    rows: tuple[Key | None, ...]
     batches: frozenset[int]
+    unaligned: frozenset[str]
     plain: bool
 
     @property
@@ -63,14 +66,42 @@ class Structure:
         """Number of layers of attention of these rows among themselves."""
         return len({a.depth for a in self.attentions if a.queries == a.keys == key})
 
-    @property
-    def windowed(self) -> bool:
-        """Whether attention on the way from what is read out works in windows or at several resolutions, so that there
-        is no map over all rows."""
+    def group_of(self, name: str) -> str | None:
+        """The group of blocks in which the rows of an input attend, those that are read out before others; if they are
+        seen to attend in none (in windows), that which they enter most often."""
+        ends = self.ends()
+        own = sorted((key in ends, call, key) for key, call in self.firsts.items() if name in key)
+        blocks = [a.block for a in self.attentions if own and a.queries == own[-1][2]]
+        if not own:
+            blocks = [call for call, key in enumerate(self.rows) if key and name in key]
+        calls = [self.calls[block] for block in blocks if block is not None]
+        return max(calls, key=calls.count) if calls else None
+
+    def reached(self) -> set[Key]:
+        """Rows from which attention leads to what is read out."""
         reached = set(self.ends())
         for a in reversed(self.attentions):
             if a.queries in reached:
                 reached.add(a.keys)
+        return reached
+
+    @property
+    def partly(self) -> tuple[int, int] | None:
+        """(how many attend, how many there are) of the blocks of one kind that some rows run through on the way to what
+        is read out, where not all do: the others mix tokens in another way, or not at all."""
+        for key in self.reached():
+            attending = {a.block for a in self.attentions if a.queries == key and a.block is not None}
+            groups = {self.calls[block] for block in attending}
+            through = {i for i, rows in enumerate(self.rows) if rows == key and self.calls[i] in groups}
+            if through - attending:
+                return len(attending), len(through | attending)
+        return None
+
+    @property
+    def windowed(self) -> bool:
+        """Whether attention on the way from what is read out works in windows or at several resolutions, so that there
+        is no map over all rows."""
+        reached = self.reached()
         on_the_way = [a for a in self.attentions if a.queries in reached]
         sizes = {pair for a in on_the_way for pair in ((a.queries, a.shape[1]), (a.keys, a.shape[2]))}
         return any(a.shape[0] not in self.batches for a in on_the_way) or len(sizes) > len({key for key, _ in sizes})
@@ -114,9 +145,9 @@ def survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> Str
     kinds = tuple((n, v.dim() if isinstance(v, Tensor) else None) for n, v in named.items())
     key: tuple[Any, ...] = (kinds, tuple(scored))
     known = _KNOWN.setdefault(model, {})
-    if key in known and not known[key].plain:
+    in_order = key not in known or all(lookup.in_order for lookup in known[key].lookups.values())
+    if key in known and not (known[key].plain and in_order):
         tensors = [v for v in named.values() if isinstance(v, Tensor)]
-        in_order = all(lookup.in_order for lookup in known[key].lookups.values())
         key = (*key, tuple(tuple(v.shape) for v in tensors))
         if not in_order:
             key = (*key, tuple(v.cpu().numpy().tobytes() for v in tensors if not v.is_floating_point()))
@@ -135,6 +166,8 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     trace.groups = {id(block): name for name, blocks in groups.items() for block in blocks}
     blocks = [block for some in groups.values() for block in some]
     record(model, (tuple(args), kwargs), _GRADIENT, trace, blocks=blocks, read=anything).release()
+    if trace.tokens_first is not None:
+        TOKENS_FIRST[model] = trace.tokens_first
     main = next(iter(groups.items()), ("", []))
     attending = [trace.calls[a.block] if a.block is not None else "" for a in trace.attentions]
     alone = len(scored) == 1 and len(trace.lookups) <= 1 and len({a.queries | a.keys for a in trace.attentions}) == 1
@@ -143,7 +176,8 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     plain = not trace.attentions or (alone and one_each)
     batches = frozenset({0, *(shape[0] for shape in trace.shapes.values())})
     return Structure(
-        tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, tuple(trace.calls), batches, plain
+        tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, tuple(trace.calls), tuple(trace.rows),
+        batches, frozenset(trace.unaligned), plain,
     )  # fmt: skip
 
 

@@ -108,9 +108,12 @@ class Trace:
     lookups: dict[str, Lookup] = field(default_factory=dict)
     entries: dict[str, tuple[int, Key]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    rows: list[Key | None] = field(default_factory=list)
     outputs: dict[Key, tuple[int, Path]] = field(default_factory=dict)
     groups: dict[int, str] = field(default_factory=dict)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
+    tokens_first: bool | None = None
+    unaligned: set[str] = field(default_factory=set)
     looked: int = 0
     nameless: int = 0
 
@@ -129,9 +132,18 @@ class Trace:
         """A block is called on these rows."""
         self.calls.append(self.groups[id(module)])
         label = _rows(hidden)
+        self.rows.append(None if label is None else label.key)
+        if label is not None and hidden is not None and hidden.dim() == 3 and hidden.shape[0] != hidden.shape[1]:
+            shapes = [self.shapes[n] for n in label.key if n in self.shapes and n in self.lookups]
+            texts = shapes[0][:-1].numel() if len(label.key) == len(shapes) == 1 else 0
+            if texts in hidden.shape[:2]:
+                self.tokens_first = hidden.shape[1] == texts
         for name, depth in ({} if label is None else label.streams).items():
-            if depth == 0 and label is not None:
-                self.entries.setdefault(name, (call, label.key))
+            if depth == 0 and label is not None and name not in self.entries:
+                self.entries[name] = (call, label.key)
+                found = self.lookups.get(name)
+                if found is not None and hidden is not None and hidden.shape[:2].numel() != found.elements.numel():
+                    self.unaligned.add(name)
 
     def left(self, call: int, found: Sequence[tuple[Path, Tensor]]) -> None:
         """A block's outputs, and where they stand."""

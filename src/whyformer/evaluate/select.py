@@ -112,7 +112,7 @@ def arbitrate(
             (the best on average), "mean_baseline" (no choice: attention averaged over heads and blocks, readout row,
             added to the candidates). As in the paper: "batch" (the best on some of the samples, used for all; scored
             on the other samples), "prime" (each sample's best on average over the classes), "label" (the best for each
-            sample and class). The paper's code takes "prime" along the wrong axis (methods.md §4.2); this does not.
+            sample and class). The paper's code takes "prime" along the wrong axis; this does not.
             Over all classes of a softmax "prime" refuses maps that are the same for every class: their mean is 0.
         holdout: share of the features (in mode "batch": of the samples) held out. With 0 nothing is: the same features
             choose and score, as in the paper, and the score is too good.

@@ -15,7 +15,8 @@ from whyformer.errors import InputError
 from whyformer.evaluate.case import Case, read_case
 from whyformer.evaluate.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import begin
-from whyformer.explanation.result import Explanation, degenerate
+from whyformer.explanation.doubts import of_input, of_map
+from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.targets import Target
 
@@ -198,21 +199,8 @@ def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDAr
 
 def warnings(e: Explanation, words: int | None = None) -> list[str]:
     """Sentences about the map of one sample, from its diagnostics and its scores; ``words``: how many a text has."""
-    found = [f"{e.method}: {line}." for line in dict.fromkeys([*e.warnings, *degenerate(e.scores[0])])]
-    conservation = e.diagnostics.get("conservation")
-    if isinstance(conservation, dict) and (error := float(conservation["error"][0])) > 0.01:
-        found.append(
-            f"{e.method}: relevance is not conserved. On the way through the blocks its sum moves by "
-            f"{_percent(error)} of what it started from, so the sizes of scores mean little; their order may help."
-        )
-    completeness = e.diagnostics.get("completeness")
-    if isinstance(completeness, dict):
-        whole, error = abs(float(completeness["difference"][0])), abs(float(completeness["error"][0]))
-        if error > 0.05 * max(whole, 1e-12):
-            found.append(
-                f"{e.method}: the scores miss what they should add up to by {_percent(error / max(whole, 1e-12))}; "
-                "more steps come closer."
-            )
+    found = [line for line in e.warnings if line not in of_input(e.features, 0)]
+    found = [f"{e.method}: {line}." for line in dict.fromkeys([*found, *of_map(e.scores[0], e.diagnostics, 0)])]
     if e.diagnostics.get("class_specific") is False:
         found.append(
             f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."
@@ -220,7 +208,3 @@ def warnings(e: Explanation, words: int | None = None) -> list[str]:
     if bool(e.scores.any()) and words is not None and words < 3:
         found.append("With one or two tokens there is little to compare.")
     return found
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share < 10 else f"a factor of {share:,.0f}"

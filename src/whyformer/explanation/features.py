@@ -19,8 +19,11 @@ class Features:
         tokens: token strings of each sample (padding included), for text.
         offsets: (start, end) characters of each token in ``texts``; (0, 0) for special tokens.
         texts: the raw sentences, where given.
+        extent: (begin, end) characters of each of ``texts`` that the model read; the rest was cut off.
+        unknown: places in ``tokens`` that stand for what the tokenizer has no token for ([UNK]), for each sample.
         image_size: (height, width) in pixels of the model's input, for pictures.
         grid: (rows, columns) of patches, where scores are of patches.
+        frames: how many steps of time have a grid (or a frame of pixels) of their own, for a video; None for a picture.
         pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
         originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
         geometry: for each of them, where the model's input lies on it.
@@ -29,8 +32,11 @@ class Features:
     tokens: list[list[str]] | None = None
     offsets: list[list[tuple[int, int]]] | None = None
     texts: list[str] | None = None
+    extent: list[tuple[int, int]] | None = None
+    unknown: list[list[int]] | None = None
     image_size: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
+    frames: int | None = None
     pictures: Tensor | None = None
     originals: list[Image.Image] | None = None
     geometry: list[Geometry] | None = None

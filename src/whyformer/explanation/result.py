@@ -26,7 +26,8 @@ class Explanation:
     Attributes:
         scores: attribution, on the CPU. ``[B, P]`` patches row by row (``level="patch"``; prefix tokens left out),
             ``[B, N]`` tokens in order (``level="token"``; special tokens and padding are 0) or ``[B, H, W]``
-            pixels of the model's input (``level="pixel"``).
+            pixels of the model's input (``level="pixel"``). Of a video, patches step by step of time, and pixels
+            ``[B, T, H, W]``: see :meth:`frame`.
         level: ``"patch"``, ``"token"`` or ``"pixel"``.
         method, settings: registry name and the full settings (defaults filled in).
         target: ``[B]`` class index explained (the first one of a contrast).
@@ -116,6 +117,16 @@ class Explanation:
         return self.features.texts
 
     @property
+    def extent(self) -> list[tuple[int, int]] | None:
+        """(begin, end) characters of each text that the model read, where a part was cut off."""
+        return self.features.extent
+
+    @property
+    def unknown(self) -> list[list[int]] | None:
+        """Places of the tokens of each sample that are unknown to the model ([UNK]), if there are any."""
+        return self.features.unknown
+
+    @property
     def image_size(self) -> tuple[int, int] | None:
         """(height, width) in pixels of the model's input, for pictures."""
         return self.features.image_size
@@ -124,6 +135,11 @@ class Explanation:
     def grid(self) -> tuple[int, int] | None:
         """(rows, columns) of patches, for ``level="patch"``."""
         return self.features.grid
+
+    @property
+    def frames(self) -> int | None:
+        """How many steps of time have a map of their own, for a video; None for a picture."""
+        return self.features.frames
 
     @property
     def pictures(self) -> Tensor | None:
@@ -174,10 +190,33 @@ class Explanation:
     def heatmap(self, size: tuple[int, int] | None = None) -> Tensor:
         """``[B, height, width]`` map, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
 
+        Of a video ``[B, T, height, width]``, a map for each step of time.
+
         Args:
             size: (height, width) in pixels; the model's input size by default.
         """
-        return views.resize(self._maps(), size or self.image_size)
+        maps, size = self._maps(), size or self.image_size
+        if maps.dim() == 3:
+            return views.resize(maps, size)
+        return views.resize(maps.flatten(0, 1), size).unflatten(0, maps.shape[:2])
+
+    def frame(self, index: int) -> Explanation:
+        """The explanation of one step of time of a video, a picture: one frame, or those that share a row of tokens
+        (a tube), of which the middle one is shown.
+
+        Raises:
+            InputError: it is no video, or has no such step.
+        """
+        if self.frames is None:
+            raise InputError("frame() is for videos, whose scores have steps of time")
+        if not -self.frames <= index < self.frames:
+            raise InputError(f"step {index} is outside the video, which has {self.frames} steps of time")
+        at, seen = index % self.frames, self.pictures
+        if seen is not None and seen.dim() == 5:
+            seen = seen[:, min(int((at + 0.5) * seen.shape[1] / self.frames), seen.shape[1] - 1)]
+        scores = self._maps()[:, at]
+        scores = scores if self.level == "pixel" else scores.flatten(1)
+        return replace(self, scores=scores, parts={}).with_features(frames=None, pictures=seen)
 
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
         """``[height, width]`` map of one sample on the original picture, NaN where the model did not see it.
@@ -189,18 +228,23 @@ class Explanation:
             size: (height, width) to draw the whole picture at; the original's own by default.
         """
         maps = self._maps()
+        if maps.dim() == 4:
+            raise InputError("a video has a map for each step of time: take one with .frame(i)")
         known = Geometry.whole(self.image_size or (int(maps.shape[1]), int(maps.shape[2])))
         known = known if self.geometry is None else self.geometry[sample]
         known = known if size is None else known.scaled(size)
         return views.place(maps[sample], known.box, known.size)
 
     def _maps(self) -> Tensor:
-        """``[B, rows, columns]`` of patches or pixels."""
+        """``[B, rows, columns]`` of patches or pixels; of a video ``[B, T, rows, columns]``."""
         if self.level == "token":
             raise InputError("a heatmap is for pictures; for text use .scores and .tokens")
         if self.level == "patch" and self.grid is None:
             raise InputError("these patch scores have no grid, so they cannot be laid out as a picture")
-        return self.scores if self.level == "pixel" else self.scores.reshape(len(self), *(self.grid or ()))
+        if self.level == "pixel":
+            return self.scores
+        steps = () if self.frames is None else (self.frames,)
+        return self.scores.reshape(len(self), *steps, *(self.grid or ()))
 
     # -- keeping ---------------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
@@ -252,18 +296,6 @@ class Explanation:
         from whyformer.show import html
 
         return html.fragment(self)
-
-
-def degenerate(scores: Tensor) -> list[str]:
-    """What speaks against the scores of one sample's features: all are 0, or all are equal.
-
-    Equal up to rounding, that is: they differ by at most 16 units in the last place of the largest.
-    """
-    if not bool(scores.any()):
-        return ["all scores are 0, so this map says nothing"]
-    if scores.numel() > 1 and scores.max() - scores.min() <= 16 * torch.finfo(scores.dtype).eps * scores.abs().max():
-        return ["all scores are equal, so this map singles nothing out"]
-    return []
 
 
 def _select(value: Any, index: int, count: int) -> Any:

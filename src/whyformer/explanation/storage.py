@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +56,10 @@ _RESULT: dict[str, Check] = {
     "diagnostics": _is(Mapping),
 }  # fmt: skip
 _FEATURES: dict[str, Check] = {
-    "grid": _or_none(_pair), "image_size": _or_none(_pair), "tokens": _or_none(_each(_each(_is(str)))),
+    "grid": _or_none(_pair), "frames": _or_none(_is(int)), "image_size": _or_none(_pair),
+    "tokens": _or_none(_each(_each(_is(str)))),
     "offsets": _or_none(_each(_each(_pair))), "texts": _or_none(_each(_is(str))),
+    "extent": _or_none(_each(_pair)), "unknown": _or_none(_each(_each(_is(int)))),
     "geometry": _or_none(_each(_is(Mapping))),
 }  # fmt: skip
 
@@ -92,6 +96,8 @@ def from_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
         features[name] = tuple(features[name] or ()) or None
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
+    if features["extent"] is not None:
+        features["extent"] = [(begin, end) for begin, end in features["extent"]]
     if features["offsets"] is not None:
         features["offsets"] = [[(a, b) for a, b in sample] for sample in features["offsets"]]
     return {**made, "features": Features(**features)}
@@ -102,14 +108,13 @@ def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
         tensors = {name: torch.tensor(facts[name]) for name in _TENSORS}
         made = from_plain({k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS)})
-        scores, target, logits = tensors.values()
-        if scores.dim() < 2 or logits.dim() != 2 or not len(logits) == len(scores) == len(target) > 0:
-            raise ValueError("scores, logits and target are for different numbers of samples")
+        made = {**tensors, **made}
+        _fitting(made)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
-    return {**tensors, **made}
+    return made
 
 
 def plain(value: Any) -> Any:
@@ -131,9 +136,9 @@ def save(e: Explanation, path: str | Path) -> Path:
     from safetensors.torch import save_file
 
     path = Path(path)
-    tensors = _tensors(e)
+    tensors = tensors_of(e)
     for i, part in enumerate(e.parts.values()):
-        tensors |= {f"{_PART}{i}.{name}": tensor for name, tensor in _tensors(part).items()}
+        tensors |= {f"{_PART}{i}.{name}": tensor for name, tensor in tensors_of(part).items()}
     parts = {name: to_plain(part) for name, part in e.parts.items()}
     facts = {"format": _FORMAT, "versions": versions(), **to_plain(e), **({"parts": parts} if parts else {})}
     with written_whole(path) as partial:
@@ -145,7 +150,8 @@ def save(e: Explanation, path: str | Path) -> Path:
     return path
 
 
-def _tensors(e: Explanation) -> dict[str, Tensor]:
+def tensors_of(e: Explanation) -> dict[str, Tensor]:
+    """Those of a result and of its features, by name."""
     tensors: dict[str, Tensor] = {name: getattr(e, name) for name in _TENSORS}
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
@@ -156,15 +162,26 @@ def _tensors(e: Explanation) -> dict[str, Tensor]:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A passing name beside ``path``: what is written there takes its place at the end, or nothing is left behind."""
-    partial = path.with_name(path.name + ".partial")
+    """A passing name beside ``path``: what is written there takes its place at the end, or nothing is left behind.
+
+    The passing name is this write's own, so that two processes may write one file: the later one stays, whole.
+
+    Raises:
+        LoadError: the folder is missing, the disk is full, or the file cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    partial = path.with_name(f".{path.name[:100]}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         yield partial
         partial.replace(path)
-    except OSError as error:
-        raise LoadError(f"cannot write {path}: {error}") from error
+    except (OSError, SafetensorError) as error:
+        folder = "" if path.parent.is_dir() else f": there is no folder {path.parent}"
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LoadError(f"cannot write {path}{folder or f': {reason}'}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -172,7 +189,7 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     from safetensors import SafetensorError, safe_open
 
     if not Path(path).is_file():
-        raise LoadError(f"no such file: {path}")
+        raise LoadError(f"{path} is no regular file" if Path(path).exists() else f"no such file: {path}")
     try:
         with safe_open(str(path), "pt") as file:
             facts = json.loads((file.metadata() or {})["whyformer"])
@@ -181,16 +198,38 @@ def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
         parts = dict(facts.pop("parts", {}))
-        whole = _loaded(facts, tensors, "")
-        return whole, {name: _loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise LoadError(f"{path} is not a saved explanation: {error}") from error
+        whole = loaded(facts, tensors, "")
+        return whole, {name: loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
+        if isinstance(error, LoadError):
+            raise
+        raise LoadError(f"{path} is not a saved explanation: {_lacking(error)}") from error
 
 
-def _loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+def _lacking(error: Exception) -> str:
+    """What an error says; of a missing key, that it is missing."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _fitting(made: dict[str, Any]) -> None:
+    """Refuse tensors and features that are not of one number of samples."""
+    scores, target, logits = (made[name] for name in _TENSORS)
+    batch = len(scores) if scores.dim() > 1 else 0
+    if not batch or logits.dim() != 2 or not len(logits) == len(target) == batch:
+        raise InputError("its scores, logits and target are for different numbers of samples")
+    listed = {name: getattr(made["features"], name) for name in (*_FEATURES, "pictures", "originals")}
+    for name, value in {**listed, "target_names": made["target_names"]}.items():
+        if name not in ("grid", "image_size", "frames") and isinstance(value, list | Tensor) and len(value) != batch:
+            raise InputError(f"its {name} are {len(value)}, and its scores are of {batch} samples")
+
+
+def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    """The arguments of an Explanation out of :func:`to_plain` and :func:`tensors_of`, whose names begin so."""
     made = from_plain(facts)
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     count = sum(name.startswith(_ORIGINAL) for name in own)
     originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
     seen = {"pictures": own.get("pictures"), "originals": originals or None}
-    return {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}
+    made = {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}
+    _fitting(made)
+    return made

@@ -80,10 +80,19 @@ def read_file(path: Path) -> Image.Image | str:
     if path.suffix.lower() == ".txt":
         check_file(path, _MOST_TEXT)
         try:
-            return _decoded(path.read_bytes(), str(path))
+            return _decoded(_bytes(path), str(path))
         except OSError as error:
             raise LoadError(f"cannot read {path}: {error.strerror}") from error
     raise InputError(f"{path} is {_OTHER}")
+
+
+def _bytes(path: Path) -> bytes:
+    """What is in a file, and never more than was allowed, should it grow or be exchanged meanwhile."""
+    with path.open("rb") as file:
+        raw = file.read(_MOST_TEXT + 1)
+    if len(raw) > _MOST_TEXT:
+        raise InputError(f"{path} is larger than {_MOST_TEXT // 2**20} MB")
+    return raw
 
 
 def sentence(text: str) -> Argument:

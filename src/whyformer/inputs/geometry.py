@@ -19,6 +19,8 @@ from whyformer.explanation.geometry import Geometry
 Process = Callable[[list[Image.Image]], Tensor]
 Size = tuple[int, int]
 Span = tuple[float, float]
+_SQUASHED, _ENLARGED = 1.5, 16.0
+_LEAST = 4  # pixels of a side on which a ramp can be seen
 # rows of a ramp are rounded at 8 different levels, so that their mean is the ramp itself
 _ROUNDING = np.array([0, 4, 2, 6, 1, 5, 3, 7])[:, None] / 8
 
@@ -36,6 +38,8 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         process: pictures -> ``[B, C, H, W]`` of the model's input.
     """
     different = list(dict.fromkeys(sizes))
+    if min(map(min, different)) < _LEAST:
+        return None
     lengths = np.array(different, dtype=float)
     try:
         black, white = (
@@ -44,9 +48,9 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         )
         if black.ndim != 4 or white.shape != black.shape or len(black) != len(different):
             return None
-        found = _fitted(process, black, white, different, np.stack([0 * lengths, lengths], -1))
+        found = fitted(process, black, white, different, np.stack([0 * lengths, lengths], -1))
         if found is not None and ((found[..., 1] - found[..., 0]) / lengths).min() < 0.75:
-            found = _fitted(process, black, white, different, found)
+            found = fitted(process, black, white, different, found)
     except Exception:  # a processor of the user's own may fail on pictures that are not what it is made for
         return None
     if found is None:
@@ -55,11 +59,30 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
     return [Geometry(s, (left, top, right, bottom)) for s in sizes for (top, bottom), (left, right) in [edges[s]]]
 
 
+def told(size: Size, seen: Size, geometry: Geometry | None) -> list[str]:
+    """What happened to a picture's shape that a map does not show: its sides scaled unlike, or hardly any pixels.
+
+    Args:
+        size: (height, width) of the picture; seen: of the model's input; geometry: where that lies on it, if known.
+    """
+    left, top, right, bottom = (0, 0, size[1], size[0]) if geometry is None else geometry.box
+    down, across = seen[0] / (bottom - top), seen[1] / (right - left)
+    was, now, said = f"{size[1]}×{size[0]}", f"{seen[1]}×{seen[0]}", []
+    if max(down, across) > _SQUASHED * min(down, across):
+        ratio = max(down, across) / min(down, across)
+        said.append(
+            f"the picture was squeezed: {was} pixels became {now}, so that shapes are {ratio:.1f}:1 out of true"
+        )
+    if min(down, across) > _ENLARGED:
+        said.append(f"a picture of {was} pixels was enlarged to {now}: what the model sees of it is a few flat fields")
+    return said
+
+
 def _fed(process: Process, pictures: list[Image.Image]) -> NDArray[np.float64]:
     return np.asarray(process(pictures).double().cpu())
 
 
-def _ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
+def ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
     """Brightness from 0 to 255 along a span of an axis (0: from top to bottom), and the same before and behind it."""
     along, beside = size[axis], size[1 - axis]
     line = 255 * (np.arange(along) + 0.5 - span[0]) / (span[1] - span[0])
@@ -68,14 +91,14 @@ def _ramp(size: Size, axis: int, span: NDArray[Any]) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(table if axis == 1 else table.T)).convert("RGB")
 
 
-def _fitted(
+def fitted(
     process: Process, black: NDArray[Any], white: NDArray[Any], sizes: list[Size], spans: NDArray[Any]
 ) -> NDArray[Any] | None:
     """``[P, 2, 2]`` for each size where the input starts and ends, (top, bottom) and (left, right), by ramps over
     these spans and an eighth more on either side."""
     margin = (spans[..., 1:] - spans[..., :1]) / 8 * [-1, 1]
     near = np.clip(spans + margin, 0, np.array(sizes, dtype=float)[..., None])
-    ramps = [_fed(process, [_ramp(size, axis, span[axis]) for size, span in zip(sizes, near, strict=True)])
+    ramps = [_fed(process, [ramp(size, axis, span[axis]) for size, span in zip(sizes, near, strict=True)])
              for axis in (0, 1)]  # fmt: skip
     if any(ramp.shape != black.shape for ramp in ramps):
         return None

@@ -12,6 +12,7 @@ Every picture becomes RGB with 8 bits a channel, and what had to be done for tha
 
 from __future__ import annotations
 
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,15 +68,17 @@ def is_picture_name(text: str) -> bool:
 def check_file(path: Path, size: int) -> None:
     """Refuse, before it is opened, what is no file that can be read, or has more than ``size`` bytes."""
     try:
-        found, folder = path.stat().st_size, path.is_dir()
+        facts = path.stat()
     except FileNotFoundError as error:
         raise LoadError(f"no such file: {path}") from error
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    if folder or found == 0:
-        raise LoadError(f"{path} is {'a folder, no file' if folder else 'empty'}")
-    if found > size:
-        raise InputError(f"{path} has {found / 2**20:.0f} MB; files of at most {size // 2**20} MB are read")
+    if not stat.S_ISREG(facts.st_mode):  # a pipe or a device would be read without end, or waited for
+        raise LoadError(f"{path} is {'a folder' if stat.S_ISDIR(facts.st_mode) else 'a pipe or a device'}, no file")
+    if facts.st_size == 0:
+        raise LoadError(f"{path} is empty")
+    if facts.st_size > size:
+        raise InputError(f"{path} has {facts.st_size / 2**20:.0f} MB; files of at most {size // 2**20} MB are read")
 
 
 @contextmanager
@@ -174,7 +177,13 @@ def _opaque(picture: Image.Image, said: list[str]) -> Image.Image:
 
 
 def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
-    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture."""
+    """uint8 ``[B, H, W, 3]`` as the model saw the picture, for display; None if it is not an RGB picture.
+
+    Of a video ``[B, T, C, H, W]``, ``[B, T, H, W, 3]``.
+    """
+    if pixels.dim() == 5:
+        frames = without_normalisation(pixels.flatten(0, 1), processor)
+        return None if frames is None else frames.unflatten(0, pixels.shape[:2])
     if pixels.dim() != 4 or pixels.shape[1] not in (1, 3):
         return None
     shown = pixels.detach().float().cpu()
@@ -191,10 +200,19 @@ def without_normalisation(pixels: Tensor, processor: Any) -> Tensor | None:
 
 def black_of(processor: Any) -> tuple[float, ...] | None:
     """``[C]`` black in the model's space, −mean/std of the processor's normalisation; None where that is unknown."""
+    return _grey(processor, 0.0)
+
+
+def white_of(processor: Any) -> tuple[float, ...] | None:
+    """``[C]`` white in the model's space, (1 − mean)/std of the processor's normalisation; None where unknown."""
+    return _grey(processor, 1.0)
+
+
+def _grey(processor: Any, level: float) -> tuple[float, ...] | None:
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
     if mean is None or std is None:
         return None
     if not getattr(processor, "do_normalize", True):
-        return (0.0,)
-    return tuple(-m / s for m, s in zip(mean, std, strict=True))
+        return (level,)
+    return tuple((level - m) / s for m, s in zip(mean, std, strict=True))

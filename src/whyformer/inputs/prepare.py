@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,13 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.argument import read_file
 from whyformer.inputs.feed import naming, put_right
-from whyformer.inputs.geometry import measure_geometry
+from whyformer.inputs.geometry import measure_geometry, told
+from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
-from whyformer.inputs.pictures import as_rgb, black_of, is_picture_name, notes, open_picture, without_normalisation
+from whyformer.inputs.kept import check_texts, extent, unknown
+from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
+from whyformer.inputs.prompts import encode, is_prompt, places_in, with_pictures
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -30,7 +31,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     """Make :class:`Inputs` out of tensors, pictures or sentences; moved to the model's device and dtype.
 
     A ``Path`` and an opened file are read; so is a text that ends like a picture file, unless the processor is a mere
-    tokenizer.
+    tokenizer. An array of bytes ``[H, W]`` or ``[H, W, 3]`` is a picture, any other a tensor.
 
     Raises:
         InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
@@ -38,16 +39,16 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     """
     if isinstance(inputs, Inputs):
         return inputs
-    if isinstance(inputs, str | Path | Image.Image) or hasattr(inputs, "read"):
-        inputs = [inputs]
-    if isinstance(inputs, list | tuple):
-        inputs = [_opened(i, processor) for i in inputs]
+    inputs = as_given(inputs, processor)
     if isinstance(inputs, Sequence) and len(inputs) == 0:
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
         made = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         made = _from_pictures(list(inputs), processor)
+    elif is_prompt(inputs):
+        encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
+        made = with_pictures(_from_tensors((), encoded, model, processor), pictures, processor)
     elif isinstance(inputs, Tensor | Mapping) or (
         isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs)
     ):
@@ -61,16 +62,6 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
             f"mapping of tensors; got {type(inputs).__name__}"
         )
     return _move(made, model)
-
-
-def _opened(item: Any, processor: Any) -> Any:
-    """The picture or the text where a file is given; anything else as it is."""
-    if hasattr(item, "read"):
-        return open_picture(item)
-    if isinstance(item, Path):
-        return read_file(item)
-    reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
-    return open_picture(item) if isinstance(item, str) and is_picture_name(item) and not reads_text else item
 
 
 def _move(made: Inputs, model: nn.Module) -> Inputs:
@@ -124,7 +115,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     if ids and not (pictures or vectors):  # packed patches of pictures of one size
         samples = len(dict(content)[ids[0]])
         vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _alike(t, samples, kwargs)]
-    found = [*pictures, *ids, *vectors]
+    several = bool(pictures and ids) and _several(dict(content)[pictures[0]], dict(content)[ids[0]], model)
+    found = [*ids, *pictures, *vectors] if several else [*pictures, *ids, *vectors]
     if not found:  # a sound: one number at each moment
         found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
     if not found:
@@ -153,13 +145,25 @@ _SOUND = re.compile(r"input_values|wave|audio|speech|sound")
 
 
 def _alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
-    """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures of one size."""
+    """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures."""
     grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
     return (
         bool(grids)
         and len(tensor) % samples == 0
-        and all(len(g) == samples and bool((g == g[:1]).all()) for g in grids)
+        and all(len(g) % samples == 0 and _as_many(g.unflatten(0, (samples, -1))) for g in grids)
     )
+
+
+def _as_many(grids: Tensor) -> bool:
+    """Whether the grids ``[B, k, 3]`` of each sample have as many patches."""
+    counts = grids.prod(-1).sum(1)
+    return bool((counts == counts[0]).all())
+
+
+def _several(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
+    """Whether each prompt holds several of the pictures: as many more of them, and places for them among its ids."""
+    more = len(pictures) > len(ids) and len(pictures) % len(ids) == 0
+    return more and places_in(model, ids) > 0
 
 
 def _called(model: nn.Module, place: int) -> str:
@@ -184,7 +188,7 @@ def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.M
 
 
 def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    _check_vocabulary(tensor, model)
+    check_vocabulary(tensor, model)
     _check_length(tensor.shape[-1], longest_text(model, None), "shorten it, or cut the ids off yourself")
     mask = kwargs.get(name.replace("input_ids", "attention_mask") if "input_ids" in name else "attention_mask")
     mask = mask.bool() if isinstance(mask, Tensor) and mask.shape == tensor.shape else None
@@ -195,10 +199,12 @@ def _text_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Mod
         if tensor.dim() == 3:  # a list of choices a sample
             rows = [rows[i : i + tensor.shape[1]] for i in range(0, len(rows), tensor.shape[1])]
     special = None if tokenizer is None else _special_tokens(tensor, tokenizer)
-    return Inputs((), {}, "text", name, mask, special, Features(rows), fill_ids=_fill_ids(tokenizer))
+    features = Features(rows, unknown=unknown(tensor, special, tokenizer))
+    return Inputs((), {}, "text", name, mask, special, features, fill_ids=_fill_ids(tokenizer))
 
 
-def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
+def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
+    """Raise where there are no tokens, or one that the model does not know."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     if ids.numel() == 0:
         raise InputError("the text is empty")
@@ -211,12 +217,14 @@ def _check_vocabulary(ids: Tensor, model: nn.Module) -> None:
 
 # -- text --------------------------------------------------------------------------------------------------------
 def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool) -> Inputs:
+    mark = getattr(tokenizer, "image_token", None)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    for text in texts:
+        if isinstance(mark, str) and mark in text:
+            raise InputError(f"the prompt has a place for a picture ({mark}), and no picture is given: give both")
     if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
-    for i, text in enumerate(texts):
-        if not text.strip():
-            raise InputError("the text is empty" if len(texts) == 1 else f"text number {i} is empty")
+    check_texts(texts)
     if len(texts) > 1 and tokenizer.pad_token is None:
         raise InputError(
             "this tokenizer has no padding token, so sentences of different length make no "
@@ -238,11 +246,12 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
     if bool(special.all(1).any()):
         raise InputError("the text holds no tokens the tokenizer knows")
     mask = encoded.get("attention_mask")
+    places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
     features = Features(
-        [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids],
-        None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets],
-        texts,
-    )
+        [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
+        extent=extent(texts, places, encoded) if truncate and places is not None else None,
+        unknown=unknown(ids, special, tokenizer),
+    )  # fmt: skip
     mask = None if mask is None else mask.bool()
     fill = _fill_ids(tokenizer)
     return Inputs((), dict(encoded), "text", "input_ids", mask, special, features, fill_ids=fill, name="input_ids")
@@ -299,7 +308,8 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     named = hasattr(processor, "preprocess")
     args: tuple[Any, ...] = () if named else (pixels,)
     kwargs = {"pixel_values": pixels} if named else {}
-    said = [notes(p) for p in rgb]
+    seen = (int(pixels.shape[-2]), int(pixels.shape[-1]))
+    said = [notes(p) + told((p.height, p.width), seen, geometry[i] if geometry else None) for i, p in enumerate(rgb)]
     return Inputs(
         args, kwargs, "image", "pixel_values" if named else 0, features=features, notes=said, black=black_of(processor)
     )

@@ -46,6 +46,7 @@ class Removal:
         grid, cell: (rows, columns) of cells and (height, width) of one in pixels, for pictures.
         baseline: what stands in for a feature, by name.
         filler: pixels ``[B, C, H, W]``, vectors ``[B, N, D]``, or a token id.
+        choice: ``[B]`` the text of each sample that tokens are taken out of, in a multiple choice.
     """
 
     inputs: Inputs
@@ -54,6 +55,7 @@ class Removal:
     filler: Any
     grid: tuple[int, int] | None = None
     cell: tuple[int, int] | None = None
+    choice: Tensor | None = None
 
     def without(self, jobs: Sequence[Job]) -> Inputs:
         """One row for each job (sample, features to take out)."""
@@ -69,6 +71,10 @@ class Removal:
             area = area[:, : x.shape[-2], : x.shape[-1]]
             area = area.reshape(len(jobs), *[1] * (x.dim() - 3), *area.shape[1:])
             return chosen.with_tensor(torch.where(area, self.filler[samples], x))
+        if self.choice is not None:
+            gone = torch.zeros_like(x, dtype=torch.bool).index_put(
+                (torch.arange(len(jobs), device=x.device), self.choice.to(x.device)[samples]), gone
+            )
         if self.baseline == "delete":
             return self._delete(chosen, gone)
         if isinstance(self.filler, Tensor):
@@ -133,13 +139,15 @@ def removal(
         InputError: a baseline that this input or its tokenizer does not have.
     """
     inputs, x = task.inputs, task.inputs.tensor
-    if inputs.choices is not None:
-        raise InputError(f"{task.method}: taking tokens out of a multiple choice is not supported yet")
     if isinstance(baseline, int):
         baseline, fill_id = None, baseline
     if inputs.modality == "text":
         name, token = _text_filler(task, baseline, fill_id, prefer)
-        return Removal(inputs, content_of(inputs) & task.own_tokens(), name, token)
+        content = content_of(inputs) & ~_ends(task)
+        if inputs.choices is None:
+            return Removal(inputs, content & task.own_tokens(), name, token)
+        chosen = task.value_index(task.forward()).cpu()
+        return Removal(inputs, content[torch.arange(inputs.batch), chosen], name, token, choice=chosen)
     name = baseline or "zero"
     allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES
     if name not in allowed or fill_id is not None:
@@ -158,9 +166,19 @@ def removal(
     return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
 
 
+def _ends(task: Task) -> Tensor:
+    """``[B, N]`` True at tokens that end a text, where no tokenizer tells: what reads a text there needs them."""
+    ids = task.inputs.tensor.cpu()
+    end = getattr(getattr(task.model, "config", None), "eos_token_id", None)
+    ends = [end] if isinstance(end, int) else end if isinstance(end, list) else []
+    if task.inputs.special is not None or not ends:
+        return torch.zeros(1, dtype=torch.bool)
+    return torch.isin(ids, torch.tensor(ends))
+
+
 def content_of(inputs: Inputs) -> Tensor:
     """``[B, N]`` True at tokens that are neither special nor padding."""
-    content = torch.ones(inputs.tensor.shape[:2], dtype=torch.bool)
+    content = torch.ones(inputs.tensor.shape[: 2 if inputs.choices is None else 3], dtype=torch.bool)
     for known, wanted in ((inputs.mask, True), (inputs.special, False)):
         if known is not None and known.shape == content.shape:
             content &= (known if wanted else ~known).cpu()
@@ -194,19 +212,25 @@ def picture_filler(
 
 
 def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
-    known, method = dict(task.inputs.fill_ids), task.method
+    known, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
+    in_place = task.counted or task.inputs.choices is not None
     if fill_id is not None:
         if baseline is not None:
             raise InputError(f"{method}: give baseline or fill_id, not both")
-        size = getattr(getattr(task.model, "config", None), "vocab_size", None)
+        size = getattr(config, "vocab_size", None)
         if isinstance(size, int) and fill_id >= size:
             raise InputError(f"{method}: fill_id={fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id
     if baseline is None:
-        masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not task.counted else []
+        masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not in_place else []
+        if not known and not masked:  # there is no tokenizer, but the model may know
+            own = {name: getattr(config, f"{name}_token_id", None) for name in prefer}
+            known = {name: token for name, token in own.items() if isinstance(token, int)}
         baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
     if baseline == "delete":
-        pad = getattr(getattr(task.model, "config", None), "pad_token_id", None)
+        if task.inputs.choices is not None:
+            raise InputError(f"{method}: no token can be deleted from one text of a multiple choice; choose a token")
+        pad = getattr(config, "pad_token_id", None)
         return baseline, known.get("pad", pad if isinstance(pad, int) else 0)
     have = ", ".join(known) or "none"
     if baseline is None:

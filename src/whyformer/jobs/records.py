@@ -1,12 +1,12 @@
 """The file in which a benchmark keeps what it has measured, one line a sample and configuration.
 
 A run that was killed goes on where it stopped: what is in the file is not measured again, and the figures are made from
-the file alone, one record a key, so nothing is lost or counted twice.
+the file alone, one record a key, so nothing is lost or counted twice. Each line has a checksum: what was cut off or
+changed is left out, and measured again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from contextlib import ExitStack
@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.jobs import lines
 
 Record = dict[str, Any]
 Key = tuple[str, str]
 
 
 class RecordFile(ExitStack):
-    """Records by (sample, configuration key); open in one process at a time."""
+    """Records by (sample, configuration key); open in one process at a time.
+
+    Attributes:
+        dropped: how many damaged lines were found and taken out of the file.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -49,17 +54,26 @@ class RecordFile(ExitStack):
             raise InputError(f"another run is writing to {place}; wait for it, or give another --out") from error
 
     def _read(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # the last line was cut off when the run was killed
-            os.truncate(self._file, whole)
-            self.dropped += 1
-        for line in data[:whole].splitlines():
-            try:
-                record = json.loads(line)
-                self.records[record["sample"], record["key"]] = record
-            except (ValueError, KeyError, TypeError):
+        whole = []
+        for line in self.path.read_bytes().splitlines(keepends=True):
+            record = lines.read(line) if line.endswith(b"\n") else None  # the last may have been cut off by a kill
+            if record is None or not isinstance(record.get("sample"), str) or not isinstance(record.get("key"), str):
                 self.dropped += 1
+                continue
+            whole.append(line)
+            self.records[record["sample"], record["key"]] = record
+        if self.dropped:
+            self._rewrite(b"".join(whole))
+
+    def _rewrite(self, content: bytes) -> None:
+        """Put another file in the place of this one, locked before it is seen."""
+        partial = self.path.with_name(self.path.name + ".partial")
+        self._file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self.callback(os.close, self._file)
+        self._lock()
+        self._append(content)
+        self.sync()
+        partial.replace(self.path)
 
     def __contains__(self, key: Key) -> bool:
         """Whether this was measured; what failed is tried again."""
@@ -69,11 +83,14 @@ class RecordFile(ExitStack):
     def add(self, record: Record) -> None:
         """Append a record: one write of one whole line."""
         # six digits are more than the figures show
-        line = (json.dumps(plain(record, 6), ensure_ascii=False, allow_nan=False) + "\n").encode()
-        view = memoryview(line)
+        kept = plain(record, 6)
+        self._append(lines.written(kept))
+        self.records[record["sample"], record["key"]] = kept
+
+    def _append(self, content: bytes) -> None:
+        view = memoryview(content)
         while view:
             view = view[os.write(self._file, view) :]
-        self.records[record["sample"], record["key"]] = json.loads(line)
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""

@@ -1,11 +1,22 @@
 """Methods. Importing this package fills the registry."""
 
-from whyformer.methods import propagation  # noqa: F401 - each fills the registry
+from whyformer.methods import auto, multipliers, propagation  # noqa: F401 - each fills the registry
 from whyformer.methods.gradients import gradcam, input_gradients  # noqa: F401
-from whyformer.methods.maps import flow, gae, gradcam_attention, rollout, transformer_attribution  # noqa: F401
-from whyformer.methods.perturbation import occlusion, vit_cx  # noqa: F401
+from whyformer.methods.maps import (  # noqa: F401
+    attcat,
+    beyond_intuition,
+    flow,
+    gae,
+    gradcam_attention,
+    gradient_weighted,
+    legrad,
+    libra_attention,
+    rollout,
+    transformer_attribution,
+)
+from whyformer.methods.perturbation import occlusion, tis, vit_cx  # noqa: F401
 from whyformer.methods.registry import METHODS, Method, find, methods
-from whyformer.methods.vectors import norms, value_zeroing  # noqa: F401
+from whyformer.methods.vectors import alti, decompx, globenc, norms, value_zeroing  # noqa: F401
 from whyformer.rooms import make_callable
 
 __all__ = ["METHODS", "Method", "find", "methods"]

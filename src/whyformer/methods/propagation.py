@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: full, partial, and the conservative variants of Ali et al."""
+"""Layer-wise relevance propagation: full and partial, with deep Taylor rules."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whyformer.composites.ali import conservative
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.engine.probes import Flows
-from whyformer.methods.gradients.input_gradients import explain_roots, multiply, of_roots
+from whyformer.methods.gradients.input_gradients import explain_roots, of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.transformer_attribution import conservation
-from whyformer.methods.registry import Amount, Block, at_least, method, one_of
+from whyformer.methods.registry import Amount, Block, between, method, one_of
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
 LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
-Alpha = Annotated[float, at_least(1)]
+Alpha = Annotated[float, between(1, 1_000)]
 
 
 def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
@@ -31,6 +30,7 @@ def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composi
     "relevance of the logit, propagated to every pixel or token embedding",
     family="propagation",
     level="pixel or token",
+    signed=True,
     citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
     anywhere=True,
 )
@@ -95,45 +95,3 @@ def partial_lrp(
     (fused,) = task.global_maps(maps, row.shape[-1])
     values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
     return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
-
-
-# -- Ali et al.: gradient × input with some factors held constant ----------------------------------------------------
-_ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"
-_SECANT = """
-
-Args:
-    secant: also replace the slope g'(x) of activations by g(x)/x.
-"""
-
-
-def _conservative(name: str, constant: str, formula: str, *tables: str) -> None:
-    """Register one of them; ``tables`` of :mod:`whyformer.composites.ali` say what is held constant."""
-
-    def explained(task: Task, *, secant: bool = False) -> Scores:
-        recording, flows = explain_roots(task, conservative(*tables, *(["secant"] if secant else [])))
-        return multiply(task, recording, flows)
-
-    explained.__name__, explained.__doc__ = name, formula + _SECANT
-    summary = f"gradient × input with {constant} held constant"
-    method(summary, family="propagation", level="pixel or token", citation=_ALI, anywhere=True)(explained)
-
-
-_conservative(
-    "lrp_ah",
-    "attention probabilities",
-    "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
-    "AH",
-)
-_conservative(
-    "lrp_ln",
-    "LayerNorm's standard deviation",
-    "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
-    "LN",
-)
-_conservative(
-    "lrp_ah_ln",
-    "attention and LayerNorm's deviation",
-    "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases (methods.md §8 #21).",
-    "AH",
-    "LN",
-)

@@ -19,14 +19,16 @@ Checked = tuple[str, Check]  # (what a setting must be, whether it is)
 
 # -- what settings may be --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
-class AtLeast:
-    """A check: a number from ``low`` up. A class, so that a form can read the bound."""
+class Between:
+    """A check: a number from ``low`` to ``high``. A class, so that a form can read the bounds."""
 
     low: float
+    high: float
     whole: bool = False
 
     def __call__(self, value: Any) -> bool:
-        return not isinstance(value, bool) and value >= self.low and (not self.whole or isinstance(value, int))
+        inside = not isinstance(value, bool) and self.low <= value <= self.high
+        return inside and (not self.whole or isinstance(value, int))
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class OneOf:
         return any(value == x and type(value) is type(x) for x in self.values)
 
 
-def at_least(low: float, *, whole: bool = False) -> Checked:
-    """A number from ``low`` up."""
-    return f"a {'whole ' if whole else ''}number of at least {low}", AtLeast(low, whole)
+def between(low: float, high: float, *, whole: bool = False) -> Checked:
+    """A number from ``low`` to ``high``: no setting is without a bound, for it may come from a stranger's browser."""
+    return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Between(low, high, whole)
 
 
 def one_of(*values: Any) -> Checked:
@@ -65,11 +67,11 @@ OPTIONAL_BLOCK = or_none(BLOCK)
 
 Block = Annotated[int, BLOCK]
 OptionalBlock = Annotated[int | None, OPTIONAL_BLOCK]
-Natural = Annotated[int, at_least(0, whole=True)]
-OptionalNatural = Annotated[int | None, or_none(at_least(0, whole=True))]
-Count = Annotated[int, at_least(1, whole=True)]
-OptionalCount = Annotated[int | None, or_none(at_least(1, whole=True))]
-Amount = Annotated[float, at_least(0)]
+Natural = Annotated[int, between(0, 2**32 - 1, whole=True)]
+OptionalNatural = Annotated[int | None, or_none(between(0, 2**32 - 1, whole=True))]
+Count = Annotated[int, between(1, 10_000, whole=True)]
+OptionalCount = Annotated[int | None, or_none(between(1, 10_000, whole=True))]
+Amount = Annotated[float, between(0, 1_000)]
 
 
 def _check_of(hint: Any) -> Checked | None:
@@ -95,6 +97,8 @@ class Method:
         level: level of its scores on pictures and on text, e.g. "patch or token", "pixel or token".
         modality: "both", "image" or "text".
         class_specific: False if the scores do not depend on the target.
+        signed: True if scores below 0 are possible and speak against the target, or a function of the complete settings
+            that says so. A map without such scores is shown in other colours, which claim less.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
     """
 
@@ -109,7 +113,12 @@ class Method:
     level: str = "patch or token"
     modality: str = "both"
     class_specific: bool = True
+    signed: bool | Callable[[dict[str, Any]], bool] = False
     anywhere: bool = False
+
+    def signs(self, settings: dict[str, Any]) -> bool:
+        """Whether scores made with these complete settings have a sign."""
+        return self.signed if isinstance(self.signed, bool) else self.signed(settings)
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""
@@ -130,6 +139,11 @@ class Method:
         return full
 
 
+def summed(settings: dict[str, Any]) -> bool:
+    """Whether channels or width are summed with their signs (``norm="sum"``): for ``signed`` of a method."""
+    return bool(settings["norm"] == "sum")
+
+
 METHODS: dict[str, Method] = {}
 
 
@@ -139,8 +153,10 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
 
     Its signature says which settings there are and what they may be: ``bool``, a ``Literal``, or ``Annotated`` with a
     check. What the registry runs is the function and then :meth:`~whyformer.methods.task.Task.lay_out`, so that methods
-    know token rows only, not where these lie in a picture.
+    know token rows only, not where these lie in a picture. Methods of patches get a setting ``affinity`` (False), see
+    :mod:`whyformer.methods.affinity`.
     """
+    patches = str(facts.get("level", "patch or token")).startswith("patch or")
 
     def register(function: Callable[..., Scores]) -> Callable[..., Scores]:
         hints = get_type_hints(function, include_extras=True)
@@ -148,9 +164,14 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
         settings = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         checks = {name: check for name in settings if (check := _check_of(hints[name])) is not None}
 
+        if patches:
+            settings["affinity"], checks["affinity"] = False, FLAG
+
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
-            return task.lay_out(function(task, **chosen))
+            wanted = patches and chosen.pop("affinity", False)
+            scores = task.lay_out(function(task, **chosen))
+            return _spread(task, scores) if wanted else scores
 
         METHODS[function.__name__] = Method(function.__name__, summary, settings, checks, laid_out, **facts)
         return function
@@ -158,13 +179,30 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
     return register
 
 
+def _spread(task: Task, scores: Scores) -> Scores:
+    from whyformer.methods.affinity import spread
+
+    return spread(task, scores)
+
+
 def find(name: str) -> Method:
     """The method of that name, or an error that lists the names."""
+    if not isinstance(name, str):
+        given = getattr(name, "__name__", None) or type(name).__name__
+        raise InputError(f"a method is given by its name, such as 'rollout', not as the object {given!r}")
     if name in METHODS:
         return METHODS[name]
     raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(sorted(METHODS))}")
 
 
-def methods() -> list[Method]:
+class Listing(list[Method]):
+    """Methods in a list that prints as a table."""
+
+    def __repr__(self) -> str:
+        wide = max((len(m.name) for m in self), default=0)
+        return "\n".join(f"{m.name:{wide}}  {m.family:12}  {m.summary}" for m in self)
+
+
+def methods() -> Listing:
     """All methods, by name: summary, level, modality, citation, and settings with their defaults."""
-    return [METHODS[name] for name in sorted(METHODS)]
+    return Listing(METHODS[name] for name in sorted(METHODS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ class Scores:
             "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
             ("patch"), ``[B, H, W]`` ("pixel").
         logits: ``[B, C]`` of the plain forward pass.
-        grid: (rows, columns) of kind "patch", None where the cells have none.
+        grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
         inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
         parts: scores of the model's other inputs, by name.
         places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
@@ -42,7 +42,7 @@ class Scores:
     logits: Tensor
     kind: str = "sequence"
     diagnostics: dict[str, Any] = field(default_factory=dict)
-    grid: tuple[int, int] | None = None
+    grid: tuple[int, ...] | None = None
     inputs: Inputs | None = None
     places: Places | None = None
     parts: Mapping[str, Scores] = field(default_factory=dict)
@@ -98,7 +98,9 @@ class Sources:
             entry = self.structure.entries.get(name)
             if side.modality != "text":
                 found[name] = Root("input", side.scored)
-            elif self.structure.plain and self.blocks():
+            elif self._unmeasured(name):
+                found[name] = Root("lookup", self.structure.lookups[name].number)
+            elif self.structure.plain and self.blocks() and self.structure.calls:
                 found[name] = Root("entry", 0)
             elif entry is None:
                 if name not in self.structure.lookups:
@@ -112,32 +114,75 @@ class Sources:
                 found[name] = Root("entry", entry[0], mine[:, :tokens])
         return found
 
+    def _unmeasured(self, name: str) -> bool:
+        """Whether other rows of a text enter its first block than were looked up, and which of them cannot be measured
+        (latents look at them, something else has mixed them)."""
+        entry = self.structure.entries.get(name)
+        if entry is None or name not in self.structure.unaligned or name not in self.structure.lookups:
+            return False
+        return self._fed(name, entry[0], 1) is None
+
     def begin(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
         """Record one forward pass whose graph begins at all sources."""
         if not self.structure.plain:
             options = {"blocks": self.all_blocks, **options}
         return self.record(composite, *probes, roots=self.roots(), **options)
 
-    def rows(self, name: str, key: Key) -> tuple[int, Tensor, tuple[int, int] | None]:
+    def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid
         of these elements where it is a picture).
+
+        Args:
+            call: where these rows enter a block; by default the first in which they look at something.
 
         Raises:
             MethodNotApplicable: that cannot be measured.
         """
-        side, call = self.sources[name], self.structure.firsts.get(key)
-        picture = side.modality == "image"
-        lookup = self.structure.lookups.get(name)
+        call = self.structure.firsts.get(key) if call is None else call
+        if call is None:
+            raise self.refuse(f"the rows of '{name}' attend in windows, or not at all, so there is no map over them")
+        found = self._fed(name, call, self.inputs.batch if len(key) > 1 else 1)
+        if found is None:
+            modality = self.sources[name].modality
+            what = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
+            verdict = "is not supported yet" if modality == "tensor" else "has no meaning"
+            raise self.refuse(
+                f"which {what} of '{name}' each of its rows stands for cannot be measured", verdict=verdict
+            )
+        return found
+
+    def _fed(self, name: str, call: int, samples: int) -> tuple[int, Tensor, tuple[int, ...] | None] | None:
+        """What :meth:`rows` says of the rows that enter a block call, None where it cannot be measured."""
+        side, lookup = self.sources[name], self.structure.lookups.get(name)
         root = Root("input", side.scored) if lookup is None else Root("lookup", lookup.number)
-        found: list[Places | None] = []
-        if call is not None:
-            samples = self.inputs.batch if len(key) > 1 else 1
-            found = entering_places(self.model, self.inputs.feed, root, call, self.all_blocks, picture, samples)
+        picture = side.modality == "image"
+        found = entering_places(self.model, self.inputs.feed, root, call, self.all_blocks, picture, samples)
         known = [places for places in found if places is not None]
         if len(known) < len(found) or not known or len({(p.tokens, p.grid, len(p.rows)) for p in known}) > 1:
-            what = "part of the picture" if picture else "token"
-            raise self.refuse(f"which {what} of '{name}' each of its rows stands for cannot be measured")
+            return None
         return known[0].tokens, torch.stack([places.rows for places in known]), known[0].grid
+
+    def real_rows(self, key: Key, shape: Sequence[int], call: int | None = None) -> Tensor:
+        """``[B, N]`` True at rows that stand for no padding: of a text alone, those of its real tokens; ``call`` as for
+        :meth:`rows`."""
+        found = torch.ones(*shape, dtype=torch.bool)
+        for name, side in self.sources.items():
+            if name not in key or side.modality != "text" or side.mask is None:
+                continue
+            count, rows, _ = self.rows(name, key, call)
+            if count != shape[1]:
+                raise self.refuse(f"it has {shape[1]} rows where {count} enter its first block")
+            rows = rows.cpu().expand(len(found), -1)
+            mask = side.mask.flatten(0, -2).cpu()
+            if mask.shape != rows.shape:
+                elements = self.structure.lookups[name].elements.cpu().expand(len(mask), -1)
+                mask = mask.gather(1, elements.clamp(min=0)) & (elements >= 0)
+            if len(key) == 1:
+                found &= False
+            chosen = torch.where(mask if len(key) == 1 else ~mask, rows, -1)
+            sample, column = (chosen >= 0).nonzero(as_tuple=True)
+            found[sample, chosen[sample, column]] = len(key) == 1
+        return found
 
     def by_sample(self, name: str, values: Tensor) -> Tensor:
         """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``."""
@@ -151,7 +196,10 @@ class Sources:
         side = self.sources[name]
         if name not in (self.inputs.name, *self.inputs.others):
             return False
-        packed = side.modality == "tensor" and name != self.inputs.name and side.tensor.dim() == 2
+        packed = name != self.inputs.name and (
+            (side.modality == "tensor" and side.tensor.dim() == 2)
+            or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures of each prompt
+        )
         return packed or side.choices is not None
 
     def own_tokens(self) -> Tensor:
@@ -169,7 +217,7 @@ class Sources:
         # what was seen of rows in order holds for texts of any length
         looked_up = self.inputs.side(name).tensor.shape[1] if lookup.in_order else lookup.elements.shape[-1]
         if len(entry[1]) > 1 or values.shape[1] != looked_up:
-            _, rows, _ = self.rows(name, entry[1])
+            _, rows, _ = self.rows(name, entry[1], entry[0])
             rows = rows.to(values.device).expand(len(values), -1)
             values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
         if lookup.in_order or name not in (self.inputs.name, *self.inputs.others):
@@ -189,8 +237,7 @@ class Sources:
             tokens, rows, grid = self.rows(name, key)
             if tokens != values.shape[1]:
                 raise self.refuse(f"its maps are over {values.shape[1]} of {tokens} rows")
-            rows = rows.to(values.device).expand(len(values), -1)
-            values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
+            values = _at_elements(values, rows)
             made[name] = Scores(values, logits, "patch" if side.modality == "image" else "token", {}, grid, side)
         return self.assemble(made, logits, diagnostics)
 
@@ -212,16 +259,29 @@ class Sources:
             raise self.refuse(f"no attention leads from what it says to its input '{self.inputs.name}'")
         return replace(main, diagnostics=diagnostics, parts=made)
 
+    @property
+    def one_sequence(self) -> bool:
+        """Whether what is read out is one sequence of tokens that attends once in each block."""
+        return self.structure.plain or self.structure.alone(self.inputs.name) is not None
+
     def refuse_streams(self) -> None:
         """For methods that know one sequence of tokens and one attention a block."""
-        structure = self.structure
-        if structure.plain or structure.alone(self.inputs.name) is not None:
+        if self.one_sequence:
             return
+        structure = self.structure
         streams = {name for a in structure.attentions for name in a.queries | a.keys}
         said = f"attention mixes several sequences of tokens in it ({', '.join(sorted(streams))})"
         if len(streams) < 2:
             said = "a block of it attends more than once, not at all, or with its heads one by one"
         raise self.refuse(said, verdict="is not supported yet")
+
+
+def _at_elements(values: Tensor, rows: Tensor) -> Tensor:
+    """``[B, M]`` the scores of the rows that stand for M elements; that of a row which stands for several (a frame for
+    moments of a sound) is spread over them."""
+    rows = rows.to(values.device).expand(len(values), -1)
+    several = torch.zeros_like(values).scatter_add(1, rows.clamp(min=0), (rows >= 0).to(values))
+    return (values / several.clamp(min=1)).gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
 
 
 def _made_of(side: Inputs, lookup: Lookup) -> Inputs:
@@ -234,7 +294,10 @@ def _made_of(side: Inputs, lookup: Lookup) -> Inputs:
             return None
         return values.cpu().gather(1, inside).masked_fill(rows < 0, otherwise).to(values.device)
 
+    mask = picked(side.mask, True)
+    if mask is not None and side.mask is not None and mask.shape == side.mask.shape:
+        mask &= side.mask  # of the text alone the model would make as many as it has
     tokens = side.features.tokens
     if tokens is not None:
         tokens = [[own[i] if i >= 0 else "·" for i in line] for own, line in zip(tokens, rows.tolist(), strict=True)]
-    return replace(side, mask=picked(side.mask, True), special=picked(side.special, True), features=Features(tokens))
+    return replace(side, mask=mask, special=picked(side.special, True), features=Features(tokens))

@@ -19,6 +19,7 @@ from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.inputs import Inputs
+from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
@@ -40,6 +41,7 @@ class Task(Sources):
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         progress: wraps an iterable of long work; shows a bar where one is wanted.
         recordings: what was recorded for it and for its copies.
+        replay: where one recorded pass serves several targets, what keeps it (:mod:`whyformer.methods.replay`).
     """
 
     model: nn.Module
@@ -50,6 +52,7 @@ class Task(Sources):
     read: Callable[[Output], Tensor] = row_of
     counted: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
+    replay: Replay | None = field(default=None, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
         """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
@@ -85,6 +88,8 @@ class Task(Sources):
     def record(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
         """Record one forward pass of the inputs; the probes say what is looked at on the way."""
         options = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples, **options}
+        if self.replay is not None:
+            return self.replay.record(self.inputs, composite, probes, options)
         recording = record(self.model, self.inputs.feed, composite, *probes, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
@@ -138,6 +143,8 @@ class Task(Sources):
 
         The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
         """
+        if not self.structure.attentions:
+            raise self.refuse(_UNSEEN)
         self.refuse_streams()
         if not self.blocks():
             raise self.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
@@ -210,12 +217,8 @@ class Task(Sources):
     @cached_property
     def _found(self) -> list[nn.Module]:
         """The largest group of blocks; where there are several streams, that of the main input's."""
-        structure, groups = self.structure, block_groups(self.model)
-        ends = structure.ends()
-        own = sorted((key in ends, call, key) for key, call in structure.firsts.items() if self.inputs.name in key)
-        attentions = [a.block for a in structure.attentions if own and a.queries == own[-1][2]]
-        calls = [structure.calls[block] for block in attentions if block is not None]
-        return find_blocks(self.model) if structure.plain or not calls else groups[max(calls, key=calls.count)]
+        group = None if self.structure.plain else self.structure.group_of(self.inputs.name)
+        return find_blocks(self.model) if group is None else block_groups(self.model)[group]
 
     # -- where token rows lie in a picture -------------------------------------------------------------------
     def places(self, tokens: int, block: int | None = None) -> Places:
@@ -268,6 +271,11 @@ class Task(Sources):
             return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
         if inputs.modality != "image":
             tokens = inputs.tensor.shape[1]
+            if inputs.modality == "text" and scores.values.shape[1] != tokens:  # a prompt of its own, padding inside
+                scores = replace(scores, values=self.at_tokens(inputs.name, scores.values), kind="token")
+            key = frozenset({inputs.name})
+            if inputs.modality == "tensor" and scores.values.shape[1] != tokens and key in self.structure.firsts:
+                return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)  # frames of a sound
             if scores.values.shape[1] != tokens:
                 raise self.refuse(
                     f"it has {scores.values.shape[1]} rows for {tokens} tokens, so which belongs to which is unknown",

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -14,7 +22,7 @@ from torch import nn
 from whyformer.errors import InputError, LoadError
 from whyformer.models.structure import refuse_unfit
 
-BUNDLED = ("digits", "sst2")
+BUNDLED = ("digits", "sst2", "reader")
 # what is loaded as it is; of anything else a classifier is made, and refused if that is not trained
 _HEADS = (
     "MaskedLM", "CausalLM", "LMHeadModel", "TokenClassification", "QuestionAnswering", "ObjectDetection",
@@ -24,7 +32,7 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its processor; ``modality`` is "image" or "text"."""
+    """A model in eval mode with its processor; ``modality`` is "image", "text" or "both" (a prompt with a picture)."""
 
     model: nn.Module
     processor: Any
@@ -36,8 +44,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     """Load a classifier, or a model with another head that a target can be read from (:mod:`whyformer.targets`).
 
     Args:
-        name: ``"bundled:digits"``, ``"bundled:sst2"``, a folder that ``save_pretrained`` wrote, or a hub id
-            (``"owner/model"``; from the local cache if there is no network).
+        name: ``"bundled:digits"``, ``"bundled:sst2"``, ``"bundled:reader"``, a folder that ``save_pretrained`` wrote,
+            or a hub id (``"owner/model"``; from the local cache if there is no network).
         device: "cpu" (default) or "cuda".
         dtype: float32 (default), float64, bfloat16 ...
 
@@ -48,19 +56,24 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
 
     precision = _dtype(dtype)
     place = _place(name)
+    local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir() or not _reachable()}
     try:
-        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(place, **local)
         architectures = " ".join(getattr(config, "architectures", None) or [])
         image = any(hasattr(config, size) for size in ("patch_size", "image_size"))
         image = image or any(word in architectures for word in ("Image", "Detection", "Segmentation", "Depth"))
         kind: Any = (
             transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
         )
-        if any(architectures.endswith(head) for head in _HEADS):
+        seeing = _seeing(config)
+        if seeing is not None:
+            kind = seeing
+        elif any(architectures.endswith(head) for head in _HEADS):
             kind = getattr(transformers, architectures, kind)
-        model, report = kind.from_pretrained(
-            place, dtype=precision, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+        with _quietly():
+            model, report = kind.from_pretrained(
+                place, dtype=precision, use_safetensors=True, output_loading_info=True, **local
+            )
         missing = sorted(report.get("missing_keys", ()))
         if missing:
             raise LoadError(
@@ -69,54 +82,159 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
                 f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it "
                 "first, or load it yourself and pass the module"
             )
-        if image:
-            processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", trust_remote_code=False)
+        if seeing is not None:
+            processor = transformers.AutoProcessor.from_pretrained(place, backend="pil", **local)
+        elif image:
+            processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", **local)
         else:
-            processor = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+            processor = transformers.AutoTokenizer.from_pretrained(place, **local)
     except LoadError:
         raise
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
             first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
+        if not Path(place).is_dir() and not _reachable():
+            first = f"the hub ({_hub()}) cannot be reached, and nothing of that name is in its cache."
         hint = "" if Path(place).is_dir() else " If there is no network, download it first or pass a local folder."
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:
         model = model.to(_device(device))
-    return Loaded(model.eval(), processor, "image" if image else "text", name)
+    return Loaded(model.eval(), processor, "both" if seeing else "image" if image else "text", name)
+
+
+def _seeing(config: Any) -> Any:
+    """What transformers loads a model of pictures and words with, by its own tables; None for any other."""
+    import transformers
+
+    kinds: Any = (transformers.AutoModelForImageTextToText, transformers.AutoModelForZeroShotImageClassification)
+    two = getattr(config, "vision_config", None) is not None and getattr(config, "text_config", None) is not None
+    return next((k for k in kinds if two and type(config) in k._model_mapping), None)
 
 
 def opened(
-    model: nn.Module | str,
+    model: Any,
     processor: Any = None,
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, Any]:
-    """(model, processor) of what a user gave: a name is loaded, with its own processor unless one is given.
+    """(model, processor) of what a user gave: a name is loaded once a session, with its own processor unless one is
+    given; a pipeline of transformers has both.
 
     Raises:
         InputError: device or dtype for a module, which its owner moves.
         ModelError: an explanation would be wrong or impossible (:func:`refuse_unfit`).
     """
     if isinstance(model, str):
-        loaded = load(model, device=device, dtype=dtype)
+        loaded = _kept(model, str(device or "cpu"), dtype, _stamp(model))
         model, processor = loaded.model, processor or loaded.processor
     elif device is not None or dtype is not None:
         raise InputError(
             "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
         )
+    if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):  # a pipeline
+        found = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
+        model, processor = model.model, processor or next((one for one in found if one is not None), None)
     refuse_unfit(model)
     return model, processor
 
 
-def model_name(model: nn.Module) -> str:
-    """The name that a module's config says it was loaded from, as :func:`load` takes it; else its class."""
+@lru_cache(maxsize=4)
+def _kept(name: str, device: str, dtype: torch.dtype | str | None, stamp: Any) -> Loaded:
+    return load(name, device=None if device == "cpu" else device, dtype=dtype)
+
+
+def _stamp(name: str) -> Any:
+    """What changes when a local folder's files do."""
+    folder = Path(name).expanduser()
+    if name.startswith("bundled:") or not folder.is_dir():
+        return None
+    return tuple(sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir() if file.is_file()))
+
+
+_FOUND: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
+
+
+def processor_of(model: nn.Module) -> Any:
+    """The processor that lies beside the files a module was loaded from, by ``model.name_or_path``; None if there is
+    none, or the name leads nowhere."""
+    if model not in _FOUND:
+        _FOUND[model] = _beside(getattr(getattr(model, "config", None), "_name_or_path", None))
+    return _FOUND[model]
+
+
+def _beside(name: Any) -> Any:
+    import transformers
+
+    if not isinstance(name, str) or not name:
+        return None
+    options: Any = {"trust_remote_code": False, "local_files_only": Path(name).is_dir() or not _reachable()}
+    kinds = (transformers.AutoProcessor, transformers.AutoImageProcessor, transformers.AutoTokenizer)
+    for kind in kinds:
+        try:
+            more = {} if kind is transformers.AutoTokenizer else {"backend": "pil"}
+            return kind.from_pretrained(name, **more, **options)
+        except Exception:  # files of another kind, or none: the user is asked for a processor
+            continue
+    return None
+
+
+def _hub() -> str:
+    from huggingface_hub.constants import ENDPOINT
+
+    return str(urlsplit(ENDPOINT).hostname)
+
+
+def _reachable() -> bool:
+    """Whether the hub's host has an address: without one each file would be asked for five times over."""
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(_hub(), 443)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without bars on standard error while weights are read; as before afterwards."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def model_name(model: Any) -> str:
+    """The name that a module's (or a pipeline's) config says it was loaded from, as :func:`load` takes it; else its
+    class."""
+    if not isinstance(model, nn.Module):
+        model = getattr(model, "model", model)
     name = getattr(getattr(model, "config", None), "_name_or_path", None)
     if not isinstance(name, str) or not name:
         return type(model).__name__
     path = Path(name)
     return f"bundled:{path.name}" if path.parent == Path(str(resources.files("whyformer") / "bundled")) else name
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Sixteen hex digits of the class and the weights: what another model said is never taken for this one's."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, parameter in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        held = parameter.detach().cpu().contiguous()
+        digest.update(held.view(torch.uint8).numpy().tobytes() if held.dim() else str(parameter).encode())
+    return digest.hexdigest()[:16]
 
 
 def _place(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -113,8 +114,13 @@ def first_bad_parameter(model: nn.Module) -> str | None:
     return next((n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
 
 
+TOKENS_FIRST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # as rows entered blocks
+
+
 def sequence_first(model: nn.Module) -> bool:
-    """True where an ``nn.MultiheadAttention`` lays out tokens as ``[N, B, D]``."""
+    """True where it lays out tokens as ``[N, B, D]``: seen in a run, else told by an ``nn.MultiheadAttention``."""
+    if model in TOKENS_FIRST:
+        return TOKENS_FIRST[model]
     return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules())
 
 

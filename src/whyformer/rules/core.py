@@ -39,6 +39,7 @@ class Pass:
         relevance: False: ordinary gradients; True: relevance.
         keep: another backward pass will follow.
         batch: number of samples B; sums that a rule takes over "the tensor" are taken per sample.
+        rows: number of texts that go through the blocks, where a sample is several (multiple choice); 0: B.
         sequence_first: True where the model lays out tokens as ``[N, B, D]``.
         ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
     """
@@ -46,8 +47,15 @@ class Pass:
     relevance: bool = False
     keep: bool = False
     batch: int = 1
+    rows: int = 0
     sequence_first: bool = False
     ledger: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def take(self, given: Tensor | None) -> None:
+        """Read the number of samples and of texts off the first of the model's inputs."""
+        self.batch = int(given.shape[0]) if given is not None and given.dim() else 1
+        several = given is not None and given.dim() == 3 and not given.is_floating_point()
+        self.rows = given.shape[:2].numel() if several and given is not None else 0
 
     def per_sample(self, value: Tensor) -> Tensor:
         """Sum of each sample, ``[B]``; the mean sum where rows do not lie sample by sample (tokens of an expert)."""
@@ -72,9 +80,10 @@ class Pass:
         return value.transpose(0, 1) if value.dim() == 3 and self._batch_axis(value) else value
 
     def _batch_axis(self, value: Tensor) -> int:
-        if value.dim() < 2 or value.shape[1] != self.batch:
+        if value.dim() < 2 or value.shape[1] not in (self.batch, self.rows):
             return 0
-        return 1 if (self.sequence_first and value.dim() == 3) or value.shape[0] % self.batch else 0
+        tokens_first = self.sequence_first and (value.dim() == 3 or value.shape[0] not in (self.batch, self.rows))
+        return 1 if tokens_first or value.shape[0] % self.batch else 0
 
     def record(self, name: str, arrived: Tensor, left: Sequence[Tensor | None]) -> None:
         """Book one operation's relevance; differences are what it lost, made or gave to constants."""
@@ -106,20 +115,40 @@ class Rule:
         gradient: the same while gradients or multipliers flow. In a composite of multipliers it is the rule; in one of
             relevance it is the ordinary gradient, where that is cheaper than running the operation again.
         hold: operands that are held constant: nothing flows back to them.
+        share: of what flows back, so much is passed on, before anything else (multipliers).
+        shares: of what flows back to the first operands, so much arrives there.
         keep_output: whether the rule reads the output.
         books: enter the relevance in the ledger (off for operations that only pass it on).
+        backward: whether anything will flow back; if not, no operand is kept.
     """
 
     name: str
     relevance: Callable[[Call, Tensor], Grads] | None = None
     gradient: Callable[[Call, Tensor], Grads] | None = None
     hold: tuple[int, ...] = ()
+    share: float = 1.0
+    shares: tuple[float, ...] = ()
     keep_output: bool = False
     books: bool = True
+    backward: bool = True
 
     def held(self, operands: Sequence[Any]) -> list[Any]:
-        """The operands, those that are held constant detached."""
-        return [o.detach() if i in self.hold else o for i, o in enumerate(operands)]
+        """The operands, those that are held constant detached, and those that get a share so that they do."""
+        held = [o.detach() if i in self.hold else o for i, o in enumerate(operands)]
+        for i, share in enumerate(self.shares):
+            if held[i].requires_grad:
+                held[i] = shared(held[i].view_as(held[i]), share)
+        return held
+
+    def shared(self, output: Tensor) -> Tensor:
+        """The output, of which ``share`` flows back."""
+        return output if self.share == 1 or not output.requires_grad else shared(output, self.share)
+
+
+def shared(value: Tensor, share: float) -> Tensor:
+    """The same tensor; what flows back to it is multiplied by ``share``."""
+    value.register_hook(lambda flow: flow * share)
+    return value
 
 
 NATIVE = Rule("its ordinary adjoint")
@@ -163,9 +192,9 @@ class Ruled(torch.autograd.Function):
                 output = output.detach()
             if any(output.untyped_storage().data_ptr() == o.untyped_storage().data_ptr() for o in operands):
                 output = output.clone()
-            ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute, info
+            ctx.rule, ctx.run, ctx.compute, ctx.info = rule, run, compute if rule.backward else None, info
             # beside the saved tensors, for which autograd would refuse a change in place
-            ctx.read = [(o.detach(), _changes(o)) for o in operands]
+            ctx.read = [(o.detach(), _changes(o)) for o in operands] if rule.backward else []
             for base in (o if o._base is None else o._base for o in operands if o.requires_grad):
                 base.__dict__.setdefault(_READERS, []).append(weakref.ref(ctx))
             ctx.output, ctx.version = (output.detach(), output._version) if rule.keep_output else (None, 0)

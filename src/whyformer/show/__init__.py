@@ -1,6 +1,10 @@
 """Draw explanations: terminal, HTML, pictures. From an Explanation alone; never imports torch or a method."""
 
+from whyformer.show.bars import bars, summary
 from whyformer.show.figures import figure, matrix, panels, strip
+from whyformer.show.film import film
+from whyformer.show.gallery import gallery
+from whyformer.show.generated import generated
 from whyformer.show.html import fragment, page
 from whyformer.show.look import Look
 from whyformer.show.painting import overlay
@@ -9,9 +13,13 @@ from whyformer.show.terminal import plain, render
 
 __all__ = [
     "Look",
+    "bars",
     "encode",
     "figure",
+    "film",
     "fragment",
+    "gallery",
+    "generated",
     "matrix",
     "overlay",
     "page",
@@ -19,4 +27,5 @@ __all__ = [
     "plain",
     "render",
     "strip",
+    "summary",
 ]

@@ -1,7 +1,8 @@
 """Scores to colours. The scaling here is for the eye alone: it never changes a score that is kept or measured.
 
-A map is divided by its own largest |score|. Scores that are all non-negative get a sequential map, 0 to max; scores
-with a sign get a diverging one, -max to max, with 0 in the middle. Only maps of single pixels, where a few of fifty
+A map is divided by its own largest |score|. What a colour claims follows from the method: scores that can speak against
+a class get two colours, -max to max with nothing in the middle (blue: against, orange: for); scores without a sign get
+one hue of another family, 0 to max (green: mattered). Only maps of single pixels, where a few of fifty
 thousand would leave the rest black, stop at the 99th percentile of |score|, and their colour bars say so.
 """
 
@@ -24,13 +25,14 @@ Bytes = tuple[int, int, int]
 
 POSITIVE = (222, 94, 12)
 NEGATIVE = (34, 108, 190)
+MATTERED = (0, 140, 104)
 PAPER = (255, 255, 255)
 ALL_ZERO = "all scores are 0"
 PIXEL_QUANTILE = 0.99
 # A float32 sum that should be 0 may come out slightly below it; that alone must not turn the map into a signed one.
 _NOISE = 1e-6
 
-SEQUENTIAL = "inferno"
+SEQUENTIAL = "green"
 DIVERGING = "blue-orange"
 
 
@@ -45,7 +47,7 @@ class Scale:
 
     Attributes:
         limit: the score drawn in full colour, max |score|; 0 where every score is 0.
-        signed: whether some scores are negative, so that the scale runs from -limit to limit.
+        signed: whether scores have a sign, so that the scale runs from -limit to limit.
         clipped: whether some scores lie beyond the limit; they are drawn like the limit.
     """
 
@@ -73,8 +75,12 @@ class Scale:
         return np.clip(scores / self.limit, -1.0 if self.signed else 0.0, 1.0)
 
 
-def scale(scores: Array, quantile: float = 1.0) -> Scale:
-    """The scale of one map of scores (any shape), up to a quantile of |score|; the largest one by default."""
+def scale(scores: Array, quantile: float = 1.0, signed: bool = False) -> Scale:
+    """The scale of one map of scores (any shape), up to a quantile of |score|; the largest one by default.
+
+    Args:
+        signed: whether scores below 0 are possible; where there are some, it is signed anyway.
+    """
     scores = np.asarray(scores, dtype=np.float64)
     if scores.size == 0:
         return Scale(0.0, False)
@@ -83,20 +89,22 @@ def scale(scores: Array, quantile: float = 1.0) -> Scale:
     limit = float(np.quantile(size, quantile)) if quantile < 1 else largest
     # a map of which less than that share is not 0 is drawn in full
     limit = limit or largest
-    return Scale(limit, bool(scores.min() < -_NOISE * largest), clipped=limit < largest)
+    return Scale(limit, signed or bool(scores.min() < -_NOISE * largest), clipped=limit < largest)
 
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
     """The scale of the map of one sample."""
-    return scale(array(e.scores[sample]), PIXEL_QUANTILE if e.level == "pixel" else 1.0)
+    signed = e.diagnostics.get("signed") is True
+    return scale(array(e.scores[sample]), PIXEL_QUANTILE if e.level == "pixel" else 1.0, signed)
 
 
 def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     """Colours, ``[..., 3]`` in 0..1, of scores that :meth:`Scale.unit` brought to 0..1 or (signed) -1..1.
 
     Args:
-        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default "inferno", or blue-white-orange
-            for signed scores. Both are perceptually uniform and safe for the colour-blind.
+        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default from black over
+            green to light, or blue-white-orange for signed scores. Both are perceptually uniform and safe for the
+            colour-blind.
     """
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
     table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
@@ -109,6 +117,8 @@ def lookup(cmap: str) -> Array:
     if cmap == DIVERGING:
         below, above = mix(NEGATIVE, np.linspace(1, 0, 128)), mix(POSITIVE, np.linspace(0, 1, 128))
         return np.concatenate([below, above])
+    if cmap == SEQUENTIAL:
+        return _green(np.linspace(0, 1, 256))
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
@@ -116,16 +126,30 @@ def lookup(cmap: str) -> Array:
     return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
 
 
-def ground(unit: float) -> Bytes:
-    """What lies behind a word of this score (-1 to 1), as bytes: paper white for 0, light enough for black letters."""
-    ink = POSITIVE if unit >= 0 else NEGATIVE
+def _green(at: Array) -> Array:
+    """One hue from nearly black (0) to nearly white (1), lightness in equal steps."""
+    lightness, strength = 0.17 + 0.78 * at, 0.02 + 0.17 * np.sin(np.pi * (0.08 + 0.85 * at))
+    turn = np.deg2rad(162)
+    return _from_oklab(np.stack([lightness, strength * np.cos(turn), strength * np.sin(turn)], -1))
+
+
+def ground(unit: float, signed: bool = True) -> Bytes:
+    """What lies behind a word of this score (-1 to 1), as bytes: paper white for 0, light enough for black letters.
+
+    ``signed`` is that of the map's scale: a score without a sign has the hue that claims less.
+    """
+    ink = MATTERED if not signed else POSITIVE if unit >= 0 else NEGATIVE
     return _bytes(mix(ink, np.array(min(1.0, abs(unit)) * 0.85)))
 
 
 def ramp(scale: Scale, steps: int, cmap: str | None = None, *, words: bool = False) -> list[Bytes]:
     """The colours of a colour bar, from its low end to its high one: those behind words, or those of maps."""
     units = np.linspace(-1 if scale.signed else 0, 1, steps)
-    return [ground(float(u)) for u in units] if words else [_bytes(c) for c in paint(units, scale.signed, cmap)]
+    return (
+        [ground(float(u), scale.signed) for u in units]
+        if words
+        else [_bytes(c) for c in paint(units, scale.signed, cmap)]
+    )
 
 
 def code(rgb: Bytes) -> str:

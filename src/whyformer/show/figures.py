@@ -16,7 +16,7 @@ from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
 from whyformer.show.paper import Paper, families, measure, printable
-from whyformer.show.words import figure_of, heading, short, visible
+from whyformer.show.words import claims, figure_of, heading, short, visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
-_TOP, _GAP, _BAR, _LABEL = 0.34, 0.16, 0.62, 0.34  # inches: title, space, colour bar with ticks, row label
+_TOP, _CLAIM, _GAP, _BAR, _LABEL = 0.34, 0.16, 0.16, 0.62, 0.34  # inches: title, what colours say, space, bar, label
 _PAGE = 12.0  # inches that the panels may take in width
 _LABELLED = 96  # the most tokens whose names are written beside a matrix
 
@@ -56,7 +56,7 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     width = left + columns * (wide + _BAR) + 0.06
     # at least as high as a row's label needs, and a colour bar's numbers
     highs = [min(_CELL, max(1.1, wide * ratio)) for ratio in ratios]
-    tall = sum((high + _TOP) * len(part.cells) for part, high in zip(parts, highs, strict=True))
+    tall = sum((high + _TOP + _CLAIM) * len(part.cells) for part, high in zip(parts, highs, strict=True))
     paper = Paper(width, tall + _GAP, (e for part in parts for row in part.cells for e in row if e is not None))
     y = _TOP
     for part, high in zip(parts, highs, strict=True):
@@ -71,7 +71,7 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
                 if e is not None:
                     drawn = overlay(e, longest=_PIXELS, **look)
                     _cell(paper, drawn, e, (left + column * (wide + _BAR), y, wide, high), chosen)
-            y += high + _TOP
+            y += high + _CLAIM + _TOP
     return paper.figure
 
 
@@ -85,9 +85,10 @@ def _broken(name: str, room: int) -> list[str]:
 
 def _cell(paper: Paper, drawn: Any, e: Explanation, span: tuple[float, float, float, float], look: Look) -> None:
     """One overlay with title and colour bar; ``span`` is (x, y, width, height) in inches."""
-    x, y, wide, _ = span
+    x, y, wide, high = span
     axes = paper.picture(drawn, *span)
     paper.write(short(heading(e), int(wide * 12)), x + wide / 2, y - 0.06, 9, ha="center", va="bottom")
+    _claims(paper, e, x, y + high + 0.03, wide)
     scale = colours.scale_of(e)
     note = scale.note or look.note
     if note is not None:
@@ -97,8 +98,19 @@ def _cell(paper: Paper, drawn: Any, e: Explanation, span: tuple[float, float, fl
     # anchored to what imshow drew, which is smaller than the cell where the aspect ratios of several inputs differ
     axes.apply_aspect()
     box = axes.get_position()
-    top, high = (1 - box.y1) * paper.height, box.height * paper.height
-    paper.bar(scale, look.cmap, box.x1 * paper.width + 0.05, top, 0.08, high)
+    top, tall = (1 - box.y1) * paper.height, box.height * paper.height
+    paper.bar(scale, look.cmap, box.x1 * paper.width + 0.05, top, 0.08, tall)
+
+
+def _claims(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
+    """What the colours say, in these colours: one end at the left, the other at the right."""
+    against, favour = claims(e)
+    inks = (colours.NEGATIVE, colours.POSITIVE) if against else (colours.MATTERED, colours.MATTERED)
+    room = int(wide * 21) - len(against)
+    if against:
+        paper.write(against, x, y, 6.5, va="top", color=colours.code(inks[0]))
+    at, side = (x + wide, "right") if against else (x + wide / 2, "center")
+    paper.write(short(favour, room), at, y, 6.5, va="top", ha=side, color=colours.code(inks[1]))
 
 
 # -- panels ------------------------------------------------------------------------------------------------------
@@ -126,7 +138,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
     wide = min(1.9, max(0.7, _PAGE / columns - gap)) / max(1.0, ratio / 1.5)
     high = wide * ratio
     width, tall = gap + columns * (wide + gap), gap + rows * (high + top)
-    paper = Paper(width, tall, singles)
+    paper = Paper(width, tall + _CLAIM, singles)
     for i, (e, title) in enumerate(zip(singles, _titles(singles), strict=True)):
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
@@ -134,6 +146,9 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         full = f"{title}  max {figure_of(float(f'{colours.scale_of(e).limit:.2g}'))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
+    different = list({claims(e): e for e in singles}.values())[:2]
+    for i, e in enumerate(different):
+        _claims(paper, e, gap + i * width / 2, tall, width / len(different) - 2 * gap)
     return paper.figure
 
 

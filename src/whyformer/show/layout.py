@@ -20,7 +20,7 @@ class Section:
 
     Attributes:
         methods: what the rows are called: the method, with the settings in which rows of one method differ.
-        targets: what the columns are called.
+        targets: what the columns are called. A map of no class is in one of them only.
     """
 
     methods: list[str]
@@ -32,13 +32,21 @@ class Section:
         return next(e for row in self.cells for e in row if e is not None)
 
     @property
+    def heads(self) -> list[Explanation]:
+        """For each column an explanation that names its class, if there is one."""
+        columns = ([e for e in column if e is not None] for column in zip(*self.cells, strict=True))
+        return [next((e for e in column if not agnostic(e)), column[0]) for column in columns]
+
+    @property
     def columns(self) -> list[tuple[Explanation, list[tuple[str, Explanation]]]]:
-        """For each target (one that names it, which class-agnostic ones do not; name and explanation of each row)."""
+        """For each class (an explanation that names it; name and explanation of each row), then all of no class."""
+        named = list(zip(self.methods, self.cells, strict=True))
         found = []
         for column in range(len(self.targets)):
-            rows = [(m, e) for m, row in zip(self.methods, self.cells, strict=True) if (e := row[column]) is not None]
-            found.append((next((e for _, e in rows if not agnostic(e)), rows[0][1]), rows))
-        return found
+            rows = [(m, e) for m, row in named if (e := row[column]) is not None and not agnostic(e)]
+            found += [(rows[0][1], rows)] if rows else []
+        rest = [(m, e) for m, row in named for e in row if e is not None and agnostic(e)]
+        return found + ([(rest[0][1], rest)] if rest else [])
 
 
 def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]:
@@ -85,20 +93,34 @@ def written(settings: Mapping[str, Any]) -> str:
 
 
 def _section(group: list[Explanation]) -> Section:
-    """Rows by method and settings, columns by target; a map of no class stands under each of them."""
-    rows: dict[tuple[str, str], dict[str, Explanation]] = {}
+    """Rows by method and settings, columns by target; maps of no class stand once, from the first column on."""
+    rows: dict[tuple[str, str], list[Explanation]] = {}
     for e in group:
-        key = (e.method, json.dumps(e.settings, sort_keys=True, default=str))
-        column = target_name(e)
-        row = rows.setdefault(key, {})
-        # a class-agnostic map asked for several targets is shown once for each of them
-        while column in row:
-            column += " "
-        row[column] = e
-    asked = list(dict.fromkeys(t for row in rows.values() for t, e in row.items() if not agnostic(e)))
-    targets = asked or list(dict.fromkeys(t for row in rows.values() for t in row))
+        rows.setdefault((e.method, json.dumps(e.settings, sort_keys=True, default=str)), []).append(e)
+    targets = list(dict.fromkeys(target_name(e) for e in group if not agnostic(e)))
     cells: list[list[Explanation | None]] = []
     for row in rows.values():
-        same = next((e for e in row.values() if agnostic(e)), None)
-        cells.append([row.get(t, same) for t in targets])
-    return Section(method_names([next(iter(row.values())) for row in rows.values()]), targets, cells)
+        if agnostic(row[0]):
+            cells.append(list(_different(row)))
+            continue
+        by_target: dict[str, Explanation] = {}
+        for e in row:
+            column = target_name(e)
+            while column in by_target:  # two explanations of one method, settings and target: both are shown
+                column += " "
+            by_target[column] = e
+            targets += [] if column in targets else [column]
+        cells.append([by_target.get(t) for t in targets])
+    wide = max(len(targets), *map(len, cells))
+    targets += ["any class"] * (wide - len(targets))
+    cells = [row + [None] * (wide - len(row)) for row in cells]
+    return Section(method_names([row[0] for row in rows.values()]), targets, cells)
+
+
+def _different(maps: Sequence[Explanation]) -> list[Explanation]:
+    """Those whose scores differ: a map of no class was made once for each class that was asked for."""
+    found: list[Explanation] = []
+    for e in maps:
+        if not any(e.scores.shape == one.scores.shape and bool((e.scores == one.scores).all()) for one in found):
+            found.append(e)
+    return found

@@ -72,7 +72,7 @@ def base(e: Explanation, sample: int = 0) -> Image.Image | None:
 
 def drawable(e: Explanation) -> bool:
     """Whether the scores can be laid out as a picture."""
-    return e.level == "pixel" or (e.level == "patch" and e.grid is not None)
+    return e.frames is None and (e.level == "pixel" or (e.level == "patch" and e.grid is not None))
 
 
 def drawn_size(e: Explanation, sample: int = 0, longest: int | None = None) -> tuple[int, int]:

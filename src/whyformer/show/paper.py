@@ -34,7 +34,9 @@ class Paper:
     def __init__(self, width: float, height: float, shown: Iterable[Explanation] = ()) -> None:
         from matplotlib.figure import Figure
 
-        lines = [cut for line in words.remarks(shown) for cut in textwrap.wrap(line, max(24, int(width * 17)))]
+        shown = list(shown)
+        said = [*words.notes(shown), *words.remarks(shown)]
+        lines = [cut for line in said for cut in textwrap.wrap(line, max(24, int(width * 17)))]
         self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
         self.figure: Figure = Figure(figsize=(self.width, self.height), facecolor="white")
         for i, line in enumerate(lines):
@@ -58,6 +60,16 @@ class Paper:
         """Text taken literally: a ``$`` is no formula, and a missing glyph is a box, not a warning."""
         place = (x / self.width, 1 - y / self.height)
         self.figure.text(*place, printable(text), fontsize=size, parse_math=False, family=families(), **options)
+
+    def hatched(self, x: float, y: float, wide: float, high: float) -> None:
+        """A hatched rectangle: what the model did not see."""
+        from matplotlib.patches import Rectangle
+
+        corner = (x / self.width, 1 - (y + high) / self.height)
+        size = (wide / self.width, high / self.height)
+        self.figure.add_artist(
+            Rectangle(corner, *size, facecolor="#f2f2f2", edgecolor="#bdbdbd", hatch="////", linewidth=0)
+        )
 
     def box(self, x: float, y: float, wide: float, high: float, colour: str) -> None:
         """A filled rectangle."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
 from whyformer.show.paper import GREY, Paper, measure
-from whyformer.show.words import heading, right_to_left, short, visible, words
+from whyformer.show.words import Word, heading, right_to_left, short, unread, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +20,16 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _WIDTH, _LEFT, _MARGIN = 9.0, 2.1, 0.15  # inches: page, where sentences begin, edge
-_SIZE, _LINE, _HEAD, _FOOT = 10.0, 0.26, 0.36, 0.42  # points; inches a line, a heading, the legend
+_SIZE, _LINE, _HEAD, _FOOT, _LEGEND = (
+    10.0,
+    0.26,
+    0.36,
+    0.42,
+    0.2,
+)  # points; inches a line, a heading, the legend, its lines
+INK = "#111111"
+_WORDS, _LEAST, _BESIDE = 400, 40, 8  # words in a figure and at least in each line; on either side of a strong one
+_LONGEST = 300  # characters of one word that are shown
 _measure = partial(measure, size=_SIZE)
 
 
@@ -31,17 +41,24 @@ class _Box:
     y: float
     width: float
     text: str
-    unit: float
+    ground: colours.Bytes | None = None
+    unknown: bool = False
+    unread: bool = False
+    quiet: bool = False
 
 
 def figure(parts: list[Section]) -> Figure:
     """Each sentence under each target, one method a line, words on their colours; a legend, and the warnings."""
     blocks: list[tuple[str | None, str, list[_Box], float]] = []
-    for named, rows in (column for part in parts for column in part.columns):
+    columns = [column for part in parts for column in part.columns]
+    most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
+    for named, rows in columns:
         for i, (name, e) in enumerate(rows):
-            blocks.append((heading(named) if i == 0 else None, name, *_flow(e)))
-    tall = _FOOT + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
-    shown = (e for part in parts for row in part.cells for e in row if e is not None)
+            blocks.append((heading(named) if i == 0 else None, name, *_flow(e, most)))
+    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
+    foot = _FOOT + _LEGEND * (len(legend) - 1)
+    tall = foot + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
     paper = Paper(_WIDTH, tall, shown)
     y = _MARGIN
     for head, name, boxes, high in blocks:
@@ -50,38 +67,88 @@ def figure(parts: list[Section]) -> Figure:
             y += _HEAD
         paper.write(short(name, 30), _MARGIN, y + _LINE / 2, 8, va="center", color=GREY)
         for box in boxes:
-            x, top = _LEFT + box.x, y + box.y
-            if box.unit:
-                paper.box(x, top + 0.1 * _LINE, box.width, 0.8 * _LINE, colours.code(colours.ground(box.unit)))
-            paper.write(box.text, x, top + _LINE / 2, _SIZE, va="center", ha="left", zorder=5)
+            _place(paper, box, _LEFT + box.x, y + box.y)
         y += high
-    _legend(paper, y + 0.12)
+    for i, draw in enumerate(legend):
+        draw(paper, y + 0.12 + i * _LEGEND)
     return paper.figure
 
 
-def _flow(e: Explanation) -> tuple[list[_Box], float]:
-    """Words laid out in lines, from the right where the sentence runs that way; and the height of it all."""
+def _place(paper: Paper, box: _Box, x: float, y: float) -> None:
+    """A piece of text on its ground; dashes under what is unknown to the model, hatching behind what was not read."""
+    top, high = y + 0.1 * _LINE, 0.8 * _LINE
+    if box.unread:
+        paper.hatched(x, top, box.width, high)
+    elif box.ground is not None:
+        paper.box(x, top, box.width, high, colours.code(box.ground))
+    if box.unknown:
+        for at in np.arange(0, box.width, 0.07):
+            paper.box(x + at, top + high, min(0.045, box.width - at), 0.016, INK)
+    aside = box.unread or box.quiet
+    size, ink = (_SIZE - 2, GREY) if aside else (_SIZE, INK)
+    paper.write(box.text, x, y + _LINE / 2, size, va="center", ha="left", zorder=5, color=ink)
+
+
+def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
+    """Words laid out in lines, from the right where the sentence runs that way; and the height of it all.
+
+    Of more than ``most`` words those around the strongest are shown, and how many are not.
+    """
     pieces, rest = words(e)
     note = colours.scale_of(e).note
     room = _WIDTH - _LEFT - _MARGIN
     mirrored = right_to_left("".join(p.text for p in pieces))
     boxes: list[_Box] = []
     x = y = 0.0
-    for gap, text, unit in [*((p.gap, p.text, p.unit) for p in pieces), ("", rest.rstrip(), 0.0)]:
-        for lead, piece, value in ((" " if gap[:1].isspace() else "", gap.strip(), 0.0), ("", text, unit)):
-            if gap and piece is text and gap[-1:].isspace() and gap.strip():
-                x += _measure(" ")
-            x += _measure(" ") if lead and x else 0
-            for chunk in _fitting(visible(piece), room):
-                wide = _measure(chunk)
-                if x + wide > room and x:
-                    x, y = 0.0, y + _LINE
-                boxes.append(_Box(room - x - wide if mirrored else x, y, wide, chunk, value))
-                x += wide
+
+    def put(text: str, **look: Any) -> None:
+        nonlocal x, y
+        if len(text) > _LONGEST:
+            text = f"{text[:_LONGEST]}… ({len(text) - _LONGEST:,} characters more)"
+        for chunk in _fitting(visible(text), room):
+            wide = _measure(chunk)
+            if x + wide > room and x:
+                x, y = 0.0, y + _LINE
+            boxes.append(_Box(room - x - wide if mirrored else x, y, wide, chunk, **look))
+            x += wide
+
+    cut = unread(e)
+    for part in (part for part in cut if part.before):
+        put(f" … {part.said} ", unread=True)
+    shown, skipped = _around_the_strongest(pieces, most), 0
+    for i, piece in enumerate(pieces):
+        if i not in shown:
+            skipped += 1
+            continue
+        if skipped:
+            put(f" … {skipped:,} weaker words … ", quiet=True)
+            skipped = 0
+        gap = piece.gap
+        x += _measure(" ") if gap[:1].isspace() and x else 0
+        put(gap.strip())
+        x += _measure(" ") if gap[-1:].isspace() and gap.strip() else 0
+        ground = colours.ground(piece.unit, piece.signed) if piece.unit else None
+        put(piece.text, ground=ground, unknown=piece.unknown)
+    put(f" … {skipped:,} weaker words" if skipped else rest.rstrip(), quiet=bool(skipped))
+    for part in (part for part in cut if not part.before):
+        x += _measure(" ")
+        put(f" {part.said} … ", unread=True)
     if note is not None:
-        boxes.append(_Box(0.0, y + _LINE, 0.0, f"({note})", 0.0))
+        boxes.append(_Box(0.0, y + _LINE, 0.0, f"({note})"))
         y += _LINE
     return boxes, y + _LINE + 0.06
+
+
+def _around_the_strongest(pieces: list[Word], most: int) -> set[int]:
+    """Numbers of the words to show: all, or the strongest with some words on either side."""
+    if len(pieces) <= most:
+        return set(range(len(pieces)))
+    found: set[int] = set()
+    for i in sorted(range(len(pieces)), key=lambda i: -abs(pieces[i].unit)):
+        found.update(range(max(0, i - _BESIDE), min(len(pieces), i + _BESIDE + 1)))
+        if len(found) >= most:
+            break
+    return found
 
 
 def _fitting(text: str, room: float) -> list[str]:
@@ -96,9 +163,31 @@ def _fitting(text: str, room: float) -> list[str]:
     return chunks
 
 
-def _legend(paper: Paper, y: float) -> None:
+def _legend(shown: list[Explanation], boxes: list[_Box]) -> list[Callable[[Paper, float], None]]:
+    """A line for each kind of colours that is shown, and for dashes; each a function that draws it at a height."""
+    each = "; each line scaled by its own largest score"
+    found: dict[bool, str] = {}
+    for e in shown:
+        signed = colours.scale_of(e).signed
+        found.setdefault(signed, ("for the class" if signed else "mattered (no sign)") + ("" if found else each))
+    lines: list[Callable[[Paper, float], None]] = [partial(_ramp, signed=k, said=v) for k, v in found.items()]
+    if any(box.unknown for box in boxes):
+        lines.append(_dashes)
+    return lines
+
+
+def _ramp(paper: Paper, y: float, signed: bool, said: str) -> None:
     axes = paper.axes(_LEFT, y, 1.4, 0.09)
-    axes.imshow(np.array([colours.ramp(colours.Scale(1.0, True), 128, words=True)], dtype=np.uint8), aspect="auto")
-    write = partial(paper.write, y=y + 0.045, size=7, va="center", color=GREY)
-    write("against", _LEFT - 0.06, ha="right")
-    write("for the class; each line scaled by its own largest score", _LEFT + 1.46, ha="left")
+    axes.imshow(np.array([colours.ramp(colours.Scale(1.0, signed), 128, words=True)], dtype=np.uint8), aspect="auto")
+    if signed:
+        _small(paper, "against", _LEFT - 0.06, y, ha="right")
+    _small(paper, said, _LEFT + 1.46, y)
+
+
+def _dashes(paper: Paper, y: float) -> None:
+    _place(paper, _Box(0, 0, 1.4, "", unknown=True), _LEFT, y - 0.8 * _LINE)
+    _small(paper, "unknown to the model ([UNK])", _LEFT + 1.46, y)
+
+
+def _small(paper: Paper, text: str, x: float, y: float, ha: str = "left") -> None:
+    paper.write(text, x, y + 0.045, 7, va="center", color=GREY, ha=ha)

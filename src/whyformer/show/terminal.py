@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import sections
 from whyformer.show.painting import drawable
-from whyformer.show.words import agnostic, figure_of, heading, remarks, visible, words
+from whyformer.show.words import Word, claims, figure_of, heading, notes, remarks, unread, visible, words
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -32,6 +32,7 @@ _BAR = 16
 _NAME = 44  # cells for a class name
 _INK = "rgb(17,17,17)"
 _PAPER = "rgb(255,255,255)"
+_UNREAD = "italic rgb(90,90,90) on rgb(225,225,225)"
 _FACTS = ("name", "summary", "family", "level", "modality", "class_specific", "citation")  # of a method
 _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
@@ -43,7 +44,7 @@ def plain(e: Explanation, top: int = 5) -> str:
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
         title = f"{visible(sample.method)}, {heading(sample)}:"
-        lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *remarks([sample])]
+        lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *notes([sample]), *remarks([sample])]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
@@ -79,12 +80,18 @@ def _listing(e: Explanation) -> list[str]:
     strongest = sorted(range(len(scores)), key=lambda i: -abs(scores[i]))[:limit]
     lines = []
     for i in sorted(strongest) if e.level == "token" else strongest:
-        text = visible(found[i].text) if e.level == "token" else _place(e, i)
+        text = _said(found[i]) if e.level == "token" else _place(e, i)
         bar = ("-" if scores[i] < 0 else "█") * round(abs(float(scale.unit(np.array(scores[i])))) * _BAR)
         lines.append(f"  {figure_of(scores[i]):>10}  {bar:<{_BAR}}  {_fitted(text, 46)}")
     if len(scores) > limit:
         lines.append(f"  ({limit} of {len(scores)} {kind} shown)")
-    return lines
+    low, high = claims(e)
+    lines.append(f"  ({'-: against, █: ' if low else '█: '}{visible(high)})")
+    return lines + [f"  ({part.said})" for part in unread(e)]
+
+
+def _said(word: Word) -> str:
+    return visible(word.text) + ("  [UNK]: unknown to the model" if word.unknown else "")
 
 
 def _place(e: Explanation, index: int) -> str:
@@ -104,11 +111,12 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     shown: list[RenderableType] = []
     for part in sections(explanations):
         if top:
-            shown += [Text(top_classes(part.first, top)), Text()]
+            shown += [Text(top_classes(part.first, top)), *(Text(line, style="yellow") for line in notes([part.first]))]
+            if part.first.unknown is not None and any(part.first.unknown):
+                shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))
+            shown.append(Text())
         for name, row in zip(part.methods, part.cells, strict=True):
             maps = [e for e in row if e is not None]
-            if all(agnostic(e) for e in maps):
-                maps = maps[:1]
             if part.first.level == "token":
                 shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
             else:
@@ -139,14 +147,20 @@ class _Sentence:
             yield Text(_ascii("\n".join(_listing(self.e)), options))
             return
         pieces, rest = words(self.e)
+        cut = unread(self.e)
         text = Text(overflow="fold")
+        for part in (part for part in cut if part.before):
+            text.append(f"[{part.said}] ", style=_UNREAD)
         for piece in pieces:
             text.append(visible(piece.gap, keep="\n"))
-            text.append(visible(piece.text), style=f"{_INK} {_on(colours.ground(piece.unit))}")
+            mark = "underline " if piece.unknown else ""
+            text.append(visible(piece.text), style=f"{mark}{_INK} {_on(colours.ground(piece.unit, piece.signed))}")
         text.append(visible(rest.rstrip(), keep="\n"))
+        for part in (part for part in cut if not part.before):
+            text.append(f" [{part.said}]", style=_UNREAD)
         # black on paper, whatever the terminal's own background: so white always means 0
         yield Padding(text, (0, 1), style=f"{_INK} on {_PAPER}")
-        yield _legend(colours.scale_of(self.e), words=True)
+        yield _legend(self.e, colours.scale_of(self.e), words=True)
 
 
 @dataclass(frozen=True)
@@ -160,7 +174,7 @@ class _Blocks:
         if cells is None:
             yield Text(_ascii("\n".join(_listing(self.e)), options))
             return
-        scale = colours.scale(cells)
+        scale = colours.scale(cells, signed=colours.scale_of(self.e).signed)
         bare = _colourless(console)
         unit = scale.unit(cells)
         painted = np.rint(colours.paint(unit, scale.signed) * 255).astype(int).tolist()
@@ -173,7 +187,7 @@ class _Blocks:
                 else:
                     line.append("  ", style=_on(colour))
             yield line
-        yield _legend(scale, bare).append(remark, style="dim")
+        yield _legend(self.e, scale, bare).append(remark, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         cells, _ = self._cells(options.max_width // 2)
@@ -196,15 +210,16 @@ class _Blocks:
         return np.asarray(means), f" (means of {step} x {step})"
 
 
-def _legend(scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:
-    """A small colour bar with its ends named; the ends alone where there are no colours."""
-    low, high = scale.ends
+def _legend(e: Explanation, scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:
+    """A small colour bar with its ends named, and what they say; no bar where there are no colours."""
+    (low, high), (against, favour) = scale.ends, claims(e)
+    said = f"{against} {low}".lstrip(), f"{high} {visible(favour)}"
     if bare:
-        return Text(f"{low} to {high}", style="dim")
-    bar = Text(f"{low} ", style="dim")
+        return Text(" to ".join(said), style="dim")
+    bar = Text(f"{said[0]} ", style="dim")
     for colour in colours.ramp(scale, 13, words=words):
         bar.append(" ", style=f"not dim {_on(colour)}")
-    return bar.append(f" {high}")
+    return bar.append(f" {said[1]}")
 
 
 def _on(colour: Sequence[int]) -> str:
@@ -240,23 +255,25 @@ def _table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
     return table
 
 
-def catalogue(methods: Sequence[Method]) -> Group:
-    """Name and summary of each method, by family."""
-    order = list(dict.fromkeys(m.family for m in methods))
-    wide = max(len(m.name) for m in methods)
+def catalogue(methods: Sequence[Mapping[str, Any]]) -> Group:
+    """Name and summary of each method, by family; of what :func:`facts` gives."""
+    order = list(dict.fromkeys(m["family"] for m in methods))
+    wide = max(len(m["name"]) for m in methods)
     shown: list[Any] = []
-    for family, found in groupby(sorted(methods, key=lambda m: order.index(m.family)), lambda m: m.family):
-        rows = [(f"  {m.name:{wide}}", m.summary) for m in found]
+    listed = sorted(methods, key=lambda m: order.index(m["family"]))
+    for family, found in groupby(listed, lambda m: m["family"]):
+        rows = [(f"  {m['name']:{wide}}", m["summary"]) for m in found]
         shown += [Text(family, style="bold"), _table(rows), Text()]
     return Group(*shown[:-1])
 
 
-def describe(method: Method) -> Group:
-    """Everything a user may want to know of one method."""
-    reads = {"both": "pictures and text", "image": "pictures", "text": "text"}[method.modality]
-    scope = "for the class asked" if method.class_specific else "the same for every class"
-    settings = "\n".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "none"
-    rows = [("family", method.family), ("explains", reads), ("scores", f"{method.level}; {scope}"),
-            ("published", method.citation), ("settings", settings)]  # fmt: skip
-    summary = Padding(Text(method.summary), (0, 0, 1, 0))
-    return Group(Text(method.name, style="bold"), summary, _table(rows, "dim"))
+def describe(method: Mapping[str, Any], *, signed: bool) -> Group:
+    """Everything a user may want to know of one method; ``signed``: whether its scores have a sign, by default."""
+    reads = {"both": "pictures and text", "image": "pictures", "text": "text"}[method["modality"]]
+    scope = "for the class asked" if method["class_specific"] else "the same for every class"
+    scope += ", with a sign" if signed else ", without a sign"
+    settings = "\n".join(f"{name} = {value!r}" for name, value in method["settings"].items()) or "none"
+    rows = [("family", method["family"]), ("explains", reads), ("scores", f"{method['level']}; {scope}"),
+            ("published", method["citation"]), ("settings", settings)]  # fmt: skip
+    summary = Padding(Text(method["summary"]), (0, 0, 1, 0))
+    return Group(Text(method["name"], style="bold"), summary, _table(rows, "dim"))

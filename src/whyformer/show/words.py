@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.errors import InputError
+from whyformer.explanation.doubts import counted, of_input, unread_parts
+from whyformer.explanation.units import word_groups
 from whyformer.show import colours
 from whyformer.show.colours import array
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
-# Scripts written without spaces between words: a token there stays by itself.
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
 
@@ -32,6 +32,7 @@ class Word:
         unit: the score on the scale of the map, -1 to 1.
         parts: (token, score) of each of its tokens. places: their places in the sequence of tokens.
         gap: what stands between the word before and this one.
+        signed: whether the map's scores have a sign; unknown: whether the model has no token for it ([UNK]).
     """
 
     text: str
@@ -40,6 +41,13 @@ class Word:
     parts: tuple[tuple[str, float], ...]
     places: tuple[int, ...]
     gap: str
+    signed: bool = True
+    unknown: bool = False
+
+    @property
+    def claim(self) -> str:
+        """What its colour says: "for", "against" or "mattered"."""
+        return "mattered" if not self.signed else "against" if self.unit < 0 else "for"
 
     @property
     def value(self) -> str:
@@ -54,16 +62,27 @@ class Word:
     @property
     def tip(self) -> str:
         """What is said of it where the pointer rests on it."""
-        return f"{self.value} · {self.sum or self.text}"
+        return f"{self.value} · {self.sum or self.text}{' · unknown to the model' if self.unknown else ''}"
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A part of a text that was cut off before the model saw it; ``said`` is how long it is, in words."""
+
+    text: str
+    said: str
+    before: bool
 
 
 def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     """(words of a sample in order, text after the last one); tokens become words where the offsets allow it.
 
-    Without offsets or sentence each token is a word of its own, and padding at the end is left out.
+    What the model did not read is not among them (:func:`unread`). Without offsets or sentence each token is a word of
+    its own, and padding at the end is left out.
     """
     scores = array(e.scores[sample]).tolist()
     scale = colours.scale_of(e, sample)
+    odd = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
     tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
     if not len(tokens) == len(offsets) == len(scores):
@@ -72,49 +91,29 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     def word(text: str, places: list[int], gap: str) -> Word:
         parts = tuple((tokens[i], scores[i]) for i in places)
         strongest = max((score for _, score in parts), key=abs)
-        return Word(text, strongest, float(scale.unit(np.array(strongest))), parts, tuple(places), gap)
+        unit = float(scale.unit(np.array(strongest)))
+        return Word(text, strongest, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
 
     if e.offsets is None or e.texts is None:
         count = len(tokens)
         while count and tokens[count - 1] in _PADDING and scores[count - 1] == 0:
             count -= 1
         return [word(token, [i], " " if i else "") for i, token in enumerate(tokens[:count])], ""
-    text, made, cursor = e.texts[sample], [], 0
-    for begin, end, places in _groups(text, offsets):
+    text, made = e.texts[sample], []
+    cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
+    for begin, end, places in word_groups(text, offsets):
         made.append(word(text[begin:end], places, text[cursor:begin]))
         cursor = end
-    return made, text[cursor:]
+    return made, text[cursor:stop]
 
 
-def _groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
-    """(begin, end, places of the tokens) of each word."""
-    groups: list[tuple[int, int, list[int]]] = []
-    for place, (begin, end) in enumerate(offsets):
-        # Byte-level tokenizers count the space before a word as part of its token.
-        while begin < end and text[begin].isspace():
-            begin += 1
-        if begin >= end:
-            continue
-        if groups and _continues(text, groups[-1][1], begin):
-            first, last, places = groups.pop()
-            groups.append((first, max(last, end), [*places, place]))
-        else:
-            groups.append((begin, end, [place]))
-    return groups
-
-
-def _continues(text: str, end: int, begin: int) -> bool:
-    """Whether a token that begins at ``begin`` belongs to the word that ended at ``end``."""
-    if begin != end:
-        return begin < end
-    before, after = text[end - 1], text[begin]
-    if unicodedata.category(after).startswith("M") or after == "\u200d" or before == "\u200d":
-        return True
-    return before.isalnum() and after.isalnum() and not (_unspaced(before) or _unspaced(after))
-
-
-def _unspaced(character: str) -> bool:
-    return unicodedata.name(character, "").startswith(_UNSPACED)
+def unread(e: Explanation, sample: int = 0) -> list[Unread]:
+    """What was cut off before the model saw it; it has no score, which is not the same as a score of 0."""
+    if e.texts is None or e.features.extent is None:
+        return []
+    text, (begin, end) = e.texts[sample], e.features.extent[sample]
+    parts = unread_parts(text, begin, end)
+    return [Unread(p, f"{counted(p, text)} the model did not read", text[:begin] == p) for p in parts]
 
 
 def right_to_left(text: str) -> bool:
@@ -158,6 +157,29 @@ def measured(e: Explanation) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
+def claims(e: Explanation) -> tuple[str, str]:
+    """What the colours at the two ends of a map's colour bar say, in words."""
+    if colours.scale_of(e).signed:
+        return ("below 0", "above 0") if agnostic(e) else ("against", f"for {target_name(e)}")
+    return "", "mattered (no sign)"
+
+
+def notes(explanations: Iterable[Explanation]) -> list[str]:
+    """What is to be known of the inputs of some explanations, each once: what was done to them, what was not read."""
+    said = []
+    for e in explanations:
+        done = e.diagnostics.get("input") or [[]]
+        said += [f"note: {line}" for line in done[0]] + [f"warning: {line}" for line in of_input(e.features, 0)]
+    return [visible(line) for line in dict.fromkeys(said)]
+
+
+def doubts(e: Explanation) -> list[str]:
+    """What speaks against the map of one sample itself: its warnings without those that are about the input."""
+    found = measured(e)
+    known = of_input(e.features, 0)
+    return [line for line in (found["warnings"] if found else e.warnings) if line not in known]
+
+
 def remarks(explanations: Iterable[Explanation]) -> list[str]:
     """What was measured of several explanations and their warnings, each once, safe to print, with the map's name."""
     shown = list(explanations)
@@ -166,7 +188,7 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
         found, name = measured(e), f"{e.method}, {target_name(e)}: " if len(shown) > 1 else ""
         if found:
             said.append(f"{name}measured for {e.label(found['followed'])}: {found['verdict']}")
-        said += [f"warning: {line if found else name + line}" for line in (found["warnings"] if found else e.warnings)]
+        said += [f"warning: {line if found else name + line}" for line in doubts(e)]
     return [visible(line) for line in dict.fromkeys(said)]
 
 

@@ -12,7 +12,7 @@ Of any other output nothing is guessed: :class:`Token`, :class:`Span`, :class:`Q
 
 from whyformer.targets.naming import class_index
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.resolving import Resolver, Target
+from whyformer.targets.resolving import Resolver, Target, several_tokens, token_ids
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
 
 __all__ = [
@@ -28,4 +28,6 @@ __all__ = [
     "Target",
     "Token",
     "class_index",
+    "several_tokens",
+    "token_ids",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | No
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    return text.removeprefix("-").isdecimal() and len(text) < 20
 
 
 def _named(name: str, labels: Mapping[int, str]) -> list[int]:
@@ -70,8 +71,11 @@ def in_range(index: int, classes: int | None) -> int:
 
 def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     pool = dict.fromkeys(part.strip() for label in labels.values() for part in label.split(","))
-    inside = [part for part in pool if name.casefold() in part.casefold()][:3]
-    close = dict.fromkeys(difflib.get_close_matches(name.casefold(), pool, 3) + inside)
+    wanted = name.casefold().strip()
+    whole = [part for part in pool if wanted and re.search(rf"\b{re.escape(wanted)}\b", part.casefold())]
+    inside = [part for part in pool if wanted in part.casefold()]
+    found = [*whole, *difflib.get_close_matches(wanted, pool, 3), *inside]  # "cat": tiger cat before crate
+    close = list(dict.fromkeys(found))[: max(3, min(len(whole), 6))]
     hint = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
     return InputError(
         f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: give a number.")

@@ -15,6 +15,8 @@ from whyformer.models.output import Output
 from whyformer.models.readout import refusal
 
 Number = int | Sequence[int]
+OF = {"logit": "logit", "log_probability": "log-probability", "probability": "probability"}
+"""What of a token may be explained, and in words."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Token:
         position: among the real tokens of each sample, special ones included, from 0; −1 is the last. Or one a sample.
         token: an id or the text of one token (with the tokenizer given to ``explain``), for the classes of tokens an
             index or a name; or one a sample; or a target over the row, such as ``Contrast(a, b)``. None: the likeliest.
+            A text of several tokens behind the last position of a language model is taken as a span: what is explained
+            is its log-probability, and the result says so.
+        of: what of that token: "logit", "log_probability" or "probability".
 
     Raises:
         InputError: when it is read: there is no such position or token.
@@ -35,6 +40,11 @@ class Token:
 
     position: Number
     token: Any = None
+    of: str = "logit"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, str) or self.of not in OF:
+            raise InputError(f"Token: of is one of {', '.join(map(repr, OF))}, not {self.of!r}")
 
     @property
     def picked(self) -> Any:
@@ -53,7 +63,7 @@ class Token:
 
     def where(self) -> str:
         """Where that is, in words."""
-        return f"at position {self.position}"
+        return f"at position {self.position}" + ("" if self.of == "logit" else f" ({OF[self.of]})")
 
 
 @dataclass(frozen=True)

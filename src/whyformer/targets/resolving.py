@@ -54,7 +54,7 @@ class Resolver:
         elif isinstance(target, list | tuple):
             self._fit(len(target))
             target = [_written(t) if isinstance(t, str) and _is_written(t) else t for t in target]
-            target = _together(target) if any(isinstance(t, _RAW) for t in target) else target
+            target = _together(target) if any(map(_ours, target)) else target
         self.reading: Any = None
         if isinstance(target, _RAW):
             self.reading, target = self._checked(target), target.picked
@@ -92,6 +92,9 @@ class Resolver:
     def _classes_of(self, target: Any) -> Any:
         """Indices for the names of classes and tokens."""
         target = _plain(target)
+        if isinstance(target, Logit | Probability | LogProbability | Contrast):
+            named = {n: _plain(getattr(target, n)) for n in ("index", "other") if hasattr(target, n)}
+            return replace(target, **{n: self._numbered(value) for n, value in named.items()})
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
@@ -104,18 +107,21 @@ class Resolver:
             f"{target!r}"
         )
 
+    def _numbered(self, value: Any) -> Any:
+        """Indices for names, one or one a sample."""
+        if isinstance(value, str):
+            return self._index(value)
+        return [self._index(v) if isinstance(v, str) else v for v in value] if isinstance(value, list) else value
+
     def _index(self, wanted: Any) -> int:
-        named = isinstance(self.reading, Token) and self.classes is None
-        if not isinstance(wanted, str) or not named or wanted.removeprefix("#").isdecimal():
+        read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)
+        if not isinstance(wanted, str) or not read_off or self.classes is not None or _is_index(wanted):
             return class_index(wanted, self.labels, None if isinstance(self.reading, Query | Pixel) else self.classes)
         if self.tokenizer is None:
             raise InputError(f"the token {wanted!r} is known to a tokenizer only: give processor=, or the token's id")
-        ids = self.tokenizer.encode(wanted, add_special_tokens=False)
+        ids = token_ids(self.tokenizer, wanted)
         if len(ids) == 1:
-            return int(ids[0])
-        known = self.tokenizer.get_vocab()
-        if wanted in known:
-            return int(known[wanted])
+            return ids[0]
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         raise InputError(f"{wanted!r} is not one token but {len(ids)} ({parts}): name one token")
 
@@ -151,7 +157,10 @@ class Resolver:
             return own if _ours(own) else lambda logits: _numbers(own(logits), len(logits))
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1])
-        return Logit(indices.tolist())
+        of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
+        if of == "log_probability":
+            return LogProbability(chosen)
+        return Probability(chosen) if of == "probability" else Logit(chosen)
 
     def indices(self, logits: Tensor) -> Tensor:
         """``[B]`` class indices, −1 where a callable names none."""
@@ -176,7 +185,9 @@ class Resolver:
         return index, names
 
     def written(self) -> list[str] | None:
-        """The target of each sample written out, where it is over the raw output; None for one that cannot be."""
+        """The target of each sample written out, where it is more than a class; None for one that cannot be."""
+        if self.reading is None and isinstance(self.target, Probability | LogProbability | Contrast):
+            return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
         if not isinstance(self.reading, _RAW) or (callable(self.target) and not hasattr(self.target, "index")):
             return None
         return [repr(_of_sample(_about(self.reading, self.target), i)) for i in range(self.batch)]
@@ -202,9 +213,57 @@ class Resolver:
     def _name(self, index: int, words: bool) -> str:
         if words:
             token = self.tokenizer.convert_ids_to_tokens(index) if index < len(self.tokenizer) else None
-            text = None if token is None else self.tokenizer.convert_tokens_to_string([token]).strip() or token
-            return str(index) if text is None else f"'{text}'"
+            return str(index) if token is None else repr(_shown(self.tokenizer, token))
         return (self.labels or {}).get(index, str(index))
+
+
+def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:
+    """(text, numbers of its tokens) of a target that names several tokens as what a language model says next."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    if not hasattr(tokenizer, "convert_ids_to_tokens") or classes is not None:
+        return None
+    target = _written(target) if isinstance(target, str) and _is_written(target) else target
+    text = target.token if isinstance(target, Token) and target.position == -1 else None if labels else target
+    if not isinstance(text, str) or _is_index(text):
+        return None
+    ids = token_ids(tokenizer, text)
+    return (text, ids) if len(ids) > 1 else None
+
+
+def _is_index(text: str) -> bool:
+    return text.removeprefix("#").isdecimal()
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Numbers of the tokens of a text, which in quotes is what stands inside of them; one where it is a token's own
+    name."""
+    quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
+    text = text[1:-1] if quoted else text
+    ids = behind(tokenizer, text)
+    known = tokenizer.get_vocab() if len(ids) != 1 else {}
+    return [int(known[text])] if text in known else ids
+
+
+def behind(tokenizer: Any, text: str) -> list[int]:
+    """Numbers of the tokens of a text that goes on from another: one space before it is the space between them, which
+    tokenizers that begin every text with a space would count twice."""
+
+    def encoded(given: str) -> list[int]:
+        return [int(i) for i in tokenizer.encode(given, add_special_tokens=False)]
+
+    for before in ("a", ".") if text[:1] == " " else ():
+        first, whole = encoded(before), encoded(before + text)
+        if whole[: len(first)] == first and len(whole) > len(first):
+            return whole[len(first) :]
+    return encoded(text)
+
+
+def _shown(tokenizer: Any, token: str) -> str:
+    """The text of a token with the space before it; the token itself where it is no text of its own."""
+    text = tokenizer.convert_tokens_to_string([token])
+    if not text.strip("\ufffd"):
+        return token
+    return f" {text}" if token.startswith("▁") and not text.startswith(" ") else str(text)
 
 
 def _numbers(value: Any, batch: int) -> Tensor:

@@ -1,14 +1,18 @@
-"""Targets over one row of logits a sample: callables that turn ``[B, C]`` into ``[B]``."""
+"""Targets over one row of logits a sample: callables that turn ``[B, C]`` into ``[B]``.
+
+Classes are indices, or one a sample; ``explain`` also takes their names, and the text of a language model's tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def _pick(values: Tensor, index: int | list[int] | Tensor) -> Tensor:
+def _pick(values: Tensor, index: int | str | Sequence[int | str] | Tensor) -> Tensor:
     chosen = torch.as_tensor(index, device=values.device).expand(values.shape[0])
     return values.gather(-1, chosen[:, None])[:, 0]
 
@@ -17,7 +21,7 @@ def _pick(values: Tensor, index: int | list[int] | Tensor) -> Tensor:
 class Logit:
     """f_c: the logit of a class, an int for all samples or a list of one a sample."""
 
-    index: int | list[int]
+    index: int | str | Sequence[int | str]
 
     def __call__(self, logits: Tensor) -> Tensor:
         return _pick(logits, self.index)
@@ -27,7 +31,7 @@ class Logit:
 class Probability:
     """softmax(f)_c, or sigmoid(f_c) with ``multi_label=True``."""
 
-    index: int | list[int]
+    index: int | str | Sequence[int | str]
     multi_label: bool = False
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -38,7 +42,7 @@ class Probability:
 class LogProbability:
     """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``."""
 
-    index: int | list[int]
+    index: int | str | Sequence[int | str]
     multi_label: bool = False
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -50,8 +54,8 @@ class LogProbability:
 class Contrast:
     """f_a − f_b: why class a *rather than* class b."""
 
-    index: int | list[int]
-    other: int | list[int]
+    index: int | str | Sequence[int | str]
+    other: int | str | Sequence[int | str]
 
     def __call__(self, logits: Tensor) -> Tensor:
         return _pick(logits, self.index) - _pick(logits, self.other)

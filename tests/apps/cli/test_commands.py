@@ -189,7 +189,7 @@ def test_a_bug_is_told_as_one_with_status_1(monkeypatch):
     def broken() -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("whyformer.methods", broken)
+    monkeypatch.setattr("whyformer.apps.cli.offering.known", broken)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert result.exit_code == 1
     assert result.stderr == "error: whyformer failed (RuntimeError: boom); --debug shows where\n"
@@ -326,7 +326,7 @@ def test_failing_half_way_leaves_no_file(tmp_path, monkeypatch):
     real = Path.write_bytes
 
     def full(self, data):
-        if self.name.startswith("b"):
+        if self.name.startswith(".b"):
             raise OSError(28, "No space left on device")
         return real(self, data)
 

@@ -83,7 +83,7 @@ def test_it_is_quick_because_torch_is_not_imported():
         (["explain", "x", "--method", "gae,roll"], ["gae,rollout"]),
         (["explain", "x", "--method", "rollout,roll"], []),
         (["explain", "x", "--format", "png,p"], ["png,pdf"]),
-        (["explain", "x", "-m", "bund"], ["bundled:digits", "bundled:sst2"]),
+        (["explain", "x", "-m", "bund"], ["bundled:digits", "bundled:sst2", "bundled:reader"]),
         (["explain", "x", "--method", "gae", "-s", "side"], ["side=auto", "side=image", "side=text"]),
         (["explain", "x", "--method", "rollout", "-s", "side"], []),
         (["methods", "rollo"], ["rollout"]),
@@ -121,4 +121,4 @@ echo "got ${COMPREPLY[*]}"
     done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "-F _whyformer_completion whyformer" in done.stdout
-    assert done.stdout.splitlines()[-1] == "got bundled:digits bundled:sst2"
+    assert done.stdout.splitlines()[-1] == "got bundled:digits bundled:sst2 bundled:reader"

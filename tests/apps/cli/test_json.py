@@ -133,7 +133,7 @@ def test_explanations(command, source, tmp_path):
 def test_maximize(tmp_path):
     output = printed("maximize", "3", "--steps", "2", "--out", str(tmp_path / "3.png"))
     fits("maximize", output)
-    assert len(output["history"]) == 3
+    assert [len(one["history"]) for one in output["units"]] == [3]
 
 
 def test_benchmark(tmp_path):
@@ -163,7 +163,7 @@ def test_an_interruption_has_its_own_status(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whyformer.methods", interrupted)
+    monkeypatch.setattr("whyformer.apps.cli.offering.known", interrupted)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert (result.exit_code, result.output) == (130, "error: interrupted\n")
 

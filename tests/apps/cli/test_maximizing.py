@@ -28,3 +28,23 @@ def test_maximize_refuses_what_it_cannot_write_or_climb(tmp_path: Path) -> None:
     status, output = run("maximize", "elephant", "--quiet", "--out", str(tmp_path / "e.png"))
     assert status == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_several_units_are_one_figure(tmp_path: Path) -> None:
+    status, output = run("maximize", "3", "vit.layers.1:0:5", "-s", "scale=0.2", "--steps", "2", "-o", str(tmp_path / "two.png"))
+    assert status == 0, output
+    assert "3: activation" in output
+    assert "vit.layers.1:0:5: activation" in output
+    with Image.open(tmp_path / "two.png") as picture:
+        assert picture.width > 1.7 * picture.height
+    status, output = run("maximize", "3", "4", "-o", str(tmp_path / "two.safetensors"))
+    assert (status, "must end in .png, .svg or .pdf" in output) == (2, True)
+    status, output = run("maximize", "3", "-s", "sharpness=2", "-o", str(tmp_path / "3.png"))
+    assert (status, "no setting 'sharpness'" in output) == (2, True)
+
+
+def test_plain_is_another_picture(tmp_path: Path) -> None:
+    for recipe in ("plain", "feature_visualisation"):
+        status, output = run("maximize", "3", "--steps", "2", "--recipe", recipe, "-o", str(tmp_path / f"{recipe}.png"))
+        assert status == 0, output
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 2

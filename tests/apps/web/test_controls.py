@@ -61,7 +61,7 @@ def test_what_was_chosen_before_stands_in_the_form_again():
 def test_bounds_and_choices_are_those_of_the_registry():
     form = controls.form(["transformer_attribution", "integrated_gradients"], {}, 7)
     assert re.search(r'type="range" min="0" max="6" step="1" value="0"[^>]*data-key="start_layer"', form)
-    assert re.search(r'type="number" step="1" min="1" value="50"[^>]*data-key="steps"', form)
+    assert re.search(r'type="number" step="1" min="1" max="1000" value="50"[^>]*data-key="steps"', form)
     assert all(f">{choice}</option>" in form for choice in ("gradient", "attention", "zero", "blur"))
 
 

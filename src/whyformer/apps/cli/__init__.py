@@ -10,11 +10,14 @@ from typing import Annotated
 
 import typer
 
-from whyformer.apps.cli.drawing import attention, maximize, perturb
+from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
+from whyformer.apps.cli.maximizing import maximize
 from whyformer.apps.cli.offering import audit, methods, schema, serve_page
 from whyformer.apps.cli.options import WORDS, command
 from whyformer.apps.cli.reporting import benchmark, report
+from whyformer.apps.cli.running import run
+from whyformer.apps.cli.serving import serve
 
 __all__ = ["app", "main"]
 
@@ -26,7 +29,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command(epilog=_EXAMPLES)(command(explain))
 app.command(epilog=_EXAMPLES)(command(compare))
-for function in (attention, perturb, audit, methods, benchmark, maximize, report):
+for function in (attention, perturb, audit, methods, run, benchmark, maximize, report, serve):
     app.command()(command(function))
 app.command("app")(command(serve_page))
 app.command()(command(schema))

@@ -28,7 +28,8 @@ COMPARED = (
 
 
 def known() -> dict[str, Any]:
-    """{"bundled": [name], "methods": {name: {"summary", "modality", "settings"}}, "benchmarks": {name: {"summary",
+    """{"bundled": [name], "methods": {name: {"summary", "modality", "settings", "facts" as the JSON of ``whyformer
+    methods`` has them, "signed": whether its scores have a sign}}, "benchmarks": {name: {"summary",
     "options"}}}; settings and options map a name to the values worth offering, the default first."""
     file = _cache_file()
     with contextlib.suppress(OSError, ValueError):
@@ -63,6 +64,7 @@ def collect() -> dict[str, Any]:
     from whyformer.benchmarks import BENCHMARKS
     from whyformer.methods import METHODS
     from whyformer.models.loading import BUNDLED
+    from whyformer.show.terminal import facts
 
     return {
         "bundled": list(BUNDLED),
@@ -70,6 +72,8 @@ def collect() -> dict[str, Any]:
             name: {
                 "summary": m.summary,
                 "modality": m.modality,
+                "facts": facts(m),
+                "signed": m.signs(m.settings),
                 "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
             }
             for name, m in sorted(METHODS.items())
@@ -125,7 +129,9 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
 # colour maps that even steps and the colour-blind can do with, and the one of the papers
-cmaps = of(lambda: [(c, "") for c in ("inferno", "blue-orange", "viridis", "cividis", "magma", "plasma", "jet")])
+cmaps = of(
+    lambda: [(c, "") for c in ("green", "blue-orange", "inferno", "viridis", "cividis", "magma", "plasma", "jet")]
+)
 formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
 models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])
 benchmarks = of(_named("benchmarks"))

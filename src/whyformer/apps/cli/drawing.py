@@ -1,4 +1,4 @@
-"""``whyformer attention``, ``perturb`` and ``maximize``: pictures that are no explanation of a class on their own."""
+"""``whyformer attention`` and ``perturb``: pictures that are no explanation of a class on their own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def attention(asked: Attention) -> None:
     from whyformer.inputs.argument import read_argument
 
     formats, look = opt.chosen_formats(asked.format, _FIGURES), asked.look()
-    head = int(asked.head) if asked.head.lstrip("-").isdigit() else asked.head
+    head = int(asked.head) if asked.head.lstrip("-").isdecimal() else asked.head
     if isinstance(head, str) and head not in ("mean", "max", "min"):
         raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
     if asked.target is not None and not asked.gradient:
@@ -128,41 +128,3 @@ def _written(folder: Path, formats: list[str], drawing: Figure, *name: str) -> l
     from whyformer.show import encode, files
 
     return files.write_all(folder, {f"{files.slug(*name)}.{kind}": encode(drawing, kind) for kind in formats})
-
-
-@dataclass(kw_only=True)
-class Maximize(opt.Common):
-    unit: str
-    model: str = "bundled:digits"
-    steps: int = 256
-    learning_rate: float = 0.05
-    weight_decay: float = 1e-4
-    jitter: int = 0
-    blur: float = 0.0
-    seed: int = 0
-    out: Path = Path("maximized.png")
-    device: str | None = None
-
-
-def maximize(asked: Maximize) -> None:
-    """Draw the picture that a class, a neuron or a token answers to most (activation maximisation)."""
-    if asked.out.suffix.lower() not in (".png", ".safetensors"):
-        raise InputError(f"--out must end in .png or .safetensors, not {asked.out.name!r}")
-    if not asked.out.parent.is_dir():
-        raise InputError(f"there is no folder {asked.out.parent}")
-    with working(asked) as bars:
-        with bars.step(f"loading {asked.model}"):
-            from whyformer.maximize import maximize_activation
-            from whyformer.models import load
-
-            loaded = load(asked.model, device=asked.device)
-        made = maximize_activation(
-            loaded.model, int(asked.unit) if asked.unit.isdigit() else asked.unit, steps=asked.steps,
-            learning_rate=asked.learning_rate, weight_decay=asked.weight_decay, jitter=asked.jitter, blur=asked.blur,
-            seed=asked.seed, processor=loaded.processor, progress=bars.track,
-        )  # fmt: skip
-    made.save(asked.out)
-    facts = record("maximize", unit=made.unit, activation=made.activation, history=made.history, model=asked.model,
-                   settings=made.settings)  # fmt: skip
-    said = f"{asked.unit}: activation {made.history[0]:.3f} at the start, {made.activation:.3f} now"
-    tell(asked, facts, said, [asked.out])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
 from whyformer.errors import InputError, MethodNotApplicable
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
     from whyformer.methods import Method
     from whyformer.models import Loaded
+
+
+DEFAULT_METHOD = "transformer_attribution"
 
 
 @dataclass(kw_only=True)
@@ -32,7 +37,13 @@ class Maps(opt.Input, opt.Drawing):
 
 @dataclass(kw_only=True)
 class Explain(Maps):
-    method: str = "transformer_attribution"
+    more: list[str] | None = None
+    method: str | None = None
+    generate: int | None = None
+    continuation: str | None = None
+    chat: bool = False
+    contrast: str | None = None
+    image: list[Path] | None = None
 
 
 @dataclass(kw_only=True)
@@ -44,8 +55,26 @@ def explain(asked: Explain) -> None:
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
+    Several inputs, or a folder of pictures and .txt files, are explained one after the other. With --generate or
+    --continuation each word of a language model's answer is explained.
     """
-    _run("explain", asked, asked.method)
+    from whyformer.apps.cli import answering
+    from whyformer.apps.cli.several import each_of, inputs_of
+
+    if asked.image is not None and (asked.generate is not None or asked.continuation is not None):
+        generate(asked)
+        return
+    if answering.wanted(asked):
+        answering.answer(asked)
+        return
+    if asked.contrast is not None:
+        asked = replace(asked, target=answering.rather(asked.target, asked.contrast))
+    asked = replace(asked, method=asked.method or DEFAULT_METHOD)
+    found = inputs_of(asked.source, asked.more or [])
+    if found is None:
+        _run("explain", asked, asked.method)
+    else:
+        each_of(found, asked, lambda one, given, loaded: _explained("explain", one, asked.method, given, loaded))
 
 
 def compare(asked: Compare) -> None:
@@ -59,14 +88,20 @@ def compare(asked: Compare) -> None:
 def _run(command: str, asked: Maps, method: str | None) -> None:
     from whyformer.inputs.argument import read_argument
 
-    look = asked.look()
+    asked.look()
     opt.chosen_formats(asked.format or "")
-    given = read_argument(asked.source)
-    default = "png,html" if command == "compare" else "png" if given.kind == "image" else "html"
+    _explained(command, asked, method, read_argument(asked.source), {})
+
+
+def _explained(command: str, asked: Maps, method: str | None, given: Argument, loaded: dict[str, Loaded]) -> None:
+    """One input, from the methods that are asked for to the files."""
+    look = asked.look()
+    seeing = given.kind == "image" or getattr(asked, "image", None)
+    default = "png,html" if command == "compare" else "png" if seeing else "html"
     formats = opt.chosen_formats(default if asked.format is None else asked.format)
     chosen = opt.chosen_methods(method, asked.setting, given.kind)
     with working(asked) as bars:
-        work = Work(asked, given, bars, asked.truncate)
+        work = Work(asked, given, bars, asked.truncate, loaded)
         likeliest = 2 if command == "compare" and given.kind == "image" else 1
         results, refusals = work.explain(chosen, asked.target or work.ready.likeliest(likeliest))
         for refusal in refusals:
@@ -87,21 +122,34 @@ def _run(command: str, asked: Maps, method: str | None) -> None:
     tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
 
 
+_READS = {"image": "pictures", "text": "text", "both": "a text and a picture (--image)"}
+_GIVEN = {"image": "a picture", "text": "a text", "both": "a text and a picture"}
+
+
 class Work:
     """One input and one model, used as often as is asked."""
 
-    def __init__(self, asked: opt.Input, given: Argument, bars: Working, truncate: bool = False) -> None:
+    def __init__(
+        self, asked: opt.Input, given: Argument, bars: Working, truncate: bool = False,
+        loaded: dict[str, Loaded] | None = None,
+    ) -> None:  # fmt: skip
         self.bars = bars
-        name = asked.model or DEFAULT_MODEL[given.kind]
+        images = getattr(asked, "image", None)
+        kind = "both" if images and given.kind == "text" else given.kind
+        name = asked.model or DEFAULT_MODEL[kind]
+        known = {} if loaded is None else loaded
         with bars.step(f"loading {name}"):
             from whyformer.explaining import begin
             from whyformer.models import load
 
-            self.loaded: Loaded = load(name, device=asked.device, dtype=asked.dtype)
-        if self.loaded.modality != given.kind:
-            reads, got = ("pictures", "a text") if self.loaded.modality == "image" else ("text", "a picture")
+            if name not in known:
+                known[name] = load(name, device=asked.device, dtype=asked.dtype)
+            self.loaded: Loaded = known[name]
+        if self.loaded.modality != kind:
+            reads, got = _READS[self.loaded.modality], _GIVEN[kind]
             raise InputError(f"{self.loaded.name} reads {reads}, and this is {got}: choose another --model")
-        self.ready = begin(self.loaded.model, given.content, self.loaded.processor, truncate=truncate)
+        content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
+        self.ready = begin(self.loaded.model, content, self.loaded.processor, truncate=truncate)
         self.checked: list[Trust] = []
 
     def explain(

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.completion import commands, read_schema
+from whyformer.apps.cli.completion import commands, known, read_schema
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
@@ -22,13 +22,18 @@ class Methods(opt.Common):
 
 def methods(asked: Methods) -> None:
     """List the methods, or describe one with its settings and their defaults."""
-    import whyformer
-    from whyformer.methods import find
-    from whyformer.show.terminal import catalogue, describe, facts
+    from whyformer.show.terminal import catalogue, describe
 
-    known = whyformer.methods() if asked.name is None else [find(asked.name)]
-    said = catalogue(known) if asked.name is None else describe(known[0])
-    tell(asked, record("methods", methods=[facts(m) for m in known]), said)
+    # as it was kept for completion: to list methods, nothing that computes is imported
+    kept = known()["methods"]
+    if asked.name is not None and asked.name not in kept:
+        from whyformer.methods import find
+
+        find(asked.name)  # says which there are
+    chosen = [kept[name] for name in sorted(kept) if asked.name in (None, name)]
+    facts = [one["facts"] for one in chosen]
+    said = catalogue(facts) if asked.name is None else describe(facts[0], signed=chosen[0]["signed"])
+    tell(asked, record("methods", methods=facts), said)
 
 
 @dataclass(kw_only=True)

@@ -80,6 +80,7 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
             made = Annotated[hints[name], _described(**WORDS[part.__name__][name])]  # type: ignore[valid-type]
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=made))
+    parameters.sort(key=lambda p: p.name == "more")  # an argument that takes all that is left comes last
 
     def run(**given: Any) -> None:
         with errors_as_sentences(given["debug"]):

@@ -6,6 +6,7 @@ from the result. 130: interrupted.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from whyformer.apps.cli.options import Common
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 INCOMPLETE = 3
 """Exit status of work that was finished and written, but lacks something it should have: samples without figures (a
 method failed, or a map was constant or NaN), or files of a report that cannot be read."""
@@ -56,7 +58,10 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
+        if isinstance(error, OSError) and error.errno in _FULL:
+            message = one_line(error)
+        else:
+            status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(status)
 

@@ -62,15 +62,13 @@ def title(name: str) -> str:
 
 
 def _file(name: str, file: str) -> Path | None:
-    """A file of a model: bundled, in a local folder, or in the hub's cache."""
+    """A file of a model: bundled, or in the hub's cache. A name comes out of a file that may be anybody's, so no folder
+    that it names is opened."""
     if name.startswith("bundled:"):
         short = name.removeprefix("bundled:")
-        path = Path(__file__).parents[2] / "bundled" / short / file if short.isalnum() else Path()
-    else:
-        path = Path(name).expanduser() / file
+        path = Path(__file__).parents[2] / "bundled" / short / file
+        return path if short.isalnum() and path.is_file() else None
     with contextlib.suppress(OSError, HFValidationError):
-        if path.is_file():
-            return path
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and isinstance(cached := try_to_load_from_cache(name, file), str):
             return Path(cached)
     return None

@@ -34,9 +34,10 @@ def endpoint(handlers: Handlers) -> Any:
         chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
+        track = session.track(seconds=handlers.limits.seconds)
         loaded, view = handlers.full_view(session, asked)
         top = work.predict(session, loaded, view).top()
-        found = list(work.explain(session, loaded, view, session.track()))
+        found = list(work.explain(session, loaded, view, track))
         results = [e for e in found if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
             "model": view.model,
@@ -48,7 +49,7 @@ def endpoint(handlers: Handlers) -> Any:
             "command": reproduce.command(view),
         }
         if measure:
-            judged = [found for _, found in work.judge(session, loaded, view, results, session.track())]
+            judged = [found for _, found in work.judge(session, loaded, view, results, track)]
             answer["faithfulness"] = [
                 {
                     "deletion": None if isinstance(found, str) else float(found.areas[0]),

@@ -9,7 +9,7 @@ from typing import Any
 from whyformer.errors import InputError
 from whyformer.methods import Method, find
 from whyformer.methods.maps.aggregation import AGGREGATION, HEADS, LAYERS, ROWS
-from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, AtLeast, OneOf
+from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, Between, OneOf
 from whyformer.show.html import render
 
 Given = Mapping[str, Mapping[str, Any]]
@@ -44,9 +44,10 @@ def _field(method: Method, key: str, value: Any, blocks: int) -> dict[str, Any]:
     if check is not None and isinstance(check[1], OneOf):
         return {**named, "kind": "choice", "choices": _choices(check[1].values, value)}
     if isinstance(default, int | float):
-        low = f"{check[1].low:g}" if check is not None and isinstance(check[1], AtLeast) else None
+        bounds = check[1] if check is not None and isinstance(check[1], Between) else None
+        low, high = (None, None) if bounds is None else (bounds.low, bounds.high)
         step = "1" if isinstance(default, int) else "any"
-        return {**named, "kind": "number", "low": low, "step": step, "value": repr(value)}
+        return {**named, "kind": "number", "low": low, "high": high, "step": step, "value": repr(value)}
     return {**named, "kind": "text", "value": "" if value is None else json.dumps(value)}
 
 

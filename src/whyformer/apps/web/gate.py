@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 
 MOST_JSON = 2 * 2**20
+PATIENCE = 30.0
+"""Seconds that a body may take to arrive, and an upload to send its next part."""
+_TRIES, _LONGEST_WAIT, _CLIENTS = 3, 300.0, 10_000
+# what the page and its client send; whatever else gradio answers to (functions beside the queue, recordings, its
+# editor ...) the page has no use for
+_POSTS = re.compile(r"/login|(/gradio_api)?/(queue/join|upload|cancel|reset|call/(v2/)?explain)")
+_CLOSED = re.compile(
+    r"(/gradio_api)?/(proxy=.*|runs|run-history.*|monitoring.*|profiling.*|vibe.*|dev/.*|deep_link|docs|redoc)"
+)
+_GUARDED = re.compile(r"(/gradio_api)?/(openapi\.json|cancel|reset|queue/.*|call/.*|upload.*|stream.*)")
 _HEADERS = {
     # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
     "content-security-policy": (
@@ -25,33 +41,40 @@ _HEADERS = {
 
 
 class Gate:
-    """Refuses, with 403 or 413, before gradio sees the request:
+    """Refuses before gradio sees the request:
 
-    * a ``Host`` that is none of ``hosts``: another site's script could reach a local page under its own name
+    * a ``Host`` that is none of ``hosts`` (403): another site's script could reach a local page under its own name
       (DNS rebinding); None takes any host;
-    * whatever makes the server fetch an address: gradio's proxy, and files named by one;
-    * more than 2 MB of JSON (uploads have their own limit).
+    * a POST that comes from another site, by its ``Origin`` or ``Sec-Fetch-Site`` (403);
+    * a POST to anything but what the page itself uses, such as functions beside the queue (403);
+    * where a login is set, what gradio answers without one (401), and a login after too many wrong ones (429);
+    * whatever makes the server fetch an address: gradio's proxy, and files named by one (403);
+    * more than 2 MB of JSON (413; uploads have their own limit), and bodies that do not arrive (408);
+    * an upload where there is no room (507).
+
+    Args:
+        hosts: names of this page.
+        room: whether a further upload may be kept.
+        visits: told of each visitor's identifier when a tab opens (True) and when it is gone (False).
     """
 
-    def __init__(self, app: Any, hosts: frozenset[str] | None = None) -> None:
-        self.app, self.hosts = app, hosts
+    def __init__(
+        self, app: Any, hosts: frozenset[str] | None = None, room: Callable[[], bool] = lambda: True,
+        visits: Callable[[str, bool], None] = lambda visitor, here: None,
+    ) -> None:  # fmt: skip
+        self.app, self.hosts, self.room, self.visits = app, hosts, room, visits
+        self.wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path = scope.get("path", "").replace("\\", "/")
-        foreign = self.hosts is not None and _name(Headers(scope=scope).get("host", "")) not in self.hosts
-        status, body = 403 if foreign or "/proxy=" in path or _address_in(path) else 200, None
-        if status == 200 and scope["method"] == "POST" and not path.rstrip("/").endswith("/upload"):
-            body = b""
-            with contextlib.suppress(ClientDisconnect):
-                async for chunk in Request(scope, receive).stream():
-                    body += chunk
-                    if len(body) > MOST_JSON:
-                        status = 413
-                        break
-            status = 403 if status == 200 and _names_address(body) else status
+        path = "/" + scope.get("path", "").replace("\\", "/").strip("/")
+        status, body = self._refused(scope, path), None
+        upload = path.endswith("/upload")
+        if status == 200 and scope["method"] == "POST" and not upload:
+            status, body = await _read(scope, receive)
+        status = 403 if status == 200 and body is not None and _names_address(body) else status
         if status != 200:
             await PlainTextResponse("not on this page", status)(scope, receive, send)
             return
@@ -59,16 +82,92 @@ class Gate:
 
         async def again() -> Any:
             """The body that was read, and then whatever comes."""
-            return waiting.pop() if waiting else await receive()
+            if waiting:
+                return waiting.pop()
+            return await asyncio.wait_for(receive(), PATIENCE) if upload else await receive()
 
         async def sealed(message: Any) -> None:
             if message["type"] == "http.response.start":
+                if path == "/login" and scope["method"] == "POST":
+                    self._tried(_client(scope), message["status"] < 400)
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, again, sealed)
+        visitor = path.rpartition("/heartbeat/")[2] if "/heartbeat/" in path else None
+        if visitor is not None:
+            self.visits(visitor, True)
+        try:
+            await self.app(scope, again, sealed)
+        except TimeoutError:
+            await PlainTextResponse("too slow", 408)(scope, receive, send)
+        finally:
+            if visitor is not None:
+                self.visits(visitor, False)
+
+    def _refused(self, scope: Any, path: str) -> int:
+        """The status with which a request is refused by what stands in its head; 200 if it is not."""
+        headers, posted = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if self.hosts is not None and _name(headers.get("host", "")) not in self.hosts:
+            return 403
+        if (
+            _CLOSED.fullmatch(path)
+            or _address_in(path)
+            or (posted and (_foreign(headers) or not _POSTS.fullmatch(path)))
+        ):
+            return 403
+        if _GUARDED.fullmatch(path) and not _known(scope):
+            return 401
+        if posted and path == "/login" and time.monotonic() < self.wrong.get(_client(scope), (0, 0.0))[1]:
+            return 429
+        return 507 if posted and path.endswith("/upload") and not self.room() else 200
+
+    def _tried(self, client: str, right: bool) -> None:
+        """After three wrong passwords each further one has to wait, twice as long as the one before."""
+        count = self.wrong.pop(client, (0, 0.0))[0] + 1
+        if not right:
+            wait = 0.0 if count < _TRIES else min(_LONGEST_WAIT, 2.0 ** (count - _TRIES))
+            self.wrong[client] = count, time.monotonic() + wait
+            while len(self.wrong) > _CLIENTS:
+                self.wrong.popitem(last=False)
+
+
+async def _read(scope: Any, receive: Any) -> tuple[int, bytes]:
+    """(200, the whole body), or the status with which it is refused."""
+    body = b""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with contextlib.suppress(ClientDisconnect):
+                async for chunk in Request(scope, receive).stream():
+                    body += chunk
+                    if len(body) > MOST_JSON:
+                        return 413, b""
+    except TimeoutError:
+        return 408, b""
+    return 200, body
+
+
+def _known(scope: Any) -> bool:
+    """Whether no login is set, or this visitor has one."""
+    app = scope.get("app")
+    if getattr(app, "auth", None) is None:
+        return True
+    cookies = Request(scope).cookies
+    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
+    return any(cookies.get(name) in app.tokens for name in names if cookies.get(name))
+
+
+def _foreign(headers: Headers) -> bool:
+    """Whether a request was made by a page of another site. Programs send neither header."""
+    origin = headers.get("origin")
+    if headers.get("sec-fetch-site") == "cross-site":
+        return True
+    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+
+
+def _client(scope: Any) -> str:
+    return str((scope.get("client") or ("",))[0])
 
 
 def _name(host: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ class Handlers:
     catalogue: Catalogue
     limits: Limits
     uploads: Path
+    visitors: weakref.WeakValueDictionary[str, Session] = field(default_factory=weakref.WeakValueDictionary)
+
+    def visits(self, visitor: str, here: bool) -> None:
+        """A visitor's tab was opened, or is gone."""
+        session = self.visitors.get(visitor)
+        if session is not None:
+            session.visit(here)
 
     # -- reading what was entered --------------------------------------------------------------------------------
     def source(self, kind: str, picture: Any, sentence: Any) -> Argument:
@@ -193,7 +201,7 @@ class Handlers:
         began = time.monotonic()
         try:
             with sentences():
-                track = session.track(progress)
+                track = session.track(progress, self.limits.seconds)
                 yield _shown(status=status("Reading the input …"))
                 loaded, view = self.full_view(session, Asked.read(entered))
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
@@ -215,7 +223,8 @@ class Handlers:
                     judged.append((e, figures))
                     results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
                     yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=maps.trusted(judged))
-                yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."))
+                drawn = maps.board(session, results, refused, view.look)  # with what was measured beside each map
+                yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."), board=drawn)
         except Told as told:
             yield _shown(status=status(str(told), error=str(told) != CANCELLED))
 
@@ -241,7 +250,7 @@ class Handlers:
             with sentences():
                 loaded = self.catalogue.load(session.view.model)
                 found = work.attention(session, loaded, session.view)
-                index = int(block) if block and block.isdigit() and int(block) < len(found) else None
+                index = int(block) if block and block.isdecimal() and int(block) < len(found) else None
                 shown = maps.attended(session.results[0], found, int(number), index)
         except Told as told:
             return status(str(told), error=True), gr.skip()

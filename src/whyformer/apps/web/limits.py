@@ -12,10 +12,10 @@ from typing import Any
 
 from PIL import Image
 
+from whyformer.apps import DEFAULT_MODEL
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
-from whyformer.models.loading import BUNDLED
 
 # "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -29,12 +29,15 @@ class Limits:
         pixels, size: of a picture, in pixels and bytes.
         characters: of a text.
         maps: methods times classes in one view.
+        uploads: bytes of all uploads together; seconds: that one request may work.
     """
 
     pixels: int = 24_000_000
     size: int = 16 * 2**20
     characters: int = 20_000
     maps: int = 24
+    uploads: int = 2**30
+    seconds: float = 900.0
 
     def text(self, raw: Any) -> str:
         """The sentence to explain."""
@@ -108,7 +111,7 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """What is offered by name."""
-        return [*(f"bundled:{name}" for name in BUNDLED), *self.folders]
+        return [DEFAULT_MODEL["image"], DEFAULT_MODEL["text"], *self.folders]
 
     def place(self, name: str) -> str:
         """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""

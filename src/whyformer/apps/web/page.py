@@ -35,7 +35,7 @@ def _part(name: str, **more: Any) -> Any:
 def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
-        session = gr.State(Session(), time_to_live=4 * 3600)
+        session = gr.State(Session(), time_to_live=4 * 3600, delete_callback=Session.forget)
         gr.HTML(piece("head"))
         hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
@@ -88,8 +88,12 @@ def build(handlers: Handlers) -> gr.Blocks:
 
         shown = {**working, "show_progress": "minimal", "show_progress_on": status}
 
-        def show_maps(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008 - gradio's way to pass it
-            yield from handlers.explain(*given, progress=progress)
+        def show_maps(
+            request: gr.Request, mine: Session, *given: Any,
+            progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
+        ) -> Any:  # fmt: skip
+            handlers.visitors[str(request.session_hash)] = mine
+            yield from handlers.explain(mine, *given, progress=progress)
 
         def show_maps_again(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
             yield from handlers.again(*given, progress=progress)
@@ -130,6 +134,6 @@ def look() -> dict[str, Any]:
     theme.set(**{f"button_primary_{k}{dark}": v for k, v in shades.items() for dark in ("", "_dark")})
     return {
         "theme": theme,
-        "css": str(asset("web/page.css")),
+        "css": str(asset("claims.css") + asset("web/page.css")),
         "head": piece("script", script=asset("web/page.js")),
     }

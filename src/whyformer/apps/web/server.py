@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import InputError, LoadError, MissingExtra
 
 USER = "whyformer"
@@ -67,8 +68,9 @@ def serve(
     public = check_door(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    uploads = tempfile.TemporaryDirectory(prefix="whyformer-app-")
-    os.environ["GRADIO_TEMP_DIR"] = uploads.name
+    limits = limits or Limits()
+    uploads = Uploads(limits.uploads)
+    os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder)
     try:
         from starlette.middleware import Middleware
 
@@ -76,34 +78,54 @@ def serve(
         from whyformer.apps.web.handlers import Handlers
         from whyformer.apps.web.page import build, look
     except ImportError as error:
-        uploads.cleanup()
+        uploads.delete()
         raise MissingExtra('the web page needs gradio: pip install "whyformer[app]"') from error
-    limits = limits or Limits()
-    page = build(Handlers(catalogue or Catalogue(hub=not public), limits, Path(uploads.name)))
+    handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)
+    page = build(handlers)
     page.queue(max_size=32, default_concurrency_limit=4)
-    hosts = None if public else frozenset({"localhost", "127.0.0.1", "::1", host})
+    # a page that others reach under names that it cannot know takes any
+    hosts = None if share or host in ("0.0.0.0", "::", "") else frozenset({"localhost", "127.0.0.1", "::1", host})
+    gate = Middleware(Gate, hosts=hosts, room=uploads.room, visits=handlers.visits)
     try:
         _, local, remote = page.launch(
             server_name=host, server_port=port, share=share, inbrowser=browser, quiet=True, prevent_thread_lock=True,
             auth=None if password is None else (USER, password), max_file_size=limits.size, allowed_paths=[],
             show_error=False, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False, footer_links=[],
-            app_kwargs={"middleware": [Middleware(Gate, hosts=hosts)]}, **look(),
+            app_kwargs={"middleware": [gate]}, **look(),
         )  # fmt: skip
     except OSError as error:
-        uploads.cleanup()
+        uploads.delete()
         where = f"port {port} of {host}" if port is not None else host
         raise LoadError(f"cannot open the page on {where}: it is taken, or not this machine's; try another") from error
 
     def close() -> None:
         page.close(verbose=False)
-        uploads.cleanup()
+        uploads.delete()
 
-    try:
+    if not wait:
         started(remote or local)
-        if wait:
-            with contextlib.suppress(KeyboardInterrupt):
-                page.block_thread()
+        return close
+    try:
+        with contextlib.suppress(KeyboardInterrupt), _ended_by_signal():
+            started(remote or local)
+            page.block_thread()
     finally:
-        if wait:
-            close()
+        close()
     return close
+
+
+@contextlib.contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """SIGTERM ends the page as Ctrl+C does, so that uploads are deleted; only the main thread can be told of it."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 
 import whyformer
+from whyformer.apps.web.weighing import held
 from whyformer.comparing import Refusal, each
-from whyformer.errors import WhyformerError
+from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.forwards import probabilities
 from whyformer.evaluate.trust import Trust
 from whyformer.explaining import Ready, begin
@@ -25,8 +28,15 @@ from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks, refuse_unfit
 
+MOST_BYTES = 2**30
+"""Of what all visitors' sessions remember together."""
+GONE = 600.0
+"""Seconds after which a visitor who left is forgotten."""
 Track = Callable[..., Iterable[Any]]
 Made = TypeVar("Made")
+
+
+_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the visitor asked for it
@@ -61,45 +71,87 @@ class Session:
     """One visitor's memory. ``made`` holds the last results by what they depend on, so nothing is computed twice.
 
     No dataclass: gradio would take one apart to show it to the browser.
+
+    Args:
+        most: bytes that are remembered; the oldest are forgotten first. All sessions together have :data:`MOST_BYTES`.
     """
 
-    def __init__(self, keep: int = 512) -> None:
-        self.keep = keep
-        self.made: dict[str, Any] = {}
-        self.view: View | None = None
-        self.results: list[Explanation] = []
+    def __init__(self, most: int = 2**28) -> None:
+        self.most = most
+        self.left: float | None = None
         self.stop = threading.Event()
+        self.forget()
+        _SESSIONS.add(self)
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> Session:
         # gradio copies the initial state for each visitor: nothing may come along
-        return Session(self.keep)
+        return Session(self.most)
+
+    def forget(self) -> None:
+        """Everything that was made for this visitor."""
+        self.made: dict[str, Any] = {}
+        self.sizes: dict[str, dict[int, int]] = {}
+        self.view: View | None = None
+        self.results: list[Explanation] = []
+        self.used = time.monotonic()
 
     def once(self, key: str, make: Callable[[], Made]) -> Made:
         """What is remembered under ``key``, made now if it is not."""
-        found: Made = self.made.pop(key) if key in self.made else make()
-        self.made[key] = found  # now the youngest
-        while len(self.made) > self.keep:
-            del self.made[next(iter(self.made))]
+        found: Made = self.made[key] if key in self.made else make()
+        self.keep(key, found)
         return found
+
+    def keep(self, key: str, value: Any) -> None:
+        """Remember something as the youngest; what there is no room for is forgotten, the oldest first."""
+        self.drop(key)
+        self.made[key], self.sizes[key], self.used = value, held(value), time.monotonic()
+        while self.bytes > self.most:
+            self.drop(next(iter(self.made)))
+        for other in sorted(_SESSIONS, key=lambda one: one.used):
+            gone = other.left is not None and time.monotonic() - other.left > GONE
+            if gone or (other is not self and sum(one.bytes for one in _SESSIONS) > MOST_BYTES):
+                other.forget()
+
+    @property
+    def bytes(self) -> int:
+        """What is remembered; what several results share is counted once."""
+        shared: dict[int, int] = {}
+        for own in self.sizes.values():
+            shared |= own
+        return sum(shared.values())
+
+    def drop(self, key: str) -> Any:
+        """Forget one thing; what it was."""
+        self.sizes.pop(key, None)
+        return self.made.pop(key, None)
 
     def begin(self) -> None:
         """New work begins: what still runs keeps its own flag, which stays set."""
         self.stop.set()
         self.stop = threading.Event()
 
-    def track(self, progress: Callable[..., Any] | None = None) -> Track:
-        """A wrapper (iterable, description, total) around long work, which ends it once the visitor cancels it.
+    def visit(self, here: bool) -> None:
+        """The visitor's tab is open, or gone: then work ends, and what was made is forgotten after a while."""
+        self.left = None if here else time.monotonic()
+        if not here:
+            self.stop.set()
+
+    def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Track:
+        """A wrapper (iterable, description, total) around long work, which ends it once the visitor cancels it or
+        leaves, or once it took so many seconds.
 
         ``progress`` is gradio's, told of it a few times a second.
         """
-        stop, last = self.stop, 0.0
+        stop, last, end = self.stop, 0.0, time.monotonic() + seconds
 
         def around(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
             nonlocal last
             for done, item in enumerate(work):
                 if stop.is_set():
                     raise Stopped
-                if progress is not None and (now := time.monotonic()) - last > 0.25:
+                if (now := time.monotonic()) > end:
+                    raise InputError(f"{description} took more than {seconds:g} s: choose a cheaper method or settings")
+                if progress is not None and now - last > 0.25:
                     last = now
                     progress((done, total) if total else None, desc=description)
                 yield item
@@ -150,7 +202,7 @@ def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Itera
         same, own = view.key("map", *key[:2], "any class"), view.key("map", *key)
         e: Explanation = session.made[same] if same in session.made else session.once(own, make)
         if e.diagnostics.get("class_specific") is False:
-            session.made[same] = session.made.pop(own, e)
+            session.keep(same, session.drop(own) or e)
         return e
 
     asked = [(find(name), settings) for name, settings in view.methods]

@@ -85,7 +85,7 @@ def accuracy_auc(fractions: ArrayLike, correct: ArrayLike) -> NDArray[np.float64
     """100 · ∫ accuracy df, from the clean point over f = 0..0.9, so at most 90; lower is better for positive
     perturbation.
 
-    Not divided by 0.9. Formula of the paper's author; it is not in the published code (methods.md §6.1). Other work
+    Not divided by 0.9. Formula of the paper's author; it is not in the published code. Other work
     leaves out f = 0 or adds y(1) = 0: never compare across conventions.
 
     Args:
@@ -189,7 +189,7 @@ perturbation(
 )  # fmt: skip
 
 
-# -- activation and pruning (Ali et al. 2022; methods.md §6.4) -------------------------------------
+# -- activation and pruning (Ali et al. 2022) -------------------------------------
 def revealed_count(features: int, fraction: float) -> int:
     """⌈fraction · features⌉, the number revealed; a product whole but for rounding counts as whole."""
     return math.ceil(fraction * features - 1e-9)
@@ -243,7 +243,7 @@ def _au_mse(case: Case, *, baseline: str) -> tuple[Array, Array]:
     return au_mse(changes), changes
 
 
-# -- ranked faithfulness of single tokens (Mylonas et al. 2022; methods.md §4.2) -------------------
+# -- ranked faithfulness of single tokens (Mylonas et al. 2022) -------------------
 def worst_ranks(scores: ArrayLike) -> NDArray[np.int64]:
     """Rank of each |score|, the largest is 1; equal ones all get the worst of their ranks."""
     size = np.abs(np.asarray(scores, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Localization: does the map lie on the object? Pooled exactly as in Chefer et al. 2021, Table 2 (methods.md §6.2)."""
+"""Localization: does the map lie on the object? Pooled exactly as in Chefer et al. 2021, Table 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plausibility: agreement with human rationales, in ERASER's terms (DeYoung et al. 2020; methods.md §6.3)."""
+"""Plausibility: agreement with human rationales, in ERASER's terms (DeYoung et al. 2020)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features
 from whyformer.methods.registry import is_block, method
@@ -16,8 +16,8 @@ from whyformer.methods.task import Scores, Task
 BlockList = Annotated[
     int | list[int],
     (
-        "a block number or a list of them",
-        lambda v: is_block(v) or (isinstance(v, list | tuple) and bool(v) and all(map(is_block, v))),
+        "a block number or a list of at most 256",
+        lambda v: is_block(v) or (isinstance(v, list | tuple) and 0 < len(v) <= 256 and all(map(is_block, v))),
     ),
 ]
 
@@ -28,7 +28,7 @@ BlockList = Annotated[
     citation="Selvaraju et al., ICCV 2017; Gildenblat's choice of layer; survey 2.2",
     anywhere=True,
 )
-def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
+def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "plain") -> Scores:
     """(Σ_k w_k F_k)⁺ with w_k the mean of ∂f/∂F_k over the tokens: of a picture, over those that stand for a part of it
     (CLS and registers left out); of text, over all but padding.
 
@@ -38,10 +38,11 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
     Args:
         blocks: block number(s); negative ones count from the last. With several, each map is divided by its maximum
             and the maps are averaged.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
     chosen = sorted({task.block(b, "blocks") for b in numbers})
-    recording = task.record(GRADIENT, Features(tuple(chosen)))
+    recording = task.record(COMPOSITES[composite], Features(tuple(chosen)))
     if not recording.roots:
         raise task.refuse("no block of it was found or entered, so there are no features")
     flows = recording.backward(task.seed(recording.logits))
@@ -56,8 +57,12 @@ def gradcam(task: Task, *, blocks: BlockList = -1) -> Scores:
         real = torch.zeros_like(real).scatter(1, cells.expand(len(real), -1), 1)
         if task.structure.plain or task.structure.alone(task.inputs.name) is None:
             places = task.places(rows[0].shape[1], chosen[-1])
-    elif task.inputs.row_mask is not None and task.inputs.row_mask.shape == real.shape:
-        real = task.inputs.row_mask.to(real)
+    elif task.inputs.row_mask is not None:
+        mask, entry = task.inputs.row_mask, task.structure.entries.get(task.inputs.name)
+        if mask.shape == real.shape:
+            real = mask.to(real)
+        elif entry is not None and len(entry[1]) == 1:
+            real = task.real_rows(entry[1], real.shape, entry[0]).to(real)
     maps = [_cam(r, batch_first(f, recording.run).flatten(1, -2), real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.run import Recording
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import removal
-from whyformer.methods.registry import Amount, Count, Natural, method
+from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
 Baseline = Literal["zero", "black", "mean", "blur", "pad", "mask", "unk"]
+Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points are eigenvalues of a matrix that large
 
 
 Values = dict[str, Tensor]  # by the name of an input
@@ -38,14 +40,14 @@ def flows_of(recording: Recording, flows: list[Tensor]) -> Values:
 
 
 def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
-    """Over channels ``[B, C, H, W]`` (of a video, over its frames too), or over the width ``[B, N, ...]``."""
-    if modality == "image" and values.dim() == 5:  # frames of a video count as channels
-        values = values.flatten(1, 2)
+    """Over channels ``[B, C, H, W]`` (of a video ``[B, T, C, H, W]``), or over the width ``[B, N, ...]``."""
+    if modality == "image" and values.dim() == 5 and values.shape[1] == 1:  # one frame is a picture
+        values = values[:, 0]
     elif modality == "tensor" and values.dim() == 2:  # a sound has one number at each moment
         values = values[..., None]
     elif modality != "image" and values.dim() > 3:  # several streams of one token (hyper-connections)
         values = values.flatten(2)
-    axis = 1 if modality == "image" else -1
+    axis = -3 if modality == "image" else -1
     if norm == "sum":
         return values.sum(axis)
     if norm == "max":
@@ -90,16 +92,18 @@ def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum")
     "size of the gradient of the target with respect to the input",
     family="gradient",
     level="pixel or token",
+    signed=summed,
     citation="Simonyan et al. 2014; survey 2.1",
     anywhere=True,
 )
-def saliency(task: Task, *, norm: Norm = "l2") -> Scores:
+def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain") -> Scores:
     """‖∂f/∂x‖ over the channels of a pixel or the width of a token embedding (what enters the first block).
 
     Args:
         norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
-    recording, flows = explain_roots(task, GRADIENT)
+    recording, flows = explain_roots(task, COMPOSITES[composite])
     return of_roots(task, recording.logits, flows, norm)
 
 
@@ -107,16 +111,18 @@ def saliency(task: Task, *, norm: Norm = "l2") -> Scores:
     "input × gradient (the plain first-order attribution)",
     family="gradient",
     level="pixel or token",
+    signed=summed,
     citation="Shrikumar et al. 2016; GI of Ali et al., ICML 2022",
     anywhere=True,
 )
-def input_x_gradient(task: Task, *, norm: Norm = "sum") -> Scores:
+def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName = "plain") -> Scores:
     """Σ x ⊙ ∂f/∂x over channels or width; for text x is what enters the first block (Ali et al.).
 
     Args:
         norm: "sum" (signed), "l1", "l2" or "max" of the products.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
-    recording, flows = explain_roots(task, GRADIENT)
+    recording, flows = explain_roots(task, COMPOSITES[composite])
     return multiply(task, recording, flows, norm)
 
 
@@ -129,7 +135,13 @@ def own_inputs(task: Task) -> tuple[Values, Tensor]:
 
 
 def gradients_at(
-    task: Task, logits: Tensor, points: Callable[[str, int, int], Tensor], count: int, batch_size: int, name: str
+    task: Task,
+    logits: Tensor,
+    points: Callable[[str, int, int], Tensor],
+    count: int,
+    batch_size: int,
+    name: str,
+    composite: CompositeName,
 ) -> Iterator[tuple[int, int, Values]]:
     """(start, stop, by input the gradients ``[B, stop − start, ...]`` of the target at these points), chunk by chunk.
 
@@ -139,11 +151,12 @@ def gradients_at(
         batch_size: samples × points in one pass.
     """
     width = 1 if task.inputs.shared else max(1, batch_size // task.inputs.batch)
-    spans = [(i, min(i + width, count)) for i in range(0, count, width)]
-    for start, stop in task.progress(spans, name, len(spans)):
+    starts = range(0, count, width)
+    for start in task.progress(starts, name, len(starts)):
+        stop = min(start + width, count)
         copies = task.copies(stop - start, logits)
         values = {one: task.packed(one, points(one, start, stop).flatten(0, 1)) for one in task.sources}
-        recording = copies.begin(GRADIENT, values=values)
+        recording = copies.begin(COMPOSITES[composite], values=values)
         flows = flows_of(recording, recording.backward(copies.seed(recording.logits)))
         found = {one: copies.by_sample(one, flow) for one, flow in flows.items()}
         yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in found.items()}
@@ -153,6 +166,7 @@ def gradients_at(
     "gradient averaged over noisy copies of the input",
     family="gradient",
     level="pixel or token",
+    signed=summed,
     citation="Smilkov et al. 2017; survey 2.1",
     anywhere=True,
 )
@@ -166,6 +180,7 @@ def smoothgrad(
     multiply_by_input: bool = False,
     squared: bool = False,
     batch_size: Count = 8,
+    composite: CompositeName = "plain",
 ) -> Scores:
     """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample.
 
@@ -175,6 +190,7 @@ def smoothgrad(
         seed: the same noise for every sample of a batch, so that a batch equals single runs.
         squared: average the squared gradients (SmoothGrad²).
         batch_size: copies × samples in one pass; changes only speed and memory.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
     x, logits = own_inputs(task)
     sigma = {name: noise * _range(task.sources[name], value) for name, value in x.items()}
@@ -186,7 +202,7 @@ def smoothgrad(
         drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(own.shape[1:]) for k in range(start, stop)])
         return own[:, None] + sigma[name][:, None] * torch.from_numpy(drawn).to(own)[None]
 
-    for _, _, flows in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad"):
+    for _, _, flows in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad", composite):
         for name, flow in flows.items():
             total[name] += (flow.square() if squared else flow).sum(1)
     mean = {name: flow / samples * (x[name] if multiply_by_input else 1) for name, flow in total.items()}
@@ -207,17 +223,19 @@ def _range(inputs: Inputs, x: Tensor) -> Tensor:
     "gradient integrated on the path from a baseline to the input",
     family="gradient",
     level="pixel or token",
+    signed=summed,
     citation="Sundararajan et al. 2017; survey 2.1",
     anywhere=True,
 )
 def integrated_gradients(
     task: Task,
     *,
-    steps: Count = 50,
+    steps: Steps = 50,
     baseline: Baseline = "zero",
     norm: Norm = "sum",
     blur: Amount = 10.0,
     batch_size: Count = 8,
+    composite: CompositeName = "plain",
 ) -> Scores:
     """(x − x′) ⊙ ∫₀¹ ∂f(x′ + t(x − x′))/∂x dt by Gauss–Legendre quadrature; Σ = f(x) − f(x′).
 
@@ -229,6 +247,7 @@ def integrated_gradients(
             special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
+        composite: the rules of the backward passes, see :mod:`whyformer.composites.named`; Σ is as above for "plain".
 
     ``diagnostics["completeness"]``: Σ scores, f(x) − f(x′) and their difference.
     """
@@ -247,7 +266,7 @@ def integrated_gradients(
         own, below = x[name], start[name]
         return below[:, None] + spread(nodes + 1, own)[:, low:high] * (own - below)[:, None]
 
-    for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients"):
+    for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients", composite):
         for name, flow in flows.items():
             total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}

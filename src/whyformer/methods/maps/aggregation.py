@@ -26,6 +26,9 @@ HEADS = ("mean", "max", "min")
 LAYERS = ("rollout", "product", "sum_product", "mean")
 ROWS = ("readout", "column_mean", "column_max")
 
+MOST = 256
+"""Numbers in a list of heads or layers."""
+
 Choice = str | int | list[int]
 
 
@@ -33,7 +36,7 @@ def _valid(aggregation: Any) -> bool:
     def listed(v: Any, names: tuple[str, ...]) -> bool:
         if isinstance(v, str):
             return v in names
-        return is_block(v) or (isinstance(v, list | tuple) and bool(v) and all(map(is_block, v)))
+        return is_block(v) or (isinstance(v, list | tuple) and 0 < len(v) <= MOST and all(map(is_block, v)))
 
     return aggregation is None or (
         isinstance(aggregation, Mapping)
@@ -75,6 +78,11 @@ class Aggregation:
                     f"aggregation: block {number} is outside the model, which has {blocks} blocks (0 to {blocks - 1})"
                 )
         return replace(self, layers=sorted({number % blocks for number in numbers}))
+
+    def without_heads(self, method: str, done: str) -> None:
+        """Refuses a choice of heads where there are none left to choose."""
+        if self.heads != "mean":
+            raise InputError(f"{method}: heads are {done}, so aggregation has no heads to choose")
 
     def first(self, start: int) -> int:
         """The first block whose map is needed, of those from ``start`` where layers is a word."""
@@ -118,8 +126,11 @@ class Aggregation:
         """
         if self.rows == "readout":
             return self._through(row, maps)
-        unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
-        matrix = torch.stack([self._through(one.expand_as(row), maps) for one in unit], 1)
+        if self.layers in ("rollout", "product", "sum_product"):
+            unit = torch.eye(row.shape[-1], dtype=maps[0].dtype, device=row.device)
+            matrix = torch.stack([self._through(one.expand_as(row), maps) for one in unit], 1)
+        else:
+            matrix = torch.stack(maps).mean(0)
         real = torch.ones_like(row, dtype=torch.bool) if mask is None else mask
         if self.rows == "column_max":
             return matrix.masked_fill(~real[..., None], float("-inf")).amax(1)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.probes import Flows
 from whyformer.engine.trace import Key
 from whyformer.errors import InputError
@@ -24,7 +25,12 @@ from whyformer.methods.task import Scores, Task
     citation="Chefer, Gur, Wolf: Generic Attention-model Explainability, ICCV 2021; survey 1.3",
 )
 def gae(
-    task: Task, *, start_layer: Block = 0, aggregation: Choices = None, side: Literal["auto", "image", "text"] = "auto"
+    task: Task,
+    *,
+    start_layer: Block = 0,
+    aggregation: Choices = None,
+    side: Literal["auto", "image", "text"] = "auto",
+    composite: CompositeName = "plain",
 ) -> Scores:
     """Ā_b = mean_h (∇A_b ⊙ A_b)⁺, R ← R + Ā_b R from R = I; the scores are the readout row of R.
 
@@ -37,6 +43,7 @@ def gae(
         start_layer: first block used, from 0. The published CLIP figures use the last block only (−1).
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; over (∇A ⊙ A)⁺ of each head.
         side: the tower of a two-tower model whose scores come first: "auto" (the main input's), "image" or "text".
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
 
     Where a row of R − I is all zero, cross-attention leaves that row at zero. The authors' code for DETR divides 0 by 0
     there and then drops the whole block's share, so its map of such a query is lower.
@@ -47,8 +54,8 @@ def gae(
     if side != "auto" and (len(towers) < 2 or any(a.queries != a.keys for a in structure.attentions)):
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
     if structure.plain or all(a.queries == a.keys for a in structure.attentions):
-        return _side(task, over_gradients(task, start, positive_product, how), side)
-    return _across(task, how, start)
+        return _side(task, over_gradients(task, start, positive_product, how, composite), side)
+    return _across(task, how, start, composite)
 
 
 def _side(task: Task, scores: Scores, side: str) -> Scores:
@@ -79,7 +86,7 @@ def normalised_excess(relevance: Tensor) -> Tensor:
     return torch.where(sums != 0, excess / torch.where(sums != 0, sums, 1), 0) + identity
 
 
-def _across(task: Task, how: Aggregation, start: int) -> Scores:
+def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) -> Scores:
     """Streams that look at one another: R_ss = I at the input of each stream s; layer by layer R_sx += Ā R_sx for all x
     where s looks at itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs where s looks at q."""
     how = streams.within(task, how)
@@ -89,21 +96,22 @@ def _across(task: Task, how: Aggregation, start: int) -> Scores:
         if index in chosen:
             maps[index] = how.fuse(positive_product(weights, flow))
 
-    recording = streams.record(task, Flows(observe, min(chosen, default=0)))
+    flows = Flows(observe, min(chosen, default=0))
+    recording = streams.record(task, flows, composite=COMPOSITES[composite])
     recording.backward(task.seed(recording.logits))
     paths = streams.paths(task, recording, maps)
-    sizes = {pair[i]: one.shape[1 + i] for layer in paths.layers() for pair, one in layer.items() for i in (0, 1)}
+    sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {
         (s, s): torch.eye(n, dtype=some.dtype, device=some.device).expand(len(some), n, n) for s, n in sizes.items()
     }
-    for layer in paths.layers():
+    for step in paths.steps:
         before = dict(relevance)
 
         def add(pair: tuple[Key, Key], more: Tensor) -> None:
             relevance[pair] = relevance[pair] + more if pair in relevance else more
 
-        for (s, q), one in layer.items():
+        for (s, q), one in step.items():
             if s == q:
                 for pair in [pair for pair in before if pair[0] == s]:
                     add(pair, one @ before[pair])

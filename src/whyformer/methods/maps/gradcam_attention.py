@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
+from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.probes import Flows
+from whyformer.engine.trace import Key
+from whyformer.methods.maps import streams
+from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
 from whyformer.methods.task import Scores, Task
 
@@ -16,23 +21,29 @@ from whyformer.methods.task import Scores, Task
     family="attention",
     citation="Selvaraju et al., ICCV 2017, as baseline of Chefer et al., CVPR 2021",
 )
-def gradcam_attention(task: Task, *, block: Block = -1, count_padding: bool = False) -> Scores:
+def gradcam_attention(
+    task: Task, *, block: Block = -1, count_padding: bool = False, composite: CompositeName = "plain"
+) -> Scores:
     """(mean_h w_h A_h)⁺, the readout row, with w_h the mean of ∇A_h: over the patches of the readout row for pictures,
-    over the whole map for text (as the reference code does for ViT and for BERT). No min–max.
+    over the whole map for text (as the reference code does for ViT and for BERT). No min–max. Rows that look at another
+    stream too (a decoder) have a map of each.
 
     Args:
         block: the block; negative numbers count from the last. Nothing below it is differentiated.
         count_padding: also average ∇A over padded tokens, as the reference code does; then the scores of a sentence
             depend on how far it is padded.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
-    first = task.block(block, "block")
+    first = task.layer(block, "block")
+    if not task.one_sequence:
+        return _across(task, first, count_padding, composite)
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         if index == first:
             seen[index] = (weights, flow)
 
-    recording = task.record(GRADIENT, Flows(observe, first))
+    recording = task.record(COMPOSITES[composite], Flows(observe, first))
     _, row = task.gradient_pass(recording)
     if first not in seen:
         raise task.refuse(f"no attention was seen in its block {first}")
@@ -45,8 +56,50 @@ def gradcam_attention(task: Task, *, block: Block = -1, count_padding: bool = Fa
         head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
     elif task.inputs.row_mask is not None and not count_padding:
         real = task.inputs.row_mask.to(gradient.dtype)
+        if real.shape != row.shape:
+            real = task.real_rows(frozenset({task.inputs.name}), row.shape).to(gradient)
         head = torch.einsum("bhqk,bq,bk->bh", gradient, real, real) / real.sum(-1, keepdim=True).square()
     else:
         head = gradient.mean((-1, -2))
     values = (mixed * head[..., None]).mean(1).clamp(min=0)
     return Scores(values, recording.logits)
+
+
+def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
+    """Streams that look at one another: all that the rows that are read out look at in that layer, each map with the
+    heads' weights over its own rows."""
+    structure = task.structure
+    chosen = streams.wanted(task, Aggregation(layers=[layer]))
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index in chosen:
+            seen[index] = (weights, flow)
+
+    recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=COMPOSITES[composite])
+    recording.backward(task.seed(recording.logits))
+    readouts = streams.readouts(task, recording.readouts)
+    maps: dict[Key, list[Tensor]] = defaultdict(list)
+    for number, (weights, gradient) in sorted(seen.items()):
+        queries, keys = structure.attentions[number].queries, structure.attentions[number].keys
+        if queries not in readouts:
+            continue
+        row = readouts[queries].to(weights.dtype)
+        mixed = torch.einsum("bq,bhqk->bhk", row, weights)
+        picture = next((n for n, side in task.sources.items() if n in keys and side.modality == "image"), None)
+        if picture is not None:
+            along_row = torch.einsum("bq,bhqk->bhk", row, gradient)
+            cells = task.rows(picture, keys)[1].to(mixed.device)[:, None]
+            head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
+        else:
+            sides = [(queries, weights.shape[-2]), (keys, weights.shape[-1])]
+            real = [
+                (torch.ones(len(row), n) if count_padding else task.real_rows(key, (len(row), n))).to(gradient)
+                for key, n in sides
+            ]
+            head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
+        maps[keys].append(mixed * head[..., None])
+    if not maps:
+        raise task.refuse(f"no attention was seen in its block {layer}")
+    found = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
+    return task.of_sources(found, recording.logits, {})

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Flows
+from whyformer.composites.named import COMPOSITES, CompositeName
+from whyformer.engine.probes import AttentionCall, AttentionScores, Flows
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, method
@@ -53,6 +53,7 @@ def rollout(
     normalize_rows: bool = True,
     gradient_weighted: bool = False,
     aggregation: Choices = None,
+    composite: CompositeName = "plain",
 ) -> Scores:
     """Â_b = rownorm(fuse_h A_b + I), J = Â_L ⋯ Â_start; the scores are the readout row of J.
 
@@ -63,9 +64,10 @@ def rollout(
         normalize_rows: divide rows by their sums.
         gradient_weighted: use (fuse_h A ⊙ ∇A)⁺ instead of A, so that the map depends on the class.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
 
-    vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not
-    (methods.md §8 #1–3). Its discard spares the attention of CLS to itself, the first entry; here all entries can go.
+    vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not. Its
+    discard spares the attention of CLS to itself, the first entry; here all entries can go.
     """
     start = task.layer(start_layer)
     how = Aggregation(head_fusion, "rollout" if normalize_rows else "sum_product").with_choices(aggregation)
@@ -78,7 +80,7 @@ def rollout(
         return flat.scatter(1, flat.argsort(dim=1, stable=True)[:, :count], 0).view_as(fused)
 
     if gradient_weighted:
-        scores = over_gradients(task, start, torch.mul, how, lambda f: prune(f.clamp(min=0)))
+        scores = over_gradients(task, start, torch.mul, how, composite, lambda f: prune(f.clamp(min=0)))
         return replace(scores, diagnostics={"class_specific": True})
     return over_attention(task, how, start, prune)
 
@@ -97,11 +99,11 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
 
 
 def over_gradients(
-    task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation,
-    finish: Callable[[Tensor], Tensor] = lambda fused: fused,
+    task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation, composite: CompositeName,
+    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: AttentionScores | None = None,
 ) -> Scores:  # fmt: skip
     """finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, layers and rows reduced: one forward and one
-    backward pass.
+    backward pass. With ``scores``, what A_b is the softmax of stands in its place.
 
     A is recomputed where its gradient arrives and fused at once, so that no block's map is kept; of long inputs only a
     few heads are there at a time.
@@ -118,16 +120,20 @@ def over_gradients(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         if not (how.wants(index, start) if plain else index in chosen):
             return
+        if scores is not None:
+            weights = scores.found[index]().reshape(weights.shape)
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
+    by_heads, more = how.by_heads and scores is None, [] if scores is None else [scores]
     if plain:
-        recording = task.record(GRADIENT, Flows(observe, how.first(start), how.by_heads))
+        recording = task.record(COMPOSITES[composite], Flows(observe, how.first(start), by_heads), *more)
         _, row = task.gradient_pass(recording)
         listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, row.shape[-1])
         return Scores(how.reduce(listed, row, task.inputs.row_mask), recording.logits)
-    recording = streams.record(task, Flows(observe, min(chosen, default=0), how.by_heads))
+    flows = Flows(observe, min(chosen, default=0), by_heads)
+    recording = streams.record(task, flows, *more, composite=COMPOSITES[composite])
     recording.backward(task.seed(recording.logits))
     paths = streams.paths(task, recording, {number: finish(fused) for number, fused in maps.items()})
     return task.of_sources(streams.reduce(task, how, paths), recording.logits, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from whyformer.methods.task import Scores, Task, readout_row
 from whyformer.rules.core import Composite
 
 Fused = dict[int, Tensor]
+Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
 
 
 @dataclass(frozen=True)
@@ -26,69 +27,75 @@ class Paths:
     """What attentions let through, from the rows that are read out down to the rows that enter.
 
     Attributes:
-        maps: number of an attention -> its map, heads fused, ``[B, Q, K]``.
+        steps: from the input on.
         readouts: rows -> ``[B, N]`` how much each feeds the target.
     """
 
-    structure: Structure
-    maps: Mapping[int, Tensor]
+    steps: Sequence[Step]
     readouts: Mapping[Key, Tensor]
 
-    def carry(self, *, normalize_rows: bool = False) -> dict[Key, Tensor]:
+    def carry(self, *, identity: bool = True, normalize_rows: bool = False) -> dict[Key, Tensor]:
         """``[B, N]`` for all rows: r ← r + r Ē among the rows of one stream, r_k ← r_k + r_q Ē from queries q to keys k
-        of another, layer by layer from the last; all attentions of one depth at once.
+        of another, step by step from the last.
 
         Args:
-            normalize_rows: r_q and what it hands on are divided by 1 + ΣĒ, the row sums of [I, Ē].
+            identity: that r is kept; else what a row keeps is a part of the maps, r ← r Ē.
+            normalize_rows: r_q and what it hands on are divided by 1 + ΣĒ, the row sums of [I, Ē] (without I: by ΣĒ).
         """
         rows = dict(self.readouts)
-        for layer in reversed(self.layers()):
+        for step in reversed(self.steps):
             before = dict(rows)
-            for queries in {q for q, _ in layer if q in before}:
-                own = {k: one for (q, k), one in layer.items() if q == queries}
+            for queries in {q for q, _ in step if q in before}:
+                own = {k: one for (q, k), one in step.items() if q == queries}
                 row = before[queries]
                 if normalize_rows:
-                    sums = 1 + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
+                    sums = int(identity) + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
                     row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
-                    rows[queries] = rows[queries] - before[queries] + row
+                rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
                 for keys, one in own.items():
                     moved = torch.bmm(row[:, None].to(one.dtype), one)[:, 0]
                     rows[keys] = rows[keys] + moved if keys in rows else moved
         return rows
 
-    def layers(self) -> list[dict[tuple[Key, Key], Tensor]]:
-        """By depth: (queries, keys) -> map; several attentions of the same rows at one depth are heads of one."""
-        found = []
-        for numbers in self.structure.layers():
-            heads: dict[tuple[Key, Key], list[Tensor]] = defaultdict(list)
-            for number in (n for n in numbers if n in self.maps):
-                attention = self.structure.attentions[number]
-                heads[attention.queries, attention.keys].append(self.maps[number])
-            found.append(
-                {pair: torch.stack(maps).mean(0) if len(maps) > 1 else maps[0] for pair, maps in heads.items()}
-            )
-        return [layer for layer in found if layer]
-
     def mean_of_rows(self) -> dict[Key, Tensor]:
-        """``[B, N]`` mean over the layers of r Ē, from each stream that is read out to its own rows and to others'."""
+        """``[B, N]`` mean over the steps of r Ē, from each stream that is read out to its own rows and to others'."""
         found: dict[Key, list[Tensor]] = defaultdict(list)
-        for layer in self.layers():
-            for (queries, keys), one in layer.items():
+        for step in self.steps:
+            for (queries, keys), one in step.items():
                 if queries in self.readouts:
                     row = self.readouts[queries].to(one.dtype)
                     found[keys].append(torch.bmm(row[:, None], one)[:, 0])
         return {keys: torch.stack(rows).mean(0) for keys, rows in found.items()}
 
 
-def reduce(task: Task, how: Aggregation, paths: Paths) -> dict[Key, Tensor]:
-    """``[B, N]`` of all rows, as ``how`` says."""
-    if how.rows != "readout" or how.layers == "product":
+def by_depth(structure: Structure, maps: Mapping[int, Tensor]) -> list[Step]:
+    """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one depth
+    are heads of one."""
+    found = []
+    for numbers in structure.layers():
+        heads: dict[tuple[Key, Key], list[Tensor]] = defaultdict(list)
+        for number in (n for n in numbers if n in maps):
+            attention = structure.attentions[number]
+            heads[attention.queries, attention.keys].append(maps[number])
+        found.append({pair: torch.stack(some).mean(0) if len(some) > 1 else some[0] for pair, some in heads.items()})
+    return [step for step in found if step]
+
+
+def normalised(step: Step) -> Step:
+    """Rows divided by their sums over all that their stream looks at."""
+    sums = {q: torch.stack([one.sum(-1) for (p, _), one in step.items() if p == q]).sum(0) for q, _ in step}
+    return {(q, k): one / torch.where(sums[q] > 0, sums[q], 1)[..., None] for (q, k), one in step.items()}
+
+
+def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) -> dict[Key, Tensor]:
+    """``[B, N]`` of all rows, as ``how`` says; ``kept`` where what a row keeps is a part of the maps."""
+    if how.rows != "readout" or (how.layers == "product" and not kept):
         raise task.refuse(
             "aggregation by columns, or by a product without the identity, is not defined over several inputs",
             verdict="is not supported yet",
         )
-    if how.layers in ("rollout", "sum_product"):
-        return paths.carry(normalize_rows=how.layers == "rollout")
+    if how.layers in ("rollout", "sum_product", "product"):
+        return paths.carry(identity=how.layers != "product", normalize_rows=how.layers == "rollout")
     return paths.mean_of_rows()
 
 
@@ -105,6 +112,11 @@ def wanted(task: Task, how: Aggregation, start: int = 0) -> dict[int, int]:
         raise task.refuse(
             "its attention works in windows or at several resolutions, so there is no map over all tokens"
         )
+    if structure.partly is not None:
+        attending, blocks = structure.partly
+        raise task.refuse(
+            f"only {attending} of its {blocks} blocks attend, the others mix tokens in ways without a map"
+        )
     levels = {number: structure.level(number) for number in range(len(structure.attentions))}
     return {number: level for number, level in levels.items() if how.wants(level, start)}
 
@@ -118,12 +130,17 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
         if call.index in chosen:
             maps[call.index] = prune(how.fuse(call.map()))
 
-    ends = task.structure.ends()
-    recording = task.record(GRADIENT, Maps(watch), root="output", blocks=task.all_blocks, ends=ends)
-    flows = recording.backward(recording.logits.detach())
-    gradients = dict(zip(recording.ended, flows, strict=True))
-    found = reduce(task, how, Paths(task.structure, maps, _readouts(task, gradients)))
+    recording, readouts = readout_pass(task, Maps(watch))
+    found = reduce(task, how, Paths(by_depth(task.structure, maps), readouts))
     return task.of_sources(found, recording.logits, {})
+
+
+def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:
+    """(recording, rows -> ``[B, N]`` readout), as :meth:`Task.readout_pass` for each stream that is read out."""
+    ends = task.structure.ends()
+    recording = task.record(GRADIENT, *probes, root="output", blocks=task.all_blocks, ends=ends)
+    flows = recording.backward(recording.logits.detach())
+    return recording, readouts(task, dict(zip(recording.ended, flows, strict=True)))
 
 
 def record(task: Task, *probes: Probe, composite: Composite = GRADIENT) -> Recording:
@@ -141,10 +158,11 @@ def both_passes(task: Task, recording: Recording) -> Tensor:
 
 def paths(task: Task, recording: Recording, maps: Fused) -> Paths:
     """Those over fused maps, after a gradient pass."""
-    return Paths(task.structure, maps, _readouts(task, recording.readouts))
+    return Paths(by_depth(task.structure, maps), readouts(task, recording.readouts))
 
 
-def _readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+def readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """Rows -> ``[B, N]`` how much each feeds the target, from the gradients at the last block of their stream."""
     found = {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())}
     if not found:
         raise task.refuse("the output of its last block is unknown or does not reach the logits")

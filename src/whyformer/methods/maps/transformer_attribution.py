@@ -39,7 +39,7 @@ def transformer_attribution(
 
     Args:
         start_layer: first block used, counted from 0 at the input. The published perturbation and segmentation
-            figures were made with 1 (methods.md §1.4).
+            figures were made with 1.
         normalize_rows: divide the rows of Ā_b by their sums, as the reference code does for BERT but not for ViT.
         weighting: what R_b is multiplied by. "gradient": the method. Two ablations of the paper's Table 3 row
             "w/o ∇A": "attention" as its text says (A ⊙ R), "none" as the reference code does (R alone).

@@ -18,6 +18,7 @@ Baseline = Annotated[str | None, one_of(None, *PICTURE_BASELINES, *TEXT_BASELINE
 @method(
     "drop of the target when a patch or token is replaced by a baseline",
     family="perturbation",
+    signed=True,
     citation="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, ECCV 2014; survey 2.3",
     anywhere=True,
 )
@@ -41,8 +42,11 @@ def occlusion(
             normalisation; needs the processor), "mean" (each channel's mean over this picture), "blur" (the picture
             blurred with σ = one window). Text: "mask", "unk", "pad" (that token of the tokenizer; default the first it
             has) or "delete" (the token is taken out and the others move up; the default without a tokenizer, where
-            there is an attention mask; one token at least must stay). Vectors: "zero", "mean".
-        window: patches along each side, or tokens, replaced at once. Special tokens and padding are never replaced.
+            there is an attention mask; one token at least must stay). Without a tokenizer where nothing can be deleted
+            (a multiple choice, a target read at a token's number) the ids that the model's config knows. Vectors:
+            "zero", "mean".
+        window: patches along each side, or tokens, replaced at once. Special tokens (without a tokenizer: those that
+            end a text) and padding are never replaced.
         stride: patches or tokens from one window to the next; default ``window``, and never more.
         batch_size: forward passes at once.
         patch: side of a patch in pixels; default what the model's config says (16 if nothing), doubled until there are
@@ -72,7 +76,8 @@ def occlusion(
     if removed.cell is not None:
         diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
     kind = "token" if removed.grid is None else "patch"
-    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid)
+    of = None if removed.choice is None else task.inputs.of_choice(removed.choice)
+    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid, inputs=of)
 
 
 def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:

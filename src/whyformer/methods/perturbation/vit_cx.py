@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -65,10 +66,8 @@ def vit_cx(
     recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
     if not recording.roots:
         raise task.refuse("its last block was not entered, so there are no features")
-    logits, target = recording.logits.detach(), task.resolve(recording.logits.detach())
-    if output == "probability" and isinstance(target, Logit):
-        several = getattr(getattr(task.model, "config", None), "problem_type", None) == "multi_label_classification"
-        target = Probability(target.index, several or logits.shape[-1] == 1)
+    logits = recording.logits.detach()
+    target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
     features = _feature_grid(task, batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2))
@@ -101,10 +100,19 @@ def vit_cx(
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
 
 
+def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
+    """What is read off changed inputs: the target, or for a class its "probability"."""
+    target = task.resolve(logits)
+    if output != "probability" or not isinstance(target, Logit):
+        return target
+    several = getattr(getattr(task.model, "config", None), "problem_type", None) == "multi_label_classification"
+    return Probability(target.index, several or logits.shape[-1] == 1)
+
+
 def _feature_grid(task: Task, features: Tensor) -> Tensor:
     """``[B, d, rows, columns]`` from the last block's ``[B, N, d]``; tokens of no cell are left out."""
     places = task.places(features.shape[1], task.block(-1))
-    if places.grid is None:
+    if places.grid is None or len(places.grid) != 2:
         raise task.refuse("its input is no picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()
     return features[:, places.rows].transpose(1, 2).unflatten(2, places.grid)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.hooks import batch_first
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.engine.trace import Key
+from whyformer.errors import MethodNotApplicable
+from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
@@ -38,10 +44,11 @@ def value_zeroing(
 
     h is the output of block b, h^{¬t} the same block computed again from its own recorded input with the value vector
     of token t set to 0 in all heads (after the bias), the attention as it was. No identity is added: the residual
-    connection is inside the block. Costs one forward pass and, in each block for each token that is no padding, what
-    follows the product of attention and values (three quarters of a usual block); what comes before is computed once
-    for ``batch_size`` tokens. A block that vmap cannot run (it adds to its input in place, say) runs whole for each
-    token, one after the other.
+    connection is inside the block. In a block that looks at another stream too, its tokens' values are zeroed as well,
+    and the rows [S_own, S_other] are scaled to sum 1 together. Costs one forward pass and, in each block for each token
+    that is no padding, what follows the product of attention and values (three quarters of a usual block); what comes
+    before is computed once for ``batch_size`` tokens. A block that vmap cannot run (it adds to its input in place, say)
+    runs whole for each token, one after the other.
 
     Args:
         distance: d. "cosine" 1 − cos(u, v) (published), "euclidean" ‖u − v‖, "dot" |⟨v, v⟩ − ⟨u, v⟩|.
@@ -51,15 +58,18 @@ def value_zeroing(
             no heads to choose: values are zeroed in all of them.
 
     Raises:
-        MethodNotApplicable: attention in windows or to another sequence, or none at all.
+        MethodNotApplicable: attention in windows, in some blocks only, from several sequences in one block, or none.
         InputError: ``block`` or ``aggregation`` outside the model.
 
-    The survey's formula exchanges i and t; this is the paper's and its code's order (methods.md §3.6). Differs from the
+    The survey's formula exchanges i and t; this is the paper's and its code's order. Differs from the
     code: padding gets exactly 0, and 1 − cos is computed as ½‖u/‖u‖ − v/‖v‖‖², which loses no digits near 0.
     """
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation)
-    if how.heads != "mean":
-        raise InputError("value_zeroing: values are zeroed in all heads at once, so aggregation has no heads to choose")
+    how.without_heads("value_zeroing", "zeroed all at once")
+    if block is not None:
+        task.layer(block, "block")
+    if not task.one_sequence:
+        return _across(task, how, distance, int(batch_size))
     shapes: dict[int, Tensor] = {}
 
     def watch(call: AttentionCall) -> None:
@@ -68,42 +78,106 @@ def value_zeroing(
 
     kept = BlockCalls()
     recording, row = task.readout_pass(Maps(watch), kept)
-    calls = kept.found
-    how = how.within(len(calls))
+    how = how.within(len(kept.found))
     task.global_maps(shapes, row.shape[-1])
-    if set(recording.mode.attention_blocks) != set(range(len(calls))):
+    if set(recording.mode.attention_blocks) != set(range(len(kept.found))):
         raise task.refuse("no attention was seen in some of its blocks")
-    chosen = [b for b in range(len(calls)) if how.wants(b)]
+    chosen = [b for b in range(len(kept.found)) if how.wants(b)]
     real = torch.ones_like(row, dtype=torch.bool)
     if task.inputs.row_mask is not None and task.inputs.row_mask.shape == row.shape:
         real = task.inputs.row_mask
-    tokens = [t for t in range(row.shape[-1]) if bool(real[:, t].any())]
-    step = max(1, int(batch_size) // task.inputs.batch)
-    work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]
-    maps = {b: torch.zeros(*row.shape, row.shape[-1], dtype=_wide(calls[b][3]), device=row.device) for b in chosen}
-    for b, some in task.progress(work, "value zeroing", len(work)):
-        plain = _batch_first(calls[b][3], recording)
-        maps[b][..., some] = _distance(_zeroed(recording, b, calls[b], some, task), plain, distance).permute(1, 2, 0)
-    for found in maps.values():
-        found *= real[:, None] * real[..., None]
-        sums = found.sum(-1, keepdim=True)
-        found /= torch.where(sums > 0, sums, 1)
-    values = how.reduce(list(maps.values()), row, real)
-    diagnostics = {"block_passes": len(tokens) * len(chosen)}
-    return Scores(values, recording.logits, diagnostics=diagnostics)
+    jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
+    maps = [
+        one / torch.where(one.sum(-1) > 0, one.sum(-1), 1)[..., None]
+        for one in _run(task, recording, jobs, distance, int(batch_size))
+    ]
+    values = how.reduce(maps, row, real)
+    return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
 
 
-def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task: Task) -> Tensor:
+def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
+    """Streams that look at one another: of a block whose rows look at other rows too, the values of these are zeroed as
+    well; what its rows depend on, among themselves and elsewhere, is divided by its sum together."""
+    how, structure = streams.within(task, how), task.structure
+    chosen, kept = streams.wanted(task, how), BlockCalls()
+    recording, readouts = streams.readout_pass(task, kept)
+    pairs: dict[int, dict[tuple[Key, Key], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for number, attention in enumerate(structure.attentions):
+        if number in chosen and attention.block is not None:
+            pairs[attention.block][attention.queries, attention.keys].append(number)
+    jobs, places = [], []
+    for b, found in sorted(pairs.items()):
+        if len({queries for queries, _ in found}) > 1:
+            raise task.refuse("a block of it attends from several sequences", verdict="is not supported yet")
+        first = min(n for n, a in enumerate(structure.attentions) if a.block == b)
+        for (queries, keys), numbers in found.items():
+            attention, batch = structure.attentions[numbers[0]], len(recording.logits)
+            sides = [
+                task.real_rows(key, (batch, n)) for key, n in zip((queries, keys), attention.shape[1:], strict=True)
+            ]
+            if batch_first(kept.found[b][3], recording.run).shape[:2] != sides[0].shape:
+                raise task.refuse("a block of it returns other rows than attend in it", verdict="is not supported yet")
+            jobs.append(_Job(b, kept.found[b], frozenset(n - first for n in numbers), *sides))
+            places.append((b, queries, keys))
+    steps: dict[int, streams.Step] = defaultdict(dict)
+    for (b, queries, keys), one in zip(places, _run(task, recording, jobs, distance, batch_size), strict=True):
+        steps[b][queries, keys] = one
+    paths = streams.Paths([streams.normalised(steps[b]) for b in sorted(steps)], readouts)
+    diagnostics = {"block_passes": sum(len(job.tokens) for job in jobs)}
+    return task.of_sources(streams.reduce(task, how, paths, kept=True), recording.logits, diagnostics)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One map to be made.
+
+    Attributes:
+        call: of the block, as :class:`BlockCalls` keeps it.
+        which: the attentions of the block whose values are zeroed, by their order in it; None for all.
+        queries, keys: ``[B, Q]`` and ``[B, K]`` True at rows that are no padding.
+    """
+
+    block: int
+    call: Any
+    which: frozenset[int] | None
+    queries: Tensor
+    keys: Tensor
+
+    @property
+    def tokens(self) -> list[int]:
+        return [t for t in range(self.keys.shape[-1]) if bool(self.keys[:, t].any())]
+
+
+def _run(task: Task, recording: Recording, jobs: list[_Job], distance: Distance, batch_size: int) -> list[Tensor]:
+    """``[B, Q, K]`` of each job."""
+    step = max(1, batch_size // task.inputs.batch)
+    work = [(n, job.tokens[i : i + step]) for n, job in enumerate(jobs) for i in range(0, len(job.tokens), step)]
+    plain = [batch_first(job.call[3], recording.run) for job in jobs]
+    maps = [
+        torch.zeros(*job.queries.shape, job.keys.shape[-1], dtype=_wide(one), device=one.device)
+        for job, one in zip(jobs, plain, strict=True)
+    ]
+    for n, tokens in task.progress(work, "value zeroing", len(work)):
+        changed = _zeroed(recording, jobs[n], tokens, task)
+        maps[n][..., tokens] = _distance(changed, plain[n], distance).permute(1, 2, 0)
+    for job, one in zip(jobs, maps, strict=True):
+        one *= job.keys[:, None].to(one.device)
+    return maps
+
+
+def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> Tensor:
     """``[k, B, N, D]``: the output of the block with the values of each of the k tokens zeroed.
 
     One call of the block on its own arguments: what comes before the product of attention and values does not know of
     the token, so vmap computes it once, and all the rest for k tokens.
     """
-    module, args, kwargs, plain = call
+    module, args, kwargs, plain = job.call
     edits = 0
 
-    def edit(token: Tensor, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
+    def edit(token: Tensor, order: int, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
         nonlocal edits
+        if job.which is not None and order not in job.which:
+            return mixed
         edits += 1
         return mixed - weights.index_select(-1, token) * value.index_select(-2, token)
 
@@ -114,11 +188,12 @@ def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task
         return value.clone() if isinstance(value, Tensor) and value.shape == plain.shape else value
 
     def without(token: Tensor) -> Tensor:
-        run = Pass(batch=task.inputs.batch, sequence_first=recording.run.sequence_first)
-        changed = Edit(lambda *attention: edit(token, *attention))
+        run = Pass(batch=task.inputs.batch, rows=recording.run.rows, sequence_first=recording.run.sequence_first)
+        order = count()
+        changed = Edit(lambda *attention: edit(token, next(order), *attention))
         with torch.no_grad(), running(Interception(task.model, GRADIENT, run, (changed,))):
             output = module(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
-        return _batch_first(output if isinstance(output, Tensor) else output[0], recording)
+        return batch_first(output if isinstance(output, Tensor) else output[0], recording.run)
 
     each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
     try:
@@ -127,16 +202,12 @@ def _zeroed(recording: Recording, block: int, call: Any, tokens: list[int], task
         # vmap cannot run it: it adds to its input in place, asks for the value of a tensor, or a hook explains in it
         changed = torch.stack([without(token) for token in each])
     if not edits:
-        raise task.refuse(f"no product of attention and values was seen in its block {block}")
+        raise task.refuse(f"no product of attention and values was seen in its block {job.block}")
     return changed
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _batch_first(hidden: Tensor, recording: Recording) -> Tensor:
-    return hidden.transpose(0, 1) if recording.run.sequence_first else hidden
 
 
 def _distance(changed: Tensor, plain: Tensor, distance: str) -> Tensor:

@@ -19,26 +19,41 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(scores + mask) over keys; a boolean mask says where a query may look."""
+    """softmax(scores + mask) over keys; a query whose keys are all masked attends to nothing, as in fused kernels."""
+    found = masked(scores, mask).softmax(-1)
+    return found if mask is None or mask.dtype != torch.bool else found.nan_to_num(0.0)
+
+
+def masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """scores + mask; a boolean mask says where a query may look."""
     if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype != torch.bool:
-        return (scores + mask).softmax(-1)
-    # a query whose keys are all masked attends to nothing (what the fused kernels return)
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1).nan_to_num(0.0)
+        return scores
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def causal_mask(query: Tensor, key: Tensor) -> Tensor:
+    """True where a query may look: the lower triangle, as ``is_causal`` of the fused kernels."""
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
 
 
 _AT_ONCE = 2**19
 """Entries of a map observed head by head that are there at a time: 2 MB of float32 each for A, ∂f/∂A, a product."""
 
 
-def attention_gradient(call: Call, flow: Tensor) -> Grads:
-    """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A).
+def warmer(probabilities: Tensor, temperature: float, axis: int = -1) -> Tensor:
+    """softmax(x / T) from softmax(x): the T-th root, scaled to sum 1."""
+    root = probabilities if temperature == 1 else probabilities.pow(1 / temperature)
+    return root if temperature == 1 else root / root.sum(axis, keepdim=True).clamp(min=torch.finfo(root.dtype).tiny)
+
+
+def attention_gradient(call: Call, flow: Tensor, *, temperature: float = 1.0) -> Grads:
+    """Gradients of softmax(qkᵀ)v, with A recomputed instead of kept; the observer sees (A, ∂f/∂A). With another
+    temperature softmax's derivative is that at softmax(qkᵀ / T).
 
     With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each part.
     """
     nothing: Grads = [torch.zeros_like(a) for a in call.operands[3:]]
-    parts = [_gradient_of_heads(call, part, flow) for part in _head_parts(call, flow)]
+    parts = [_gradient_of_heads(call, part, flow, temperature) for part in _head_parts(call, flow)]
     if len(parts) == 1:
         return [*parts[0], *nothing]
     return [*(None if one[0] is None else torch.cat(one, 1) for one in zip(*parts, strict=True)), *nothing]
@@ -53,7 +68,7 @@ def _head_parts(call: Call, flow: Tensor) -> list[slice]:
     return [slice(i, i + step) for i in range(0, heads, step)] if step < heads else [slice(None)]
 
 
-def _gradient_of_heads(call: Call, part: slice, flow: Tensor) -> list[Tensor | None]:
+def _gradient_of_heads(call: Call, part: slice, flow: Tensor, temperature: float) -> list[Tensor | None]:
     q, k, v = (o[:, part] for o in call.operands[:3]) if part != slice(None) else call.operands[:3]
     mask = call.info["mask"]
     if part != slice(None):
@@ -68,14 +83,15 @@ def _gradient_of_heads(call: Call, part: slice, flow: Tensor) -> list[Tensor | N
     d_v = weights.transpose(-2, -1) @ flow if call.needs[2] else None
     if not any(call.needs[:2]):
         return [None, None, d_v]
-    d_scores = torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype).mul_(scale)
+    warm = warmer(weights, temperature)
+    d_scores = torch.ops.aten._softmax_backward_data(d_weights, warm, -1, warm.dtype).mul_(scale)
     return [d_scores @ k, d_scores.transpose(-2, -1) @ q, d_v]
 
 
 def attention_relevance(
     add: Callable[[Call, Tensor], Grads] = add_normalised,
 ) -> Callable[[Call, Tensor], Grads]:
-    """TA's rules for attention: A·V halved, softmax identity, mask by the add rule, QKᵀ halved (methods.md §1.2–1.3).
+    """TA's rules for attention: A·V halved, softmax identity, mask by the add rule, QKᵀ halved.
 
     The observer sees (A, R of A), R taken after the halving and before the softmax.
     """

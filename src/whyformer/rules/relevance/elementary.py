@@ -52,7 +52,7 @@ def add_normalised(call: Call, relevance: Tensor) -> Grads:
 
 
 def product_halved(call: Call, relevance: Tensor) -> Grads:
-    """z-rule of a product of two carrying branches, each part halved: TA Eq. 9–10 for equal sums (methods.md §1.2)."""
+    """z-rule of a product of two carrying branches, each part halved: TA Eq. 9–10 for equal sums."""
     return [None if part is None else part / 2 for part in z_rule(call, relevance)]
 
 

@@ -190,7 +190,7 @@ def gamma(gamma: float = 0.25) -> RelevanceRule:
 def separate(layer: Layer, r: Tensor, x: Tensor) -> Tensor:
     """The published "full LRP" linear rule: the (+,+) and the (−,−) products each have their own denominator.
 
-    R = x⁺ ⊙ (R/Z₁) W⁺ + x⁻ ⊙ (R/Z₂) W⁻ with Z₁ = x⁺W⁺, Z₂ = x⁻W⁻, so that ΣR can double (methods.md §1.2, §8 #8).
+    R = x⁺ ⊙ (R/Z₁) W⁺ + x⁻ ⊙ (R/Z₂) W⁻ with Z₁ = x⁺W⁺, Z₂ = x⁻W⁻, so that ΣR can double.
     """
     up = x.relu()
     down = x - up

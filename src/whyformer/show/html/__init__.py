@@ -80,8 +80,8 @@ def gradient(e: Explanation, look: Look | None = None) -> str:
     return f"linear-gradient(to right,{','.join(map(colours.code, steps))})"
 
 
-def minimap(pieces: Sequence[words.Word]) -> list[tuple[int, str, str]]:
-    """A long text in parts, each as its strongest word: (its first word, what is said of it, colour)."""
+def minimap(pieces: Sequence[words.Word]) -> list[tuple[int, str, words.Word]]:
+    """A long text in parts, each as its strongest word: (its first word, what is said of it, that word)."""
     if len(pieces) < _LONG:
         return []
     cells = []
@@ -89,7 +89,7 @@ def minimap(pieces: Sequence[words.Word]) -> list[tuple[int, str, str]]:
     for begin, end in pairwise(bounds):
         top = max(pieces[begin:end], key=lambda word: abs(word.unit))
         said = f"words {begin + 1} to {end}, strongest {top.value} · {words.short(top.text, 40)}"
-        cells.append((begin, said, colours.code(colours.ground(top.unit))))
+        cells.append((begin, said, top))
     return cells
 
 
@@ -115,8 +115,8 @@ def curves(found: Mapping[str, Any]) -> dict[str, str] | None:
 
 _FUNCTIONS = (
     asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
-    painting.base, painting.drawable, plain, way, words.agnostic, words.figure_of, words.heading, words.measured,
-    words.probability, words.target_name, words.words,
+    painting.base, painting.drawable, plain, way, words.agnostic, words.claims, words.doubts, words.figure_of,
+    words.heading, words.measured, words.notes, words.probability, words.target_name, words.unread, words.words,
 )  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""``whyformer run``: a job over a whole data set, from a JOB.toml or from the same as options."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
+from whyformer.explanation.versions import record
+
+
+@dataclass(kw_only=True)
+class Run(opt.Common):
+    job: Path | None = None
+    input: str | None = None
+    model: str | None = None
+    methods: str | None = None
+    out: str | None = None
+    targets: str | None = None
+    column: str | None = None
+    id_column: str | None = None
+    limit: int | None = None
+    batch_size: str | None = None
+    scores: str | None = None
+    rows_per_part: int | None = None
+    truncate: bool = False
+    overlays: bool = False
+    device: str | None = None
+    dtype: str | None = None
+    workers: int | None = None
+    max_failures: int | None = None
+    metrics_port: int | None = None
+    engine: str | None = None
+    address: str | None = None
+    actors: int | None = None
+    dry_run: bool = False
+
+
+def run(asked: Run) -> None:
+    """Explain a whole data set, as a JOB.toml says, or the same as options (which come before the file's keys).
+
+    Kill it and start it again: it goes on where it stopped, and ends with the same files.
+    """
+    with working(asked) as bars:
+        with bars.step("starting"):
+            from whyformer.jobs.description import make_job, read_job
+
+            given = _given(asked)
+            job = make_job(given, "the job") if asked.job is None else read_job(asked.job, **given)
+        if asked.dry_run:
+            with bars.step("a trial"):
+                from whyformer.jobs.costs import estimate
+
+                cost = estimate(job)
+            tell(asked, record("run", out=job.out, cost={**asdict(cost), "warnings": cost.warnings}), cost.sentence())
+            for line in cost.warnings:
+                remark(asked, line)
+            return
+        with bars.step("loading"):
+            from whyformer.jobs.engines import run_job
+        maps = run_job(job, track=bars.track, say=lambda text: remark(asked, text))
+    facts = {name: maps.manifest[name] for name in ("rows", "written", "failed", "complete")}
+    said = f"{facts['written']:,} explanations of {facts['rows']:,} rows are in {maps.path}"
+    tell(asked, record("run", out=str(maps.path), **facts), said)
+    if facts["failed"]:
+        remark(asked, f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
+        raise typer.Exit(INCOMPLETE)
+
+
+def _given(asked: Run) -> dict[str, Any]:
+    """The options that were given, as keys of a job."""
+    own = {k: getattr(asked, k) for k in Run.__annotations__ if k not in ("job", "dry_run")}
+    given = {k: v for k, v in own.items() if v is not None and v is not False}
+    if asked.methods is not None:
+        given["methods"] = tuple(_method(one) for one in asked.methods.split(",") if one.strip())
+    if asked.targets is not None and "," in asked.targets:
+        given["targets"] = [t.strip() for t in asked.targets.split(",") if t.strip()]
+    if asked.batch_size is not None and asked.batch_size.isascii() and asked.batch_size.isdigit():
+        given["batch_size"] = int(asked.batch_size)
+    return given
+
+
+def _method(written: str) -> Any:
+    """``name``, or ``name:setting=value:setting=value``."""
+    name, *settings = written.strip().split(":")
+    return (name, dict(opt.pair(one) for one in settings)) if settings else name

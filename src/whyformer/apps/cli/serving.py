@@ -1,0 +1,39 @@
+"""``whyformer serve``: explanations over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from whyformer.apps.cli import options as opt
+from whyformer.apps.cli.telling import tell
+from whyformer.explanation.versions import record
+
+
+@dataclass(kw_only=True)
+class Serve(opt.Common):
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: list[str] | None = None
+    batch: int = 16
+    wait: float = 5.0
+    queue: int = 128
+    seconds: float = 60.0
+    truncate: bool = False
+    device: str | None = None
+    dtype: str | None = None
+
+
+def serve(asked: Serve) -> None:
+    """Answer requests for explanations of one model, on this machine alone unless asked otherwise."""
+    from whyformer.apps.server import Limits
+    from whyformer.apps.server import serve as answer
+
+    limits = Limits(batch=asked.batch, wait=asked.wait / 1000, queue=asked.queue, seconds=asked.seconds)
+    answer(
+        asked.model, host=asked.host, port=asked.port, keys=tuple(asked.api_key or ()), limits=limits,
+        device=asked.device, dtype=asked.dtype, truncate=asked.truncate,
+        started=lambda address: tell(
+            asked, record("serve", url=address), f"whyformer answers at {address}/docs (Ctrl+C ends it)"
+        ),
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Serve explanations until interrupted; what was accepted is finished before the process ends."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Collection
+
+from whyformer.apps.server.limits import Limits
+from whyformer.errors import InputError, LoadError, MissingExtra
+
+SHORTEST_KEY = 16
+
+
+def check_keys(host: str, keys: Collection[str]) -> None:
+    """Refuse to answer to other machines without a key, and keys that can be guessed.
+
+    Raises:
+        InputError: no key, or one of fewer than 16 characters.
+    """
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local and not keys:
+        raise InputError(f"--host {host} opens the server to other machines, so it needs a key: set WHYFORMER_API_KEY")
+    if any(len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() for key in keys):
+        raise InputError(f"a key has at least {SHORTEST_KEY} printable ASCII characters")
+
+
+def serve(
+    model: str, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (), limits: Limits | None = None,
+    device: str | None = None, dtype: str | None = None, truncate: bool = False,
+    started: Callable[[str], None] = lambda address: None,
+) -> None:  # fmt: skip
+    """Serve explanations of one model until SIGINT or SIGTERM.
+
+    Args:
+        model: a name, as for :func:`whyformer.explain`.
+        keys: that clients may send; needed for hosts other than this machine.
+        started: called with the address once requests are taken.
+
+    Raises:
+        InputError: others could reach it, and there is no key. LoadError: the model, or the port.
+        MissingExtra: fastapi or uvicorn is not installed.
+    """
+    check_keys(host, keys)
+    try:
+        import uvicorn
+
+        from whyformer.apps.server.service import build
+    except ImportError as error:
+        raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
+    from whyformer.jobs.batching import Session
+    from whyformer.models import load
+
+    loaded = load(model, device=device, dtype=dtype)
+    session = Session(loaded.model, loaded.processor, loaded.name, (), truncate=truncate)
+    limits = limits or Limits()
+    shown = f"[{host}]" if ":" in host else host
+    app = build(session, loaded.modality, limits, keys, lambda: started(f"http://{shown}:{port}"))
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=int(limits.seconds) + 1, h11_max_incomplete_event_size=64 * 1024,
+    )  # fmt: skip
+    try:
+        sock = config.bind_socket()
+    except (OSError, SystemExit) as error:  # uvicorn ends the process where the port is taken
+        raise LoadError(f"cannot listen on port {port} of {host}: it is taken, or not this machine's") from error
+    with sock:
+        uvicorn.Server(config).run([sock])

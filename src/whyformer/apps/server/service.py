@@ -1,0 +1,212 @@
+"""The HTTP interface: a text or a picture in, its explanation as JSON or PNG out. Described in ``/openapi.json``."""
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+
+import whyformer
+from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
+from whyformer.apps.server.gate import Gate
+from whyformer.apps.server.limits import Limits
+from whyformer.errors import InputError, WhyformerError
+from whyformer.explanation.result import Explanation
+from whyformer.inputs.pictures import open_picture
+from whyformer.jobs.batching import Session
+from whyformer.jobs.records import plain
+from whyformer.methods import METHODS, find
+from whyformer.models.structure import class_count, class_names
+from whyformer.show import encode, figure
+from whyformer.show.files import record_of
+from whyformer.targets import class_index
+
+Form = Literal["json", "png"]
+Responses = dict[int | str, dict[str, Any]]
+_DRAWING = threading.Lock()
+_WHY = {
+    400: "The input, the method, a setting or the target is wrong; the reason says what to do.",
+    401: "A key is asked for.",
+    408: "The request took too long to arrive.",
+    413: "The body, the picture or the text is too large.",
+    422: "The body is not of this form.",
+    429: "Too many requests wait, or the server is about to end; try again later.",
+    504: "The explanation would take too long.",
+}
+
+
+class Reason(BaseModel):
+    """Why a request was refused."""
+
+    detail: Any
+
+
+class TextRequest(BaseModel):
+    """A text and what is asked of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    text: str = Field(min_length=1, description="The sentence to explain.")
+    method: str = Field("transformer_attribution", description="A name of GET /v1/methods.")
+    settings: dict[str, Any] = Field(default_factory=dict, description="Of the method, where not the defaults.")
+    target: int | str | None = Field(None, description="A class, by number or name; the predicted one by default.")
+
+
+def build(
+    session: Session,
+    modality: str,
+    limits: Limits,
+    keys: tuple[str, ...] = (),
+    started: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """The application; its :class:`~whyformer.apps.server.batches.Batcher` begins and ends with it.
+
+    Args:
+        modality: "text" or "image", what the model reads; a request of the other kind is refused with 400.
+        keys: see :class:`~whyformer.apps.server.gate.Gate`. started: called once requests are taken.
+    """
+    figures = Figures()
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        app.state.batcher = Batcher(session, limits.batch, limits.wait, limits.queue, figures.batch.observe)
+        figures.waiting.set_function(app.state.batcher.waiting.qsize)
+        started()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(app.state.batcher.close)
+
+    app = FastAPI(
+        title="whyformer", version=whyformer.__version__, lifespan=life, redoc_url=None,
+        description=f"Explains what {session.name} says.",
+    )  # fmt: skip
+    app.add_middleware(Gate, keys=keys, size=limits.size, seconds=limits.seconds)
+    said = "The explanation, as `whyformer explain --json` prints it, or a picture of it."
+    kinds: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}, "image/png": {}}
+    refusals: Responses = {code: {"model": Reason, "description": why} for code, why in _WHY.items()}
+    answers: Responses = {200: {"description": said, "content": kinds}}
+
+    async def answer(
+        content: Any, method: str, settings: dict[str, Any], target: Any, form: Form, title: str
+    ) -> Response:
+        begun = time.monotonic()
+        if (kind := "text" if isinstance(content, str) else "image") != modality:
+            raise HTTPException(400, f"{session.name} reads {modality}, and this is {kind}")
+        try:
+            full = find(method).complete(settings)
+            large = [k for k, v in full.items() if isinstance(v, int | float) and abs(v) > limits.setting]
+            if large:
+                raise InputError(f"{large[0]} may be at most {limits.setting} here")
+            if target is not None:
+                class_index(target, class_names(session.model)[0], class_count(session.model))
+        except WhyformerError as error:
+            raise HTTPException(400, str(error)) from error
+        asked = Asked(content, method, settings, target, begun + limits.seconds)
+        try:
+            waiting = asyncio.wrap_future(app.state.batcher.submit(asked))
+            e = await asyncio.wait_for(waiting, limits.seconds)
+        except Full:
+            raise HTTPException(429, f"{limits.queue} requests wait; try again later", {"Retry-After": "1"}) from None
+        except (TimeoutError, TimeIsUp):
+            raise HTTPException(504, f"no answer within {limits.seconds:g} seconds; ask for less") from None
+        except Refused as error:
+            raise HTTPException(400, str(error)) from None
+        finally:
+            figures.seconds.observe(time.monotonic() - begun)
+        return await run_in_threadpool(_written, e, session.name, title, form)
+
+    @app.post("/v1/explain/text", responses={**answers, **refusals})
+    async def explain_text(asked: TextRequest, format: Annotated[Form, Query()] = "json") -> Response:  # noqa: A002
+        """Explain a text."""
+        if len(asked.text) > limits.characters:
+            raise HTTPException(413, f"the text has {len(asked.text)} characters, and {limits.characters} are taken")
+        title = " ".join(asked.text.split())[:100]
+        return await answer(asked.text, asked.method, asked.settings, asked.target, format, title)
+
+    body = {
+        "requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}
+    }
+
+    @app.post("/v1/explain/picture", responses={**answers, **refusals}, openapi_extra=body)
+    async def explain_picture(
+        request: Request, method: str = "transformer_attribution", target: str | None = None,
+        format: Annotated[Form, Query()] = "json",  # noqa: A002
+    ) -> Response:  # fmt: skip
+        """Explain a picture, which is the body."""
+        raw = await request.body()
+        try:
+            read = lambda: open_picture(io.BytesIO(raw), pixels=limits.pixels, size=limits.size)  # noqa: E731
+            picture = await run_in_threadpool(read)
+        except InputError as error:
+            raise HTTPException(413, str(error)) from error
+        except WhyformerError as error:
+            raise HTTPException(400, str(error)) from error
+        number = int(target) if target is not None and target.isascii() and target.isdigit() else target
+        return await answer(picture, method, {}, number, format, "picture")
+
+    @app.get("/v1/methods", responses={401: refusals[401]})
+    async def list_methods() -> list[dict[str, Any]]:
+        """The methods for what the model reads, and their settings with the defaults."""
+        known = [METHODS[name] for name in sorted(METHODS)]
+        fitting = [m for m in known if m.modality in ("both", modality)]
+        return [{"name": m.name, "summary": m.summary, "settings": plain(m.settings)} for m in fitting]
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the process lives."""
+        return {"status": "ok"}
+
+    @app.get("/ready", responses={503: {"model": Reason, "description": "It takes no requests (any more)."}})
+    async def ready() -> dict[str, Any]:
+        """Whether it takes requests, and how many wait."""
+        batcher = app.state.batcher
+        if not batcher.open or batcher.waiting.full():
+            raise HTTPException(503, "no requests are taken now")
+        return {"status": "ready", "model": session.name, "waiting": batcher.waiting.qsize()}
+
+    @app.get("/metrics", responses={401: refusals[401], 200: {"content": {"text/plain": {}}}}, response_class=Response)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(generate_latest(figures.registry), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
+        # without what was sent, which need not be JSON
+        told = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
+        return JSONResponse({"detail": told}, 422)
+
+    @app.middleware("http")
+    async def count(request: Request, then: Callable[[Request], Any]) -> Any:
+        response = await then(request)
+        figures.requests.labels(str(response.status_code)).inc()
+        return response
+
+    return app
+
+
+class Figures:
+    """What Prometheus is told."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("whyformer_requests", "requests by status", ["status"], registry=self.registry)
+        self.waiting = Gauge("whyformer_waiting", "requests that wait", registry=self.registry)
+        self.seconds = Histogram("whyformer_seconds", "from arrival to explanation", registry=self.registry)
+        sizes = (1, 2, 4, 8, 16, 32, 64)
+        self.batch = Histogram("whyformer_batch", "requests explained together", registry=self.registry, buckets=sizes)
+
+
+def _written(e: Explanation, model: str, title: str, form: Form) -> Response:
+    if form == "json":
+        return JSONResponse(plain(record_of("explain", [e], model, title)))
+    with _DRAWING:
+        return Response(encode(figure(e), "png"), media_type="image/png")

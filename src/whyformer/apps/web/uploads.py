@@ -1,0 +1,64 @@
+"""The folder of uploads: bounded, swept while the page runs and when it starts, and gone when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+_NAME = "whyformer-app-"
+
+
+class Uploads:
+    """A folder of its own for one server; its name holds the number of the process that it belongs to.
+
+    Args:
+        most: bytes of all uploads together.
+        age: seconds after which an upload is deleted.
+    """
+
+    def __init__(self, most: int = 2**30, age: float = 3600.0) -> None:
+        self.most, self.age = most, age
+        sweep_the_dead()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_NAME}{os.getpid()}-"))
+
+    def room(self) -> bool:
+        """Whether a further upload may be kept; what is too old is deleted first."""
+        total, oldest = 0, time.time() - self.age
+        for file in self.folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                facts = file.lstat()
+                if file.is_dir():
+                    continue
+                if facts.st_mtime < oldest:
+                    file.unlink()
+                else:
+                    total += facts.st_size
+        return total < self.most
+
+    def delete(self) -> None:
+        """The folder with all that is in it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def sweep_the_dead() -> None:
+    """Delete folders of servers that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_NAME}*"):
+        owner = folder.name.removeprefix(_NAME).partition("-")[0]
+        with contextlib.suppress(OSError):
+            mine = not folder.is_symlink() and folder.is_dir() and folder.stat().st_uid == os.getuid()
+            if mine and owner.isdecimal() and not _runs(int(owner)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

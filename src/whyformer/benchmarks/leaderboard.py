@@ -1,0 +1,192 @@
+"""Benchmark ``leaderboard``: every method that applies, quality beside cost, paired differences to the best."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from whyformer import explaining
+from whyformer.benchmarks import ablation, activation, perturbation
+from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.configurations import Configuration
+from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.report import Cell, Curves, Report, Results, Table, Values, method_table
+from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
+from whyformer.errors import WhyformerError
+from whyformer.evaluate.metrics import faithfulness
+from whyformer.evaluate.metrics.faithfulness import au_mse, auac
+from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.models.readout import plain_logits
+
+PICTURES = (
+    "transformer_attribution:start_layer=1,gae,gae:composite=libra,libragrad,libra_attention,libra_joint,rollout,"
+    "raw_attention,gradcam,gradcam_attention,attnlrp,attnlrp:share=1.0,cp_lrp,gim,lrp_ah_ln:secant=True,"
+    "input_x_gradient,lrp,partial_lrp,libra_attention:affinity=True,transformer_attribution:start_layer=1:affinity=True"
+)
+
+
+def per_sample(values: Values, row: str) -> float | None:
+    """One sample's top-1 AUC for "direction/explained class", in %."""
+    if "clean" not in values:
+        return None
+    direction, explained = row.split("/")
+    curve = [values["clean"]["correct"], *values[explained][direction]["correct"]]
+    return float(faithfulness.accuracy_auc(faithfulness.curve_fractions(), curve))
+
+
+# title -> (one sample's figure, whether more is better)
+READ: dict[str, tuple[Callable[[Values], float | None], bool]] = {
+    "Positive ↓": (partial(per_sample, row="positive/predicted"), False),
+    "Negative ↑": (partial(per_sample, row="negative/predicted"), True),
+    "AUAC ↑": (lambda v: 100 * float(auac(v["probability"])) if "probability" in v else None, True),
+    "AU-MSE ↓": (lambda v: float(au_mse(v["change"])) if "change" in v else None, False),
+    "mAP ↑": (lambda v: 100 * v["segmentation"]["average_precision"] if "segmentation" in v else None, True),
+}
+
+
+def prepare(study: Study) -> None:
+    if study.modality == "image":
+        study.options["baseline"] = study.options["baseline"] or "black"
+        ablation.prepare(study)
+    else:
+        study.configurations = [c for c in study.configurations if not c.settings.get("affinity")]
+        activation.prepare(study)
+
+
+def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    """What the other benchmarks measure, and of the first sample of each batch cost and condition."""
+    first = batch.samples[0].id if batch.samples else None
+    spent = {c: _cost(batch, c) for c in configurations if c.kind == "method"}
+    of_texts = not isinstance(batch, Pictures)
+    for sample, c, values in (activation if of_texts else ablation).measure(batch, configurations):
+        if sample == first and not isinstance(values, Unusable):
+            values = {**values, **spent.get(c, {})}
+        yield sample, c, values
+
+
+def _cost(batch: Batch, configuration: Configuration) -> Values:
+    """Of the first sample: time of its explanation in plain forward passes, and how far noise moves its map."""
+    study, target = batch.study, [batch.predicted[0]]
+
+    def explained(inputs: Any) -> torch.Tensor:
+        method, settings = configuration.method, configuration.settings
+        return explaining.explain(study.model, inputs, method, target, study.processor, **settings).scores
+
+    inputs = batch.inputs([0])
+    fed = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
+    try:
+        explained(inputs)  # what is measured once a model is not the method's cost
+        plain, began = [], time.perf_counter()
+        scores = explained(inputs)
+        spent = time.perf_counter() - began
+        for _ in range(3):
+            began = time.perf_counter()
+            plain_logits(study.model, *fed)
+            plain.append(time.perf_counter() - began)
+    except WhyformerError:
+        return {}
+    found: Values = {"cost": spent / statistics.median(plain)}
+    if isinstance(batch, Pictures):
+        drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(study.seed)) - 0.5
+        grey = drawn / 255 / batch.spec.std[None, :, None, None]
+        moved = explained(inputs + grey.to(inputs))
+        found["condition"] = float((moved - scores).norm() / scores.norm().clamp(min=1e-30))
+    return found
+
+
+# -- the report ----------------------------------------------------------------------------------------------------
+def summarize(study: Study, results: Results) -> Report:
+    image = study.modality == "image"
+    rows = [title for title, (read, _) in READ.items() if any(_figures(v, read) for v in results.values())]
+    table = _quality(study, results, rows)
+    if image and "mAP ↑" in rows:
+        masked = {
+            label: {s: v["segmentation"] for s, v in values.items() if "segmentation" in v}
+            for label, values in results.items()
+        }
+        more = method_table("leaderboard", "", "", study.configurations, masked, ablation.MASKED, down=True)
+        columns = tuple(title for title in ablation.MASKED if title != "mAP ↑")
+        table = replace(table, columns=table.columns + columns, cells=more.cells | table.cells)
+    panels = tuple(_pareto(results, title) for title in rows)
+    inner = perturbation.summarize(study, results).conventions if image and "Positive ↓" in rows else {}
+    if not image:
+        inner = activation.summarize(study, results).conventions
+    return Report((table,), panels, {**inner, **conventions("leaderboard")})
+
+
+def _figures(values: dict[str, Values], read: Callable[[Values], float | None]) -> dict[str, float]:
+    found = {sample: read(v) for sample, v in values.items()}
+    return {sample: figure for sample, figure in found.items() if figure is not None and np.isfinite(figure)}
+
+
+def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
+    """Each figure with how far it is behind the best row's, cost and condition; sorted by the first figure."""
+    cells: dict[tuple[str, str], Cell] = {}
+    columns: list[str] = []
+    for title in rows:
+        read, more = READ[title]
+        figures = {c.label: _figures(results[c.label], read) for c in study.configurations}
+        means = {
+            c.label: float(np.mean(list(figures[c.label].values())))
+            for c in study.configurations
+            if c.kind == "method" and figures[c.label]
+        }
+        if not means:
+            continue
+        best = (max if more else min)(means, key=lambda label: means[label])
+        columns += [title, f"{title[:-2]}: behind the best"]
+        for label, own in figures.items():
+            shared = [(own[s] - figures[best][s]) * (-1 if more else 1) for s in own if s in figures[best]]
+            cells[label, title] = Cell(bootstrap(list(own.values())) if own else None)
+            cells[label, columns[-1]] = Cell(bootstrap(shared) if shared and label != best else None)
+    for label, values in results.items():
+        for title, name, scale in (("Cost, forwards", "cost", 1), ("Condition, %", "condition", 100)):
+            found = [scale * v[name] for v in values.values() if name in v]
+            middle = statistics.median(found or [0])
+            if found:
+                cells[label, title] = Cell(Interval(middle, middle, middle, len(found)))
+    columns += ["Cost, forwards", *(["Condition, %"] if study.modality == "image" else [])]
+    labels = [c.label for c in study.configurations]
+    if columns and rows:
+        sign = -1 if READ[rows[0]][1] else 1
+        labels.sort(key=lambda label: sign * _value(cells.get((label, rows[0]))))
+    return Table("leaderboard", "Methods, the best first", "Method", tuple(labels), tuple(columns), cells)
+
+
+def _value(cell: Cell | None) -> float:
+    return cell.measured.value if cell is not None and cell.measured is not None else float("inf")
+
+
+def _pareto(results: Results, title: str) -> Curves:
+    """Quality against cost; the line joins what nothing else beats in both."""
+    read, more = READ[title]
+    points: dict[str, tuple[float, float]] = {}
+    for label, values in results.items():
+        figures, costs = _figures(values, read), [v["cost"] for v in values.values() if "cost" in v]
+        if figures and costs:
+            points[label] = (statistics.median(costs), float(np.mean(list(figures.values()))))
+    best = [
+        (x, y)
+        for x, y in sorted(points.values())
+        if not any(u <= x and (v > y if more else v < y) for u, v in points.values())
+    ]
+    lines = {label: ([x], [y]) for label, (x, y) in points.items()}
+    if best:
+        lines["Pareto front"] = ([x for x, _ in best], [y for _, y in best])
+    return Curves(title.split()[0].lower(), title, "cost, plain forward passes", title, lines)
+
+
+BENCHMARK = Benchmark(
+    "leaderboard", "every method that applies: quality, cost, paired differences to the best", "both",
+    PICTURES, {},
+    {**perturbation.OPTIONS, "explained": ("predicted",), "measures": ("positive", "negative"), "masks": None,
+     "longest": 256, "column": None, "baseline": None},
+    prepare, measure, summarize, choices={k: v for k, v in perturbation.CHOICES.items() if k != "baseline"},
+)  # fmt: skip

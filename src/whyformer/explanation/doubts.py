@@ -1,0 +1,125 @@
+"""What speaks against a map of one sample, and what is to be known of its input, in sentences that every view shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whyformer.explanation.features import Features
+
+_MOVED, _MISSED, _UNKNOWN, _CANCELLED = 0.01, 0.05, 0.1, 100.0
+
+
+def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int) -> list[str]:
+    """What speaks against one map, as far as it can be told without asking the model again.
+
+    Args:
+        scores: of the sample's features, padding and special tokens left out.
+        diagnostics: of the whole batch.
+    """
+    found = [*degenerate(scores), *not_conserved(diagnostics, sample, float(scores.abs().sum()))]
+    return found + incomplete(diagnostics, sample)
+
+
+def of_input(features: Features, sample: int) -> list[str]:
+    """What speaks against every map of this input: the model did not read it all, or does not know its words."""
+    return [*unread(features, sample), *unknown(features, sample)]
+
+
+def degenerate(scores: Tensor) -> list[str]:
+    """All scores are 0, or all are equal.
+
+    Equal up to rounding, that is: they differ by at most 16 units in the last place of the largest.
+    """
+    import torch  # not at the top: what draws reads this file, and never needs torch
+
+    if not bool(scores.any()):
+        return ["all scores are 0, so this map says nothing"]
+    if scores.numel() > 1 and scores.max() - scores.min() <= 16 * torch.finfo(scores.dtype).eps * scores.abs().max():
+        return ["all scores are equal, so this map singles nothing out"]
+    return []
+
+
+def not_conserved(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
+    """Relevance got lost or was made on the way, or its parts are far larger than what they add up to.
+
+    Args:
+        size: Σ |score|.
+    """
+    figure = diagnostics.get("conservation")
+    if not isinstance(figure, Mapping) or figure.get("promised") is False:
+        return []
+    said, error, start = (
+        [],
+        float(figure["error"][sample]),
+        abs(float(figure.get("start", [0.0] * (sample + 1))[sample])),
+    )
+    if error > _MOVED:
+        said.append(
+            "relevance is not conserved: on the way through the blocks its sum moves by "
+            f"{_percent(error)} of what it started from, so the sizes of scores mean little; their order may help"
+        )
+    if start and size > _CANCELLED * start:
+        said.append(
+            f"ill-conditioned: scores for and against are {size / start:,.0f} times the output that they explain, "
+            "and cancel; a small change of the input may turn them around"
+        )
+    return said
+
+
+def incomplete(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
+    """The scores miss what they should add up to."""
+    figure = diagnostics.get("completeness")
+    if not isinstance(figure, Mapping):
+        return []
+    whole, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
+    if error <= _MISSED * max(whole, 1e-12):
+        return []
+    missed = _percent(error / max(whole, 1e-12))
+    return [f"the scores miss what they should add up to by {missed}; more steps come closer"]
+
+
+def unread(features: Features, sample: int) -> list[str]:
+    """A part of the text was cut off before the model saw it."""
+    if features.texts is None or features.extent is None:
+        return []
+    text, (begin, end) = features.texts[sample], features.extent[sample]
+    missed = " ".join(unread_parts(text, begin, end))
+    if not missed:
+        return []
+    count, unit = _measured(missed, text)
+    whole, _ = _measured(text, text)
+    return [f"the model did not read {count:,} of {whole:,} {unit}: they were cut off, and have no score"]
+
+
+def unread_parts(text: str, begin: int, end: int) -> list[str]:
+    """What lies before and behind the part of a text that was read, where there are letters."""
+    return [part for part in (text[:begin], text[end:]) if part.strip()]
+
+
+def unknown(features: Features, sample: int) -> list[str]:
+    """More than a tenth of the tokens stand for what the model has no token for."""
+    if features.unknown is None or features.tokens is None:
+        return []
+    own = features.tokens[sample] if features.offsets is None else [a for a, b in features.offsets[sample] if a < b]
+    count, tokens = len(features.unknown[sample]), len(own)
+    if count <= _UNKNOWN * tokens:
+        return []
+    return [f"{count} of {tokens} tokens are unknown to the model ([UNK]): it cannot know what stands there"]
+
+
+def counted(text: str, whole: str | None = None) -> str:
+    """How long a text is, in words; in characters where the whole of it is written without spaces."""
+    count, unit = _measured(text, whole or text)
+    return f"{count:,} {unit if count != 1 else unit[:-1]}"
+
+
+def _measured(text: str, whole: str) -> tuple[int, str]:
+    return (len(text), "characters") if len(whole) > 20 * len(whole.split()) else (len(text.split()), "words")
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share < 10 else f"a factor of {share:,.0f}"

@@ -1,0 +1,232 @@
+"""The explanation of a generated text: for each token that was generated, scores of all tokens before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import InputError
+from whyformer.explanation import units
+from whyformer.explanation.features import Features
+from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.result import Explanation
+
+UNITS = ("token", "word", "sentence", "turn")
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """Scores of one method for every step of a generated text.
+
+    Attributes:
+        matrix: ``[T, N]`` on the CPU: row t scores the tokens that step t was made from; those at and behind it are 0,
+            special tokens too.
+        tokens: N tokens as the vocabulary has them: those an encoder read, if there is one, the prompt or the decoder's
+            start, what was generated. pieces: the text of each.
+        start: the number of the first generated token. source: how many tokens are the encoder's.
+        ids: N numbers of tokens.
+        method, settings: registry name and full settings.
+        explained: what of each generated token the scores are of, such as "log-probability".
+        value: ``[T]`` that number. target, target_names: what was explained of each step, as in an Explanation.
+        logits: ``[T, V]`` the model's output for each step.
+        turns: (role, first token, one after the last) of each message of a conversation, its answer included.
+        labels: number -> text of the likeliest tokens.
+        input, part: what the model's forward calls the tokens that it reads, and the decoder's own where they differ.
+        unit: "token"; or "word", "sentence", "turn" of what :meth:`by` made. groups: (first, one after the last) token
+            of each such unit.
+        seen: of each picture of the prompt, by the name that its part has (``"pixel_values"``), its maps.
+        diagnostics: of each step, as in an Explanation. notes: what was done to the prompt, in sentences.
+    """
+
+    matrix: Tensor
+    tokens: list[str]
+    pieces: list[str]
+    ids: list[int]
+    start: int
+    method: str
+    settings: dict[str, Any]
+    explained: str
+    value: Tensor
+    target: Tensor
+    target_names: list[str]
+    logits: Tensor
+    source: int = 0
+    turns: list[tuple[str, int, int]] = field(default_factory=list)
+    labels: dict[int, str] | None = None
+    model: str | None = None
+    input: str = "input_ids"
+    part: str = ""
+    unit: str = "token"
+    groups: list[Range] | None = None
+    seen: dict[str, Pictured] = field(default_factory=dict)
+    diagnostics: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    again: Callable[[int, int], Explanation] | None = field(default=None, repr=False)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.matrix)
+
+    @property
+    def generated(self) -> slice:
+        """Which of the tokens were generated."""
+        return slice(self.start, len(self.pieces))
+
+    @property
+    def prompt(self) -> str:
+        """The text before the generated one; of an encoder–decoder, what the encoder read."""
+        return "".join(self.pieces[: self.source or self.start])
+
+    @property
+    def text(self) -> str:
+        """The generated text."""
+        return "".join(self.pieces[self.generated])
+
+    def probability(self, step: int) -> float:
+        """Of the generated token (or unit) of this step."""
+        if self.unit != "token":
+            raise InputError("the probability of a token is asked of the tokens, not of what by() made of them")
+        row = self.logits[self._step(step)].double()
+        return float(torch.softmax(row, -1)[self.ids[self.start + self._step(step)]])
+
+    def candidates(self, step: int, k: int = 5) -> list[tuple[int, str, float, float]]:
+        """The k likeliest tokens of a step: (number, text, logit, probability)."""
+        return self[step].top(0, k)
+
+    def __getitem__(self, step: int) -> Explanation:
+        """The explanation of one step: of the tokens before it, and in parts of their own an encoder's and pictures."""
+        t = self._step(step)
+        end = self.start + t
+        notes = {**(self.diagnostics[t] if self.diagnostics else {}), **({"input": [self.notes]} if self.notes else {})}
+
+        def one(first: int, last: int, name: str, **more: Any) -> Explanation:
+            text, offsets = units.joined(self.pieces[first:last])
+            features = Features([self.tokens[first:last]], [offsets], [text])
+            return Explanation(
+                self.matrix[t : t + 1, first:last], "token", self.method, self.settings, self.target[t : t + 1],
+                self.logits[t : t + 1], [self.target_names[t]], features, self.labels, model=self.model, input=name,
+                **more,
+            )  # fmt: skip
+
+        parts = {self.part: one(self.source, end, self.part)} if self.source else {}
+        facts = {"target": self.target[t : t + 1], "logits": self.logits[t : t + 1], "labels": self.labels}
+        parts |= {n: own.at(t, **facts, target_names=[self.target_names[t]]) for n, own in self.seen.items()}
+        return one(0, self.source or end, self.input, parts=parts, diagnostics=notes)
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return (self[t] for t in range(len(self)))
+
+    def _step(self, step: int) -> int:
+        if not -len(self) <= step < len(self):
+            raise IndexError(f"step {step} of a generated text of {len(self)} {self.unit}s")
+        return step % len(self)
+
+    # -- larger units ------------------------------------------------------------------------------------------------
+    def span(self, first: int, last: int) -> Explanation:
+        """The explanation of the log-probability of some steps together, ``last`` included: Σ log p(token t).
+
+        One forward and one backward pass of the model.
+
+        Raises:
+            InputError: there are no such steps, or the model is not at hand (the result was loaded, or merged).
+        """
+        for number in (first, last):
+            if not -len(self) <= number < len(self):
+                raise InputError(f"step {number} is outside the text, which has {len(self)}: 0 to {len(self) - 1}")
+        a, b = first % len(self), last % len(self)
+        if b < a:
+            raise InputError(f"the span ends at step {last}, before its start at {first}")
+        if self.again is None:
+            raise InputError(
+                "a span needs the model, which is not kept in a file or behind by(): call explain_generation again, "
+                f"or explain with target=targets.Span({self.start + a}, {self.start + b})"
+            )
+        return self.again(a, b)
+
+    def by(self, unit: str) -> Generation:
+        """The same with tokens and steps merged into words, sentences or turns; scores and values are added up.
+
+        A merged step's own tokens are scored too, by the later ones of them. Of log-probabilities the sum of a word's
+        rows is what explains the word's log-probability, for every method whose scores are linear in its target
+        (gradient × input, all that carry multipliers).
+
+        Raises:
+            InputError: no such unit.
+        """
+        if unit not in UNITS:
+            raise InputError(f"by() merges into one of {', '.join(UNITS[1:])}, not {unit!r}")
+        if self.unit != "token":
+            raise InputError(f"these are {self.unit}s already: call by() of the tokens")
+        if unit == "token":
+            return self
+        breaks = {self.source, self.start, *(a for _, a, _ in self.turns)}
+        if unit == "turn":
+            listed = [*((a, b) for _, a, b in self.turns if b > a)] or [(0, self.start), (self.start, len(self.ids))]
+            merged = _filled(listed, len(self.ids), breaks)
+        else:
+            merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
+        first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
+        steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
+        columns = torch.stack([self.matrix[:, a:b].sum(1) for a, b in merged], 1)
+        value = torch.stack([self.value[a:b].sum() for a, b in steps])
+        texts = ["".join(self.pieces[a:b]) for a, b in merged]
+        roles = {(a, b): role for role, a, b in self.turns} if unit == "turn" else {}
+        return replace(
+            self,
+            matrix=torch.stack([columns[a:b].sum(0) for a, b in steps]), pieces=texts,
+            tokens=[roles.get(own, text.strip() or text) for own, text in zip(merged, texts, strict=True)],
+            ids=list(range(len(merged))), start=first,
+            source=sum(b <= self.source for _, b in merged) if self.source else 0,
+            value=value, logits=value[:, None], target=torch.zeros(len(steps), dtype=torch.long), labels=None,
+            target_names=[f"'{''.join(self.pieces[self.start + a : self.start + b]).strip()}'" for a, b in steps],
+            turns=[], unit=unit, groups=merged, diagnostics=[], again=None,
+            seen={name: own.merged(steps) for name, own in self.seen.items()},
+        )  # fmt: skip
+
+    # -- keeping and showing -----------------------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python values, ready for JSON; of the logits the likeliest ten of each step."""
+        from whyformer.explanation import kept
+
+        return kept.to_dict(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); it appears whole or not at
+        all."""
+        from whyformer.explanation import kept
+
+        return kept.save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Generation:
+        """Read what :meth:`save` wrote; only :meth:`span`, which needs the model, is not to be had of it."""
+        from whyformer.explanation import kept
+
+        return cls(**kept.load(path))
+
+    def __str__(self) -> str:
+        from whyformer.show import speaking
+
+        return speaking.plain(self)
+
+    def _repr_html_(self) -> str:
+        from whyformer.show.html import answer
+
+        return answer.fragment(self)
+
+    def __repr__(self) -> str:
+        return f"Generation({self.method}, {len(self)} {self.unit}s after {self.start}: {self.text!r:.60})"
+
+
+def _filled(ranges: list[Range], count: int, breaks: set[int]) -> list[Range]:
+    """The ranges, and what lies between them."""
+    bounds = sorted({0, count, *(n for r in ranges for n in r), *breaks})
+    return [(a, b) for a, b in pairwise(bounds) if a < b]

@@ -1,0 +1,84 @@
+"""Tokens in larger units: the words of a sentence, its sentences, the turns of a conversation."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+# Scripts written without spaces between words: a token there stays by itself.
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
+# after a full stop and a space, or a line break; a number and a point at its beginning are an item's number
+_SENTENCE = re.compile(r"(?<![\s\d][.])(?<=[.!?…])[\"')\]]*\s+|\n+|(?<=[。！？])")
+
+
+def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
+    """(begin, end, places of the tokens) of each word."""
+    groups: list[tuple[int, int, list[int]]] = []
+    for place, (begin, end) in enumerate(offsets):
+        # Byte-level tokenizers count the space before a word as part of its token.
+        while begin < end and text[begin].isspace():
+            begin += 1
+        if begin >= end:
+            continue
+        if groups and _continues(text, groups[-1][1], begin):
+            first, last, places = groups.pop()
+            groups.append((first, max(last, end), [*places, place]))
+        else:
+            groups.append((begin, end, [place]))
+    return groups
+
+
+def _continues(text: str, end: int, begin: int) -> bool:
+    """Whether a token that begins at ``begin`` belongs to the word that ended at ``end``."""
+    if begin != end:
+        return begin < end
+    before, after = text[end - 1], text[begin]
+    if unicodedata.category(after).startswith("M") or after == "\u200d" or before == "\u200d":
+        return True
+    return before.isalnum() and after.isalnum() and not (_unspaced(before) or _unspaced(after))
+
+
+def _unspaced(character: str) -> bool:
+    return unicodedata.name(character, "").startswith(_UNSPACED)
+
+
+def words_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
+    """(first, one after the last) token of each word: every token is in one, whitespace in that before it.
+
+    Args:
+        pieces: the text of each token.
+        breaks: tokens at which another word begins in any case.
+    """
+    text, offsets = joined(pieces)
+    starts = {places[0] for _, _, places in word_groups(text, offsets)} | set(breaks)
+    return _ranges(starts, len(pieces))
+
+
+def sentences_of(pieces: Sequence[str], breaks: Collection[int]) -> list[tuple[int, int]]:
+    """As :func:`words_of`, for sentences and lines."""
+    text, offsets = joined(pieces)
+    ends = sorted({found.end() for found in _SENTENCE.finditer(text)})
+    starts, next_end = set(breaks), 0
+    for token, (begin, end) in enumerate(offsets):
+        while begin < end and text[begin].isspace():
+            begin += 1
+        while next_end < len(ends) and ends[next_end] <= begin < end:
+            starts.add(token)
+            next_end += 1
+    return _ranges(starts, len(pieces))
+
+
+def joined(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of tokens, and (start, end) of each of them in it."""
+    offsets, cursor = [], 0
+    for piece in pieces:
+        offsets.append((cursor, cursor + len(piece)))
+        cursor += len(piece)
+    return "".join(pieces), offsets
+
+
+def _ranges(starts: Collection[int], count: int) -> list[tuple[int, int]]:
+    bounds = [*sorted({0, *starts}), count]
+    return [(a, b) for a, b in pairwise(bounds) if a < b]

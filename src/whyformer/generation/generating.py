@@ -1,0 +1,94 @@
+"""``explain_generation``: one forward pass over prompt and answer, then a backward pass for each generated token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from whyformer.errors import InputError
+from whyformer.explaining import Track
+from whyformer.explanation.generation import Generation
+from whyformer.generation.pictures import with_images
+from whyformer.generation.prompts import Prompt, answered, prompts_of
+from whyformer.generation.steps import Steps
+from whyformer.methods import find
+from whyformer.models.loading import model_name, opened
+from whyformer.rules.core import Rule
+from whyformer.rules.registered import declared
+from whyformer.targets import Target
+
+
+def explain_generation(
+    model: nn.Module | str,
+    prompt: Any,
+    continuation: Any = None,
+    method: str = "attnlrp",
+    processor: Any = None,
+    *,
+    images: Any = None,
+    max_new_tokens: int = 32,
+    target: Target = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    progress: bool | Track = False,
+    rules: Mapping[Any, str | Rule] | None = None,
+    **settings: Any,
+) -> Generation | list[Generation]:
+    """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
+
+    One forward pass over prompt and answer, and one backward pass for each generated token. Methods whose passes cannot
+    serve several targets (those that change the input or run from it block by block) explain each token by itself.
+
+    Args:
+        model: a language model or an encoder–decoder as :func:`whyformer.explain` takes it: a module in eval mode, a
+            folder or a hub id.
+        prompt: a text; a conversation ``[{"role": "user", "content": "..."}]``, which the tokenizer's chat template
+            writes down; numbers of tokens ``[N]`` or a mapping with ``input_ids``; or a list of texts, conversations or
+            ids.
+        continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
+            generates, the likeliest token each time.
+        method: a name from :func:`whyformer.methods`.
+        processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
+            name.
+        images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
+            of one or several each. ``g[t].part("pixel_values")`` is then a map over it for each generated token.
+        max_new_tokens: how many tokens to generate at most.
+        target: what of each token is explained: None or ``"log_probability"`` of the generated token; ``"logit"``,
+            ``"probability"``; ``"contrast"``, its logit minus that of the best other token; or a target over one row of
+            logits, the same for every step (``targets.Contrast(" is", " are")``).
+        device, dtype, progress, rules: as for :func:`whyformer.explain`.
+        **settings: the method's settings.
+
+    Returns:
+        A :class:`~whyformer.explanation.generation.Generation`; a list of them for a list of prompts, each as by
+        itself.
+
+    Raises:
+        InputError: an empty prompt, more tokens than the model takes, a token outside of its vocabulary, or a model
+            that is no language model.
+    """
+    find(method).complete(settings)
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
+    name = model if isinstance(model, str) else model_name(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    tokenizer = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
+    if images is None:
+        prompts, alone = prompts_of(prompt, tokenizer)
+    else:
+        seen, alone = with_images(model, prompt, images, processor)
+        prompts = [Prompt(ids, beside=beside) for ids, beside in seen]
+    answers = [continuation] if alone else [None] * len(prompts) if continuation is None else list(continuation)
+    if len(answers) != len(prompts):
+        raise InputError(f"{len(answers)} continuations for {len(prompts)} prompts: give one a prompt")
+    made = []
+    with declared(rules) if rules else nullcontext():
+        for one, answer in zip(prompts, answers, strict=True):
+            steps = Steps(model, tokenizer, name, answered(model, one, answer, tokenizer, max_new_tokens))
+            made.append(steps.explain(method, target, progress, settings))
+    return made[0] if alone else made

@@ -1,0 +1,73 @@
+"""Text inputs with further tokens behind them: what a language model might say next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import InputError
+from whyformer.inputs.inputs import Inputs
+from whyformer.inputs.pieces import pieces
+
+_DECODER = "decoder_input_ids"
+
+
+def lengthened(inputs: Inputs, ids: list[int], tokenizer: Any, said: str) -> Inputs:
+    """The same with ``ids`` behind the tokens of each sample (a decoder's, where there is one), and a note.
+
+    Raises:
+        InputError: there is no room for them: text padded on the right, or other arguments for each token.
+    """
+    side = inputs.others.get(_DECODER, inputs)
+    name = side.scored if side is not inputs or isinstance(inputs.scored, str) else "input_ids"
+    beside = "decoder_attention_mask" if name == _DECODER else "attention_mask"
+    value = side.tensor if side is inputs else inputs.kwargs[str(name)]
+    mask = inputs.kwargs.get(beside)
+    others = [
+        n
+        for n, v in inputs.kwargs.items()
+        if isinstance(v, Tensor) and n not in ("input_ids", "attention_mask", name, beside)
+    ]
+    whole = mask is None or bool(mask[:, -1].all())
+    if value.dim() != 2 or inputs.args or others or not whole or inputs.modality != "text":
+        why = "is padded on the right" if not whole else f"has other arguments ({', '.join(others) or 'by position'})"
+        raise InputError(
+            f"a target of several tokens is put behind the text, and this input {why}: explain one text at a time, or "
+            "name one token"
+        )
+    more = torch.tensor([ids], device=value.device).expand(len(value), -1)
+    kwargs = {**inputs.kwargs, str(name): torch.cat([value, more], 1)}
+    if mask is not None:
+        kwargs[beside] = torch.cat([mask, mask.new_ones(more.shape)], 1)
+    notes = [[*own, said] for own in inputs.notes or [[]] * inputs.batch]
+    longer = _worded(side, value[0, -1:].tolist(), ids, tokenizer)
+    if side is inputs:
+        return replace(longer, kwargs=kwargs, notes=notes)
+    return replace(inputs, kwargs=kwargs, notes=notes, others={**inputs.others, _DECODER: longer})
+
+
+def _worded(side: Inputs, last: list[int], ids: list[int], tokenizer: Any) -> Inputs:
+    """What is known of the tokens, of which ``last`` is the last, with those behind them."""
+
+    def ones(values: Tensor | None, value: bool) -> Tensor | None:
+        return None if values is None else torch.cat([values, values.new_full((len(values), len(ids)), value)], 1)
+
+    known, texts = side.features, pieces(tokenizer, [*last, *ids])[len(last) :]
+    tokens = None if known.tokens is None else [[*own, *tokenizer.convert_ids_to_tokens(ids)] for own in known.tokens]
+    offsets, sentences = None, None
+    if known.offsets is not None and known.texts is not None:
+        sentences = [text + "".join(texts) for text in known.texts]
+        offsets = [[*own, *_places(text, texts)] for own, text in zip(known.offsets, known.texts, strict=True)]
+    features = replace(known, tokens=tokens, offsets=offsets, texts=sentences)
+    return replace(side, mask=ones(side.mask, True), special=ones(side.special, False), features=features)
+
+
+def _places(text: str, texts: list[str]) -> list[tuple[int, int]]:
+    found, cursor = [], len(text)
+    for one in texts:
+        found.append((cursor, cursor + len(one)))
+        cursor += len(one)
+    return found

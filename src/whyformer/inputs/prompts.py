@@ -1,0 +1,154 @@
+"""A prompt with its pictures, put together by a model's own processor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+from whyformer.inputs.geometry import measure_geometry
+from whyformer.inputs.inputs import Inputs
+from whyformer.inputs.mosaic import measure_mosaic
+from whyformer.inputs.pictures import as_rgb, notes, open_picture
+
+NAMES = {"text", "images"}
+_PLACES = ("image_token_id", "video_token_id", "audio_token_id")
+
+
+def is_prompt(inputs: Any) -> bool:
+    """Whether these are words and pictures, and no tensors yet: a mapping with "text" and "images"."""
+    named = isinstance(inputs, Mapping) and set(inputs) == NAMES
+    return named and not any(isinstance(v, Tensor) for v in inputs.values())
+
+
+def encode(
+    model: nn.Module, text: Any, pictures: Any, processor: Any
+) -> tuple[dict[str, Any], list[list[Image.Image]]]:
+    """(what the model's forward takes, the pictures of each) of prompts and their pictures.
+
+    A text without a place for its pictures gets one in front, as the chat template says where the model has one.
+
+    Args:
+        text: a prompt, or one a sample. Of a model that compares pictures with texts, the texts.
+        pictures: a picture (PIL image or file), several of one prompt, or for several prompts one or several each.
+
+    Raises:
+        InputError: the model or the processor reads no pictures, or they do not fit the places in the text.
+    """
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
+        raise InputError(
+            "a prompt with a picture needs the model's own processor (transformers.AutoProcessor), which reads both"
+        )
+    _refuse_blind(model)
+    texts = [text] if isinstance(text, str) else list(text)
+    if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
+        raise InputError("a prompt of a picture is a text that is not empty, or a list of such texts")
+    token = _word(getattr(processor, "image_token", None))
+    listed = pictures if isinstance(pictures, list | tuple) else [pictures]
+    nested = len(texts) > 1 and token is not None
+    if nested and len(listed) != len(texts):
+        raise InputError(f"{len(texts)} prompts need as many pictures (or lists of them), not {len(listed)}")
+    groups = [list(g) if isinstance(g, list | tuple) else [g] for g in listed] if nested else [list(listed)]
+    opened = [[_picture(p) for p in group] for group in groups]
+    if token is not None:
+        texts = [_with_places(t, token, len(own), processor) for t, own in zip(texts, opened, strict=True)]
+    given = opened if token is not None else opened[0]
+    if not any(opened):
+        raise InputError("the list of pictures is empty")
+    try:
+        made = dict(processor(images=given, text=texts, return_tensors="pt", padding=len(texts) > 1))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise InputError(f"the processor takes no such prompt and pictures: {' '.join(str(error).split())}") from error
+    groups = opened if token is not None else [[p] for p in opened[0]]
+    return {n: v for n, v in made.items() if isinstance(v, Tensor)}, groups
+
+
+def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
+    """The inputs with what is known of the pictures of each prompt and of the places for them in the text."""
+    pictures = [p for group in groups for p in group]
+    sides = {name: made.side(name) for name in (made.name, *made.others)}
+    for name, side in sides.items():
+        process = partial(_pixels, processor.image_processor, name)
+        if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
+            geometry = measure_geometry(process, [(p.height, p.width) for p in pictures])
+            known = replace(side.features, originals=None if geometry is None else pictures, geometry=geometry)
+            sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
+        elif side.modality != "text" and "pixel" in name:
+            whole = partial(_pieces, process, side.tensor.dim())
+            sides[name] = replace(side, mosaic=measure_mosaic(whole, groups, side.tensor.shape))
+        if side.modality == "text":
+            places = [i for i in (getattr(processor, n, None) for n in _PLACES) if isinstance(i, int)]
+            held = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
+            sides[name] = replace(side, special=held if side.special is None else side.special | held)
+    main = sides.pop(made.name)
+    others = {n: replace(one, args=(), kwargs={}) for n, one in sides.items()}
+    return replace(main, args=made.args, kwargs=made.kwargs, others=others)
+
+
+def _pixels(processor: Any, name: str, pictures: list[Image.Image]) -> Tensor:
+    made: Tensor = dict(processor(images=pictures, return_tensors="pt"))[name]
+    return made
+
+
+def _pieces(process: Any, axes: int, pictures: list[Image.Image]) -> Tensor:
+    """The tiles ``[T, C, H, W]`` or packed patches ``[P, D]`` of one prompt's pictures."""
+    made: Tensor = process(pictures)
+    return made.flatten(0, 1) if axes > 2 and made.dim() == 5 else made
+
+
+def _picture(source: Any) -> Image.Image:
+    if isinstance(source, Image.Image):
+        return as_rgb(source)
+    if isinstance(source, str) or hasattr(source, "read") or hasattr(source, "__fspath__"):
+        return open_picture(source)
+    raise InputError(f"a picture of a prompt is a PIL image or a file, not {type(source).__name__}")
+
+
+def _word(token: Any) -> str | None:
+    token = getattr(token, "content", token)
+    return token if isinstance(token, str) and token else None
+
+
+def _with_places(text: str, token: str, pictures: int, processor: Any) -> str:
+    """The text with a place for each picture."""
+    places = text.count(token)
+    if places and places != pictures:
+        raise InputError(
+            f"the prompt has {places} place{'s' * (places > 1)} for pictures ({token}), and {pictures} "
+            f"{'is' if pictures == 1 else 'are'} given"
+        )
+    if places:
+        return text
+    template = getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None)
+    if template is None:
+        return token * pictures + text
+    content = [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": text}]
+    chat = [{"role": "user", "content": content}]
+    written: str = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return written
+
+
+def _refuse_blind(model: nn.Module) -> None:
+    """A picture for a model without eyes."""
+    try:
+        takes = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return
+    known = any(n.startswith(("pixel", "image")) for n in takes)
+    anything = any(p.kind is p.VAR_KEYWORD for p in takes.values()) and not hasattr(model, "config")
+    if not known and not anything:
+        raise InputError(f"{type(model).__name__} reads no pictures: its forward takes {', '.join(list(takes)[:6])}")
+
+
+def places_in(model: nn.Module, ids: Tensor) -> int:
+    """How many of these token ids stand for rows of a picture, by the model's configuration."""
+    config = getattr(model, "config", None)
+    marks = [getattr(config, n, None) for n in ("image_token_id", "image_token_index")]
+    return int(sum((ids == mark).sum() for mark in {m for m in marks if isinstance(m, int)}))

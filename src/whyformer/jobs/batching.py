@@ -1,0 +1,293 @@
+"""Rows explained in batches: a model loaded once, batches of like length, and what failed told from what did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from whyformer.comparing import Refusal, each, read_method
+from whyformer.errors import InputError, LoadError
+from whyformer.explaining import Ready, begin
+from whyformer.explanation.result import Explanation
+from whyformer.jobs.description import check_targets, numbered
+from whyformer.jobs.rows import Row, digest_of
+from whyformer.methods import Method
+from whyformer.models.loading import load, model_name
+from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.targets import class_index
+
+WINDOW = 8
+"""So many batches are read ahead and sorted by length."""
+
+
+class OutOfMemory(Exception):  # noqa: N818 - the caller makes the batches smaller
+    """A batch did not fit."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no explanation of a row, or of a row by one method: ``kind`` is the error's class."""
+
+    row: int
+    id: str
+    method: str | None
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """A row that was read, or why it could not be."""
+
+    row: Row
+    content: Any = None
+    digest: str = ""
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """What came of one row: explanations method by method and target by target, and failures."""
+
+    row: Row
+    digest: str
+    explanations: list[Explanation]
+    failures: list[Failure]
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A model, opened once, and what is asked of every row.
+
+    Attributes:
+        targets: as :class:`whyformer.jobs.description.Job` has them.
+        progress: as for :func:`whyformer.explain`; it may raise, to stop the work on a batch.
+    """
+
+    model: nn.Module
+    processor: Any
+    name: str
+    methods: tuple[tuple[Method, dict[str, Any]], ...]
+    targets: Any = "predicted"
+    truncate: bool = False
+    progress: Any = False
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the processor is a mere tokenizer."""
+        return hasattr(self.processor, "convert_ids_to_tokens") and not hasattr(self.processor, "image_processor")
+
+    def explain(self, reads: Sequence[Read], size: int) -> list[Explained]:
+        """What comes of rows, in their order; texts of like length share a batch of ``size``.
+
+        Raises:
+            OutOfMemory: a batch of more than one row did not fit.
+        """
+        found: dict[int, Explained] = {}
+        usable = []
+        for place, one in enumerate(reads):
+            if one.error is None:
+                usable.append(place)
+            else:
+                found[place] = Explained(one.row, one.digest, [], [_failure(one.row, None, one.error)])
+        for places in self._batches([reads[place] for place in usable], size):
+            chosen = [usable[i] for i in places]
+            found |= zip(chosen, self._batch([reads[i] for i in chosen]), strict=True)
+        return [found[place] for place in range(len(reads))]
+
+    def _batches(self, reads: Sequence[Read], size: int) -> Iterator[list[int]]:
+        """Numbers of those that make a batch: tensors of one shape, and texts from the shortest to the longest."""
+        keys = [_shape(one.content) for one in reads]
+        texts = [i for i, one in enumerate(reads) if isinstance(one.content, str)]
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        if texts and len(reads) > 1 and callable(tokenizer):
+            with suppress(Exception):  # what is wrong with a text is found when it is explained
+                counted = tokenizer([reads[i].content for i in texts])["input_ids"]
+                for i, ids in zip(texts, counted, strict=True):
+                    keys[i] = ("text", len(ids))
+        order = sorted(range(len(reads)), key=lambda i: (repr(keys[i][:1]), keys[i][1], i))
+        for _, alike in groupby(order, key=lambda i: keys[i] if keys[i][0] == "tensors" else keys[i][0]):
+            listed = list(alike)
+            yield from (listed[i : i + size] for i in range(0, len(listed), size))
+
+    def _batch(self, reads: Sequence[Read]) -> list[Explained]:
+        """One batch; if anything is wrong with it, row by row, so that one bad row is a failure of its own."""
+        try:
+            return self._together(reads)
+        except Exception as error:
+            if _is_memory(error):
+                if len(reads) > 1:
+                    raise OutOfMemory from error
+                error = InputError(f"it does not fit into memory, even alone: {_first_line(error)}")
+            if len(reads) == 1:
+                return [Explained(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
+        return [explained for one in reads for explained in self._batch([one])]
+
+    def _together(self, reads: Sequence[Read]) -> list[Explained]:
+        rows, alone = [one.row for one in reads], len(reads) == 1
+        ready = begin(self.model, _collated([one.content for one in reads]), self.processor, truncate=self.truncate)
+        targets = self._targets(ready, rows)
+        made: list[list[Explanation]] = [[] for _ in reads]
+        failures: list[Failure] = []
+        for one in each(ready, self.methods, targets, progress=self.progress):
+            if isinstance(one, Refusal):
+                if not alone or _is_memory(one.error):
+                    raise one.error
+                failures.append(_failure(rows[0], one.method, one.error))
+                continue
+            for place, part in enumerate(one):
+                made[place].append(replace(_unpadded(part, ready, place), model=self.name))
+        digests = [one.digest for one in reads]
+        return [Explained(row, digest, es, failures) for row, digest, es in zip(rows, digests, made, strict=True)]
+
+    def _targets(self, ready: Ready, rows: Sequence[Row]) -> list[Any]:
+        asked = self.targets
+        if asked == "predicted":
+            return [None]
+        if isinstance(asked, list | tuple):
+            return list(asked)
+        if asked == "all":
+            count = ready.classes or int(ready.logits().shape[-1])
+            return list(range(count))
+        if str(asked).startswith("column:"):
+            return [[self._true(row, asked.removeprefix("column:"), ready) for row in rows]]
+        count = min(numbered("targets", asked, '"top-K"'), int(ready.logits().shape[-1]))
+        return [None] if count == 1 else ready.likeliest(count)
+
+    def _true(self, row: Row, column: str, ready: Ready) -> int:
+        if column not in row.columns:
+            there = ", ".join(map(repr, row.columns)) or "none"
+            raise InputError(f"there is no column {column!r} with the true class beside this row; there are {there}")
+        value = row.columns[column]
+        if isinstance(value, str) and value.strip().removeprefix("-").isdecimal():
+            value = int(value)  # a .csv file holds text alone
+        return class_index(value, ready.labels, ready.classes)
+
+
+def open_session(
+    model: nn.Module | str, processor: Any, methods: Sequence[Any], targets: Any = "predicted", *,
+    truncate: bool = False, device: str | None = None, dtype: str | None = None,
+) -> Session:  # fmt: skip
+    """Load the model, once, and check what is asked of it.
+
+    Raises:
+        LoadError, ModelError, InputError: as for :func:`whyformer.explain`; a class that the model does not have.
+    """
+    asked = tuple(map(read_method, methods))
+    check_targets(targets)
+    if isinstance(model, str):
+        loaded = load(model, device=device, dtype=dtype)
+        name, model, own = loaded.name, loaded.model, loaded.processor
+        processor = _processor(processor, loaded.modality) if isinstance(processor, str) else processor or own
+    else:
+        if device is not None or dtype is not None:
+            raise InputError("device and dtype are for models given by name; move a model of your own yourself")
+        name = model_name(model)
+    refuse_unfit(model)
+    if isinstance(targets, list | tuple):
+        for target in targets:
+            class_index(target, class_names(model)[0], class_count(model))
+    return Session(model, processor, name, asked, targets, truncate)
+
+
+def _processor(name: str, modality: str) -> Any:
+    import transformers
+
+    try:
+        if modality == "image":
+            return transformers.AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise LoadError(f"cannot load the processor '{name}': {_first_line(error)}") from error
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+def read_one(row: Row) -> Read:
+    """The content of a row, or what is wrong with it."""
+    try:
+        content = row.read()
+        return Read(row, content, digest_of(content))
+    except Exception as error:  # a user's own Dataset may raise anything
+        return Read(row, error=error)
+
+
+def read_ahead(rows: Iterator[Row], workers: int, ahead: int) -> Iterator[Read]:
+    """Rows in their order, read by ``workers`` threads, at most ``ahead`` of them waiting."""
+    with ThreadPoolExecutor(workers, "whyformer-read") as pool:
+        waiting: list[Future[Read]] = []
+        try:
+            for row in rows:
+                waiting.append(pool.submit(read_one, row))
+                if len(waiting) > ahead:
+                    yield waiting.pop(0).result()
+            while waiting:
+                yield waiting.pop(0).result()
+        finally:
+            for one in waiting:
+                one.cancel()
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------
+def _shape(content: Any) -> tuple[str, Any]:
+    """What rows of one batch have in common; pictures are brought to one size by the processor."""
+    if isinstance(content, str):
+        return "text", len(content)
+    if isinstance(content, Image.Image):
+        return "picture", 0
+    return "tensors", repr([(k, v.shape if isinstance(v, Tensor) else v) for k, v in sorted(content.items())])
+
+
+def _collated(contents: Sequence[Any]) -> Any:
+    """What ``explain`` takes for several rows."""
+    if not isinstance(contents[0], Mapping):
+        return list(contents)
+    joined = {
+        name: torch.cat([own[name] for own in contents]) if isinstance(value, Tensor) else value
+        for name, value in contents[0].items()
+    }
+    return joined[""] if list(joined) == [""] else joined
+
+
+def _unpadded(e: Explanation, ready: Ready, place: int) -> Explanation:
+    """A text of a batch as it is alone: without the padding that the longest one asked for."""
+    mask = ready.inputs.mask
+    if e.level != "token" or mask is None or mask.dim() != 2 or mask.shape[1] != e.scores.shape[1]:
+        return e
+    keep = mask[place].cpu()
+    if bool(keep.all()):
+        return e
+    kept = keep.nonzero().flatten().tolist()
+
+    def cut(values: list[Any] | None) -> Any:
+        return None if values is None else [[own[i] for i in kept] for own in values]
+
+    known = e.features.unknown
+    unknown = None if known is None else [[kept.index(i) for i in own if i in kept] for own in known]
+    facts = {"tokens": cut(e.tokens), "offsets": cut(e.offsets), "unknown": unknown}
+    return replace(e, scores=e.scores[:, keep]).with_features(**facts)
+
+
+def _failure(row: Row, method: str | None, error: Exception) -> Failure:
+    return Failure(row.index, row.id, method, type(error).__name__, " ".join(str(error).split()) or repr(error))
+
+
+def _is_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, on the GPU or the CPU; also where another error tells of it."""
+    while error is not None:
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in said:
+            return True
+        error = error.__cause__
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,184 @@
+"""Explanations as rows of a table, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from whyformer.errors import InputError, LoadError
+from whyformer.explanation import storage
+from whyformer.explanation.result import Explanation
+from whyformer.jobs.batching import Explained, Failure
+from whyformer.jobs.description import numbered
+from whyformer.jobs.rows import needed
+
+# what has a column of its own; the other facts of an explanation are in "features"
+_OWN = (
+    "level", "method", "settings", "model", "input", "target_names", "labels", "multi_label", "diagnostics", "tokens",
+    "offsets", "texts",
+)  # fmt: skip
+TOP = 5
+"""Features with the largest scores, named in every row."""
+
+
+def schema(scores: str = "float32") -> Any:
+    """The columns of a part (docs/jobs.md says what each holds)."""
+    pa = needed("pyarrow", "a table of explanations")
+    number = pa.float16() if scores == "float16" else pa.float32()
+    top = pa.struct([("feature", pa.int32()), ("name", pa.string()), ("score", pa.float32())])
+    return pa.schema([
+        ("row", pa.int64()), ("id", pa.string()), ("method", pa.string()), ("settings", pa.string()),
+        ("target", pa.int32()), ("target_name", pa.string()), ("probability", pa.float32()),
+        ("level", pa.string()), ("shape", pa.list_(pa.int32())), ("scores", pa.list_(number)), ("top", pa.list_(top)),
+        ("logits", pa.list_(pa.float32())), ("tokens", pa.list_(pa.string())), ("offsets", pa.list_(pa.int32())),
+        ("text", pa.string()), ("features", pa.string()),
+        ("warnings", pa.list_(pa.string())), ("diagnostics", pa.string()), ("labels", pa.string()),
+        ("input", pa.string()), ("parts", pa.string()), ("input_sha256", pa.string()),
+    ])  # fmt: skip
+
+
+@dataclass
+class Rows:
+    """Rows of one part, gathered column by column.
+
+    Args:
+        scores: "float32", "float16" or "top-K", as a job has it.
+        labels: the model's names of its classes, which need not stand in every row.
+    """
+
+    scores: str = "float32"
+    labels: Mapping[int, str] | None = None
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, explained: Explained) -> None:
+        """All that came of one row of the input."""
+        self.failures += explained.failures
+        for e in explained.explanations:
+            try:
+                made = self._row(explained, e)
+            except InputError as error:
+                row = explained.row
+                self.failures.append(Failure(row.index, row.id, e.method, "InputError", str(error)))
+                continue
+            for name, value in made.items():
+                self.columns.setdefault(name, []).append(value)
+
+    def table(self) -> Any:
+        """A pyarrow table with the columns of :func:`schema`."""
+        pa = needed("pyarrow", "a table of explanations")
+        known = schema(self.scores)
+        return pa.table({f.name: pa.array(self.columns.get(f.name, []), f.type) for f in known}, schema=known)
+
+    def _row(self, explained: Explained, e: Explanation) -> dict[str, Any]:
+        flat = e.scores[0].flatten().float().numpy()
+        target = int(e.target[0])
+        order = np.argsort(-np.abs(flat), kind="stable")
+        kept: Any = flat
+        if self.scores == "float16":
+            kept = flat.astype(np.float16)
+            if not np.isfinite(kept).all():
+                raise InputError(f"the scores of {e.method} are too large for float16; take float32")
+        most = TOP
+        if self.scores.startswith("top-"):
+            kept, most = None, numbered("scores", self.scores, "top-K")
+        names = e.tokens[0] if e.tokens is not None and e.level == "token" else None
+        top = [{"feature": int(i), "name": None if names is None else names[i], "score": float(flat[i])}
+               for i in order[:most]]  # fmt: skip
+        labels = (
+            None if e.labels == self.labels or not e.labels else json.dumps({str(k): v for k, v in e.labels.items()})
+        )
+        diagnostics = {k: v for k, v in e.diagnostics.items() if k != "warnings"}
+        facts = {k: v for k, v in storage.to_plain(e).items() if k not in _OWN and v is not None}
+        return {
+            "row": explained.row.index, "id": explained.row.id, "method": e.method, "settings": _json(e.settings),
+            "target": target, "target_name": None if e.target_names is None else e.target_names[0],
+            "probability": None if target < 0 else float(e.probabilities()[0, target]),
+            "level": e.level,
+            "shape": _shape(e),
+            "scores": kept, "top": top, "logits": e.logits[0].float().numpy(),
+            "tokens": None if e.tokens is None else e.tokens[0],
+            "offsets": None if e.offsets is None else [n for pair in e.offsets[0] for n in pair],
+            "text": None if e.texts is None else e.texts[0],
+            "features": _json(facts), "warnings": e.warnings,
+             "diagnostics": _json(diagnostics), "labels": labels, "input": e.input,
+            "parts": _json({name: part.to_dict() for name, part in e.parts.items()}) if e.parts else None,
+            "input_sha256": explained.digest,
+        }  # fmt: skip
+
+
+def _shape(e: Explanation) -> list[int]:
+    """Of the scores: rows and columns of patches too, after the steps of time where there are such."""
+    laid = [] if e.grid is None else [n for n in (e.features.frames, *e.grid) if n is not None]
+    return laid if e.level == "patch" and math.prod(laid) == e.scores[0].numel() else list(e.scores.shape[1:])
+
+
+def _json(value: Any) -> str:
+    """Compact, and with no NaN: what is not a number is null."""
+    return json.dumps(_finite(storage.plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list) else value
+
+
+def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanation:
+    """The explanation that a row was made of; without pictures. Of a ``top-K`` row all other scores are 0.
+
+    Args:
+        row: the columns, as plain values or arrays.
+        model: name, labels and multi_label, as the manifest has them.
+
+    Raises:
+        LoadError: the row is damaged.
+    """
+    try:
+        shape, level = [int(n) for n in row["shape"]], str(row["level"])
+        size = math.prod(shape)
+        if row["scores"] is None:
+            values = np.zeros(size, np.float32)
+            for one in row["top"]:
+                values[one["feature"]] = one["score"]
+        else:
+            values = np.array(row["scores"], np.float32)  # a copy, which torch may write to
+        scores = torch.from_numpy(values).reshape(1, *(shape if level == "pixel" else [size]))
+        labels = {int(k): v for k, v in json.loads(row["labels"]).items()} if row["labels"] else model.get("labels")
+        offsets = None if row["offsets"] is None else [int(n) for n in row["offsets"]]
+        diagnostics = json.loads(row["diagnostics"])
+        if len(row["warnings"]):
+            diagnostics["warnings"] = [list(row["warnings"])]
+        facts = {
+            **json.loads(row["features"]), "level": level, "method": row["method"], "input": row["input"],
+            "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
+            "target_names": None if row["target_name"] is None else [row["target_name"]],
+            "multi_label": bool(model.get("multi_label")), "diagnostics": diagnostics,
+            "tokens": None if row["tokens"] is None else [list(row["tokens"])],
+            "offsets": None if offsets is None else [list(zip(offsets[::2], offsets[1::2], strict=True))],
+            "texts": None if row["text"] is None else [row["text"]],
+        }  # fmt: skip
+        parts = {name: Explanation.from_dict(part) for name, part in json.loads(row["parts"] or "{}").items()}
+        return Explanation(
+            **storage.from_plain(facts), scores=scores, target=torch.tensor([row["target"]]),
+            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise LoadError(f"a row of this table is no explanation: {error!r}") from error
+
+
+def failures_table(failures: Sequence[Failure]) -> Any:
+    """The rows for which there is no explanation, in the order of the input."""
+    pa = needed("pyarrow", "a table of failures")
+    ordered = sorted(failures, key=lambda f: f.row)
+    names = ("row", "id", "method", "kind", "reason")
+    kinds = (pa.int64(), pa.string(), pa.string(), pa.string(), pa.string())
+    return pa.table({n: pa.array([getattr(f, n) for f in ordered], k) for n, k in zip(names, kinds, strict=True)})

@@ -1,0 +1,152 @@
+"""What a job will cost, before it is run: a trial on some of its rows, and whether memory and disk suffice."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from whyformer.errors import InputError
+from whyformer.jobs.batching import OutOfMemory, Read, read_one
+from whyformer.jobs.columns import Rows
+from whyformer.jobs.description import Job
+from whyformer.jobs.fitting import total_memory, tried
+from whyformer.jobs.folder import Folder, write_table
+from whyformer.jobs.local import Opened, open_job
+from whyformer.models.structure import class_names
+
+SAMPLE = 64
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What is known of a job before it runs.
+
+    Attributes:
+        rows: of the input, None where it does not say; there: of them that an earlier run has done.
+        explanations: for each row that could be read, as on trial.
+        failed: rows of the trial that failed; sampled: rows of the trial.
+        batch_size: that it would take; memory: bytes that a batch keeps; available: bytes that there are.
+        seconds, bytes: for all rows that are still to do, None where the number of rows is unknown.
+        disk: bytes that are free where it would write.
+    """
+
+    rows: int | None
+    there: int
+    sampled: int
+    failed: int
+    reason: str | None
+    explanations: float
+    batch_size: int
+    memory: int
+    available: int
+    seconds: float | None
+    bytes: int | None
+    disk: int
+
+    @property
+    def warnings(self) -> list[str]:
+        """What speaks against starting it."""
+        said = []
+        if self.failed:
+            said.append(f"{self.failed} of {self.sampled} rows on trial failed; the first: {self.reason}")
+        if self.bytes is not None and self.bytes > self.disk:
+            said.append(f"it would write {_size(self.bytes)}, and {_size(self.disk)} are free")
+        if self.memory > self.available:
+            said.append(f"a batch keeps {_size(self.memory)}, and there are {_size(self.available)}: it will be halved")
+        return said
+
+    def sentence(self) -> str:
+        """The cost in words."""
+        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
+        done = f", {self.there:,} of them done" if self.there else ""
+        long = (
+            ""
+            if self.seconds is None
+            else f": about {_duration(self.seconds)} and {_size(self.bytes or 0)} on the disk"
+        )
+        each = f"{self.explanations:.3g} explanations a row, batches of {self.batch_size}"
+        return f"{rows}{done}{long} ({each}, which keep {_size(self.memory)} of {_size(self.available)} of memory)"
+
+
+def estimate(job: Job) -> Cost:
+    """Check a job, and time the explanations of :data:`SAMPLE` rows, spread over the first thousand.
+
+    Raises:
+        WhyformerError: the job would be refused.
+    """
+    opened = open_job(job)
+    there = _there(opened)
+    spread = list(islice(opened.rows(0), 1000))
+    chosen = spread[:: max(1, len(spread) // SAMPLE)][:SAMPLE]
+    reads = [read_one(row) for row in chosen]
+    if not reads:
+        raise InputError(f"the input {opened.source.name} has no rows")
+    trial = tried(opened.session, reads).checked()
+    size = trial.size if job.batch_size == "auto" else int(job.batch_size)
+    seconds, rows = _timed(opened, reads, size)
+    table = rows.table()
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "trial.parquet"
+        write_table(written, table)
+        part = written.stat().st_size
+    left = None if opened.count is None else max(0, opened.count - there)
+    place = next((p.device for p in opened.session.model.parameters()), torch.device("cpu"))
+    reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
+    return Cost(
+        rows=opened.count, there=there, sampled=len(reads), failed=len({f.row for f in rows.failures}), reason=reason,
+        explanations=table.num_rows / len(reads), batch_size=size, memory=trial.kept * size,
+        available=total_memory(place),
+        seconds=None if left is None else seconds / len(reads) * left,
+        bytes=None if left is None else part * left // len(reads),
+        disk=shutil.disk_usage(_existing(Path(job.out))).free,
+    )  # fmt: skip
+
+
+def _there(opened: Opened) -> int:
+    """Rows that an earlier run has done; a folder that holds another job is refused."""
+    if not Path(opened.job.out).exists():
+        return 0
+    with Folder(opened.job.out) as folder:
+        if not folder.holds_job():
+            return 0
+        folder.begin(opened.facts())
+        return sum(part.rows for part in folder.parts.values())
+
+
+def _timed(opened: Opened, reads: list[Read], size: int) -> tuple[float, Rows]:
+    """(seconds, rows) of reading the rows once more and explaining them in batches."""
+    while True:
+        rows = Rows(opened.job.scores, class_names(opened.session.model)[0])
+        start = time.perf_counter()
+        try:
+            for explained in opened.session.explain([read_one(one.row) for one in reads], size):
+                rows.add(explained)
+        except OutOfMemory:
+            size = max(1, size // 2)
+            continue
+        return time.perf_counter() - start, rows
+
+
+def _existing(path: Path) -> Path:
+    return next(p for p in (path.resolve(), *path.resolve().parents) if p.exists())
+
+
+def _size(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,272 @@
+"""A job on one machine: threads that read, this process that explains, and a thread that writes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whyformer.errors import InputError
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Read, Session, open_session, read_ahead, read_one
+from whyformer.jobs.columns import Rows, failures_table
+from whyformer.jobs.description import Job
+from whyformer.jobs.fitting import TRIED, Trial, tried
+from whyformer.jobs.folder import FAILURES, Folder, Part, described, failures_of, part_name, part_of, write_table
+from whyformer.jobs.monitoring import Monitor
+from whyformer.jobs.overlays import write_overlays
+from whyformer.jobs.reading import Maps
+from whyformer.jobs.rows import Row, Source, needed
+from whyformer.jobs.sources import open_source
+from whyformer.models.loading import fingerprint
+from whyformer.models.structure import class_names
+
+Track = Callable[..., Iterable[Any]]
+
+
+class TooManyFailures(InputError):  # noqa: N818 - reads better at the call site
+    """More rows failed than ``max_failures`` allows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A job whose model is loaded and whose input is open."""
+
+    job: Job
+    session: Session
+    source: Source
+    _at: list[Any] = field(default_factory=lambda: [None, -1])
+
+    @property
+    def count(self) -> int | None:
+        """How many rows there are, None where that is not known beforehand."""
+        known, limit = self.source.count, self.job.limit
+        return known if limit is None else limit if known is None else min(known, limit)
+
+    def rows(self, start: int) -> Iterator[Row]:
+        """The rows from one on, as far as the job goes."""
+        limit = self.job.limit
+        return islice(self.source.rows(start), None if limit is None else max(0, limit - start))
+
+    def part(self, number: int) -> list[Row]:
+        """The rows of one part; the input is read on where the part before ended."""
+        step = self.job.rows_per_part
+        if self._at[1:] != [number * step]:
+            self._at[:] = [self.rows(number * step), number * step]
+        found = list(islice(self._at[0], step))
+        self._at[1] += len(found)
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says before any work."""
+        model, session = self.session.model, self.session
+        labels, multi_label = class_names(model)
+        config = getattr(model, "config", None)
+        known = {"name": session.name, "fingerprint": fingerprint(model), "multi_label": multi_label,
+                 "revision": getattr(config, "_commit_hash", None),
+                 "labels": None if labels is None else {str(k): v for k, v in labels.items()}}  # fmt: skip
+        # which files they are, not where they lie: the folder may be moved and the job go on
+        job = {k: v for k, v in self.job.identity().items() if k not in ("model", "input")}
+        source = {"rows": self.count, "sha256": self.source.digest}
+        return described(job, known, source)
+
+    def trial(self) -> Trial:
+        """What came of explaining one row, the largest of the first few."""
+        return tried(self.session, [read_one(row) for row in islice(self.rows(0), TRIED)]).checked()
+
+
+def open_job(job: Job) -> Opened:
+    """Load the model and open the input.
+
+    Raises:
+        WhyformerError: one of them is missing or wrong.
+    """
+    needed("pyarrow", "a job")
+    source = open_source(job.input, job.column, job.id_column)
+    session = open_session(
+        job.model, job.processor, job.methods, job.targets, truncate=job.truncate, device=job.device, dtype=job.dtype
+    )
+    return Opened(job, session, source)
+
+
+def explain_into(session: Session, source: Source, out: str | Path, **options: Any) -> Maps:
+    """As :func:`whyformer.jobs.engines.run_job`, for a model and an input that are there already."""
+    named: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out), "truncate": session.truncate}
+    asked = tuple((m.name, s) for m, s in session.methods)
+    held = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
+    job = Job(**named, methods=asked, targets=session.targets, dtype=str(held).removeprefix("torch."), **options)
+    return explain_opened(Opened(job, session, source), None, lambda text: None)
+
+
+def explain_opened(opened: Opened, track: Track | None, say: Callable[[str], None]) -> Maps:
+    """Make the parts that are not there yet, one after the other, while the one before is written."""
+    with ExitStack() as stack:
+        run = stack.enter_context(Run(opened, say))
+        writer = stack.enter_context(ThreadPoolExecutor(1, "whyformer-write"))
+        pending: list[Future[Part]] = []
+
+        def drain() -> None:
+            while pending:
+                run.written(pending.pop().result())
+
+        for number in run.todo(track):
+            rows = opened.part(number)
+            made = make_part(opened, number, rows, run.size(number), run.spare)
+            while made is None:  # out of memory
+                drain()
+                run.halve(number)
+                made = make_part(opened, number, rows, run.size(number), run.spare)
+            drain()
+            if not run.counted(made):
+                break
+            run.check_failures(made.rows.failures)
+            pending.append(writer.submit(made.write, run.folder.path / part_name(number)))
+        drain()
+        run.finish()
+    return Maps(run.folder.path)
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A part that is not written yet: ``count`` rows of the input from ``first`` on."""
+
+    number: int
+    first: int
+    count: int
+    size: int
+    rows: Rows
+
+    def write(self, path: Path) -> Part:
+        """Write it whole, with its failures in its schema; once more gives the same bytes."""
+        rows = self.rows
+        facts = {"part": self.number, "first": self.first, "rows": self.count, "batch_size": self.size,
+                 "failures": [vars(f) for f in rows.failures]}  # fmt: skip
+        table = rows.table().replace_schema_metadata({"whyformer": json.dumps(facts, ensure_ascii=False)})
+        write_table(path, table)
+        return part_of(path, self.first, self.count, len(rows.failures), table.num_rows)
+
+
+def make_part(opened: Opened, number: int, listed: list[Row], size: int, spare: int | None = None) -> Made | None:
+    """The rows of one part, explained; None if a batch of this size did not fit into memory.
+
+    Args:
+        spare: end early when more than so many rows failed.
+    """
+    job, session = opened.job, opened.session
+    rows = Rows(job.scores, class_names(session.model)[0])
+    reads = read_ahead(iter(listed), job.workers, 2 * size)
+    try:
+        while waiting := list[Read](islice(reads, size * WINDOW)):
+            for explained in session.explain(waiting, size):
+                rows.add(explained)
+                if job.overlays:
+                    write_overlays(Path(job.out), explained)
+            if spare is not None and len(rows.failures) > spare:
+                break
+    except OutOfMemory:
+        return None
+    return Made(number, number * job.rows_per_part, len(listed), size, rows)
+
+
+class Run(ExitStack):
+    """One run of a job over its folder: which parts are there, what is still to do, and how it ends."""
+
+    def __init__(self, opened: Opened, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self.opened, self.say = opened, say
+        with ExitStack() as stack:  # what was opened is closed again if the job is refused
+            self.folder = stack.enter_context(Folder(opened.job.out))
+            self.manifest = self.folder.begin(opened.facts())
+            self.monitor = stack.enter_context(Monitor(self.folder.path, opened.job.metrics_port, opened.count))
+            self.failed = sum(part.failed for part in self.folder.parts.values())
+            for name in self.folder.damaged:
+                say(f"{name} was damaged, and is made again")
+                self.monitor.log("damaged", file=name)
+            if "batch_sizes" not in self.manifest:
+                size = opened.trial().size
+                self._set_size(0, size if opened.job.batch_size == "auto" else int(opened.job.batch_size))
+            self.push(stack.pop_all())
+
+    def size(self, number: int) -> int:
+        """Rows in a batch of one part. It stands in the manifest, so that a rerun makes the same batches."""
+        return int(next(size for first, size in reversed(self.manifest["batch_sizes"]) if first <= number))
+
+    def _set_size(self, number: int, size: int) -> None:
+        before = [one for one in self.manifest.get("batch_sizes", []) if one[0] < number]
+        self.manifest["batch_sizes"] = [*before, [number, size]]
+        self.folder.write_manifest(self.manifest)
+
+    def halve(self, number: int) -> None:
+        """Take smaller batches from this part on, also in a rerun; all parts before it are on the disk."""
+        self._set_size(number, max(1, self.size(number) // 2))
+        self.say(f"out of memory: batches of {self.size(number)} from now on")
+        self.monitor.log("out of memory", batch_size=self.size(number))
+
+    def todo(self, track: Track | None) -> Iterator[int]:
+        """Numbers of the parts that are not there, in order."""
+        count, step, known = self.opened.count, self.opened.job.rows_per_part, self.folder.parts
+        parts = None if count is None else -(-count // step)
+        there = len(known)
+        if there:
+            self.say(f"{there} {'parts are' if there > 1 else 'part is'} there from an earlier run")
+        self.monitor.begin(sum(part.rows for part in known.values()))
+        numbers = itertools.count() if parts is None else range(parts)
+        missing = (number for number in numbers if part_name(number) not in known)
+        left = None if parts is None else parts - there
+        yield from track(missing, "explaining", left) if track is not None else missing
+
+    def counted(self, made: Made) -> bool:
+        """Told of every part; False if the input ended with the one before."""
+        self.monitor.part(made.count, made.rows)
+        return bool(made.count) or made.number == 0
+
+    def written(self, part: Part) -> None:
+        """A part is on the disk."""
+        self.folder.note(part)
+        self.monitor.log("part", file=part.file, rows=part.rows, written=part.written, failed=part.failed)
+
+    @property
+    def spare(self) -> int | None:
+        """How many rows may still fail."""
+        most = self.opened.job.max_failures
+        return None if most is None else max(0, most - self.failed)
+
+    def check_failures(self, more: list[Failure]) -> None:
+        """Stop where more rows failed than are allowed.
+
+        Raises:
+            TooManyFailures: with the first of them; all are in the table of failures.
+        """
+        self.failed += len(more)
+        most = self.opened.job.max_failures
+        if most is None or self.failed <= most:
+            return
+        failures = [*self._failures(), *more]
+        self.monitor.log("stopped", failed=self.failed)
+        table = self.folder.path / FAILURES
+        write_table(table, failures_table(failures))
+        first = failures[0]
+        raise TooManyFailures(
+            f"stopped after {self.failed} failures, and max_failures is {most} (see {table}). The first: {first.id}: "
+            f"{first.reason}"
+        )
+
+    def _failures(self) -> Iterator[Failure]:
+        pq = needed("pyarrow.parquet", "a job")
+        for name in sorted(self.folder.parts):
+            if self.folder.parts[name].failed:
+                yield from failures_of(pq.read_schema(self.folder.path / name))
+
+    def finish(self) -> None:
+        """Every part is there: write the failures and the whole manifest."""
+        rows = sum(part.rows for part in self.folder.parts.values())
+        if not self.folder.is_finished(self.manifest):
+            self.manifest = self.folder.finish(self.manifest, failures_table(list(self._failures())), rows)
+        self.monitor.log("finished", rows=rows, written=self.manifest["written"], failed=self.manifest["failed"])

@@ -1,0 +1,135 @@
+"""``explain_many``: explanations of any number of inputs, as a stream or as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from whyformer.errors import InputError
+from whyformer.explanation.result import Explanation
+from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_ahead, read_one
+from whyformer.jobs.fitting import TRIED, tried
+from whyformer.jobs.reading import Maps
+from whyformer.jobs.sources import open_source
+
+ON_ERROR = ("record", "raise")
+
+
+def explain_many(
+    model: nn.Module | str,
+    data: Any,
+    method: str | Sequence[Any] = "transformer_attribution",
+    targets: Any = "predicted",
+    processor: Any = None,
+    *,
+    batch_size: int | str = "auto",
+    out: str | Path | None = None,
+    workers: int = 2,
+    on_error: str = "record",
+    column: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    truncate: bool = False,
+    **options: Any,
+) -> Stream | Maps:
+    """Explain many inputs: a stream of explanations in the order of the inputs, or with ``out`` files and their reader.
+
+    Args:
+        model, processor, device, dtype, truncate: as for :func:`whyformer.explain`; the model is loaded once.
+        data: any iterable (of pictures, files, texts, tensors of one sample, mappings, or (one of these, label)), a
+            ``Dataset``, a ``DataLoader``, a folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, a URL.
+        method: a name, or a list of names, (name, settings) or ``{"method": name, setting: value}``.
+        targets: ``"predicted"``, ``"top-K"``, ``"all"``, ``"column:NAME"`` (the true class; a label given beside an
+            input is in the column "label"), or a list of classes.
+        batch_size: inputs explained at once, ``"auto"`` as for :class:`~whyformer.jobs.description.Job`.
+        out: a folder to write, where a second call goes on; the explanations are then read with :func:`whyformer.read`.
+        workers: threads that read the inputs.
+        on_error: ``"record"`` keeps what went wrong with an input in ``failures`` and goes on; ``"raise"`` raises it.
+        column: which column, or entry of a mapping, is the input.
+        **options: with ``out``, further keys of a job: ``scores``, ``rows_per_part``, ``max_failures`` ...
+
+    Returns:
+        A :class:`Stream`: an iterator of explanations, each of one input, one for each method and target; its
+        ``failures`` grow as it goes. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
+
+    Raises:
+        WhyformerError: the model, the methods or the targets are wrong, or with ``on_error="raise"`` an input is.
+    """
+    if on_error not in ON_ERROR:
+        raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
+    _check_size(batch_size, workers)
+    methods = [method] if isinstance(method, str | dict | tuple) else list(method)
+    if not methods:
+        raise InputError("there are no methods")
+    session = open_session(model, processor, methods, targets, truncate=truncate, device=device, dtype=dtype)
+    source = open_source(data, column, files=not session.reads_text)
+    if out is not None:
+        from whyformer.jobs.local import explain_into
+
+        more = {**options, "batch_size": batch_size, "workers": workers, "column": column}
+        if on_error == "raise":
+            more["max_failures"] = 0
+        return explain_into(session, source, out, **more)
+    if options:
+        raise InputError(f"{', '.join(options)}: only with out=, the folder to write")
+    return Stream(session, source.rows(0), batch_size, workers, on_error == "raise")
+
+
+def _check_size(batch_size: Any, workers: Any) -> None:
+    def whole(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+    if batch_size != "auto" and not whole(batch_size):
+        raise InputError(f'batch_size must be "auto" or a whole number of at least 1, not {batch_size!r}')
+    if not whole(workers):
+        raise InputError(f"workers must be a whole number of at least 1, not {workers!r}")
+
+
+class Stream(Iterator[Explanation]):
+    """Explanations in the order of the inputs, made as they are asked for.
+
+    Attributes:
+        failures: of the inputs so far, why there is no explanation.
+    """
+
+    def __init__(self, session: Session, rows: Any, batch_size: int | str, workers: int, strict: bool) -> None:
+        self.failures: list[Failure] = []
+        self._strict = strict
+        self._rows = explained_rows(session, rows, batch_size, workers)
+        self._waiting: list[Explanation] = []
+
+    def __next__(self) -> Explanation:
+        while not self._waiting:
+            one = next(self._rows)
+            if one.failures and self._strict:
+                first = one.failures[0]
+                by = "" if first.method is None else f", {first.method}"
+                raise InputError(f"input {first.row} ({first.id}{by}): {first.reason}")
+            self.failures += one.failures
+            self._waiting = one.explanations[::-1]
+        return self._waiting.pop()
+
+
+def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: int) -> Iterator[Explained]:
+    """What comes of each row, in order; a batch that does not fit is halved, for this and all later ones.
+
+    Raises:
+        WhyformerError: a method has no meaning on this model.
+    """
+    rows = iter(rows)
+    first = [read_one(row) for row in islice(rows, TRIED)]
+    size = tried(session, first).checked().size if batch_size == "auto" else int(batch_size)
+    ahead = read_ahead(rows, workers, 2 * size)
+    while window := [*first, *islice(ahead, max(0, size * WINDOW - len(first)))]:
+        first = []
+        done = False
+        while not done:
+            try:
+                yield from session.explain(window, size)
+                done = True
+            except OutOfMemory:
+                size = max(1, size // 2)

@@ -1,0 +1,105 @@
+"""The same job on a Ray cluster: actors that each hold the model make the parts, and this process keeps the journal.
+
+A part is written under its own name by whichever actor has it; made twice, it has the same bytes. So it does not
+matter that Ray runs a task again when an actor dies in the middle of one. All machines see ``out`` and the input under
+the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from whyformer.errors import LoadError
+from whyformer.jobs.description import Job
+from whyformer.jobs.folder import Part, part_name
+from whyformer.jobs.local import Run, Track, make_part, open_job
+from whyformer.jobs.reading import Maps
+from whyformer.jobs.rows import needed
+
+RETRIES = 100
+"""How often an actor may die before the job is given up."""
+
+
+class Maker:
+    """An actor: the model, loaded once, and the input; makes one part after another."""
+
+    def __init__(self, job: Job) -> None:
+        self.opened = open_job(job)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """What the journal says of each part of a batch; of one that did not fit into memory the number alone."""
+        found = []
+        for number, size in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True):
+            rows = self.opened.part(number)
+            made = make_part(self.opened, number, rows, size)
+            if made is None:
+                found.append({"number": number, "fits": False, **dict.fromkeys(Part.__annotations__, None)})
+            elif not made.count and number:  # the input ended with the part before
+                found.append({"number": number, "fits": True, **dict.fromkeys(Part.__annotations__, None)})
+            else:
+                part = made.write(Path(self.opened.job.out) / part_name(number))
+                found.append({"number": number, "fits": True, **asdict(part)})
+        return {name: [one[name] for one in found] for name in found[0]}
+
+
+def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
+    """As :func:`whyformer.jobs.engines.run_job`, on Ray Data.
+
+    Raises:
+        MissingExtra: Ray is not installed. LoadError: the cluster does not answer, or actors died too often.
+    """
+    ray = needed("ray", 'engine = "ray"')
+    needed("ray.data", 'engine = "ray"')
+    with ExitStack() as stack:
+        run = stack.enter_context(Run(open_job(job), say))
+        if not ray.is_initialized():
+            _connect(ray, job)
+            stack.callback(ray.shutdown)
+        while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
+            too_large = _pass(ray, job, run, todo, track)
+            if too_large is None:
+                break
+            run.halve(too_large)
+        run.finish()
+    return Maps(run.folder.path)
+
+
+def _connect(ray: Any, job: Job) -> None:
+    try:
+        # a CPU more than actors take: the tasks that carry the numbers need one
+        own = {} if job.address else {"num_cpus": job.actors + 1, "include_dashboard": False}
+        ray.init(address=job.address, log_to_driver=False, logging_level="error", **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LoadError(f"the Ray cluster {job.address or 'of this machine'} does not answer: {error}") from error
+
+
+def _known_end(run: Run) -> list[int]:
+    raise LoadError(f'engine = "ray" needs an input that says how many rows it has; {run.opened.source.name} does not')
+
+
+def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
+    """Make the parts that are missing; the first that did not fit into memory, or None."""
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    items = [{"number": number, "size": run.size(number)} for number in todo]
+    gpus = 1 if (job.device or "").startswith("cuda") else 0
+    made = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        Maker, fn_constructor_args=(job,), batch_size=1, concurrency=(1, job.actors), num_cpus=0 if gpus else 1,
+        num_gpus=gpus, max_restarts=RETRIES, max_task_retries=RETRIES,
+    )  # fmt: skip
+    rows = made.iter_rows()
+    too_large = None
+    for one in rows if track is None else track(rows, "explaining", len(items)):
+        if not one["fits"]:
+            too_large = one["number"] if too_large is None else min(too_large, one["number"])
+        elif one["file"] is not None and too_large is None:
+            part = Part(**{name: one[name] for name in Part.__annotations__})
+            run.written(part)
+            run.failed += part.failed
+            run.check_failures([])
+    return too_large

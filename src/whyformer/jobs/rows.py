@@ -1,0 +1,233 @@
+"""The rows of a job: one input each, with what stands beside it, read only when its turn has come."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from whyformer.errors import InputError, MissingExtra
+from whyformer.inputs.argument import read_file
+from whyformer.inputs.pictures import is_picture_name, open_picture
+
+CONTENT = ("text", "sentence", "input", "prompt", "image", "picture", "path", "file")
+"""Names of the column that holds the input, the likeliest first, where none is named."""
+_FILES = ("image", "picture", "path", "file")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One input.
+
+    Attributes:
+        index: its number in the input, from 0.
+        id: what it is called: the file's name below the folder, the id column, or its number.
+        read: gives the picture, the text, or a mapping of tensors with a batch axis of 1; raises what is wrong with it.
+        columns: what stands beside it, for targets such as ``"column:label"``.
+    """
+
+    index: int
+    id: str
+    read: Callable[[], Any] = field(repr=False)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from.
+
+    Attributes:
+        name: as it was given.
+        rows: (number of the first row that is wanted) -> the rows from there on.
+        count: how many there are, None where that is not known beforehand.
+        digest: of what the rows are, so that another input is told from this one.
+    """
+
+    name: str
+    rows: Callable[[int], Iterator[Row]]
+    count: int | None = None
+    digest: str | None = None
+
+
+def needed(package: str, what: str) -> Any:
+    """An optional library, or an error that says how to install it."""
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        extra = name if name == "ray" else "jobs"
+        raise MissingExtra(f'{what} needs the package {name}: pip install "whyformer[{extra}]"') from error
+
+
+# -- what a user has in Python ---------------------------------------------------------------------------------------
+def from_python(data: Any, column: str | None = None, files: bool = True) -> Source:
+    """Rows of an iterable: a list, a generator, a ``Dataset`` or a ``DataLoader``, whose batches are taken apart.
+
+    Args:
+        data: items are pictures, files, texts, tensors of one sample, mappings (columns, or tensors as the model's
+            forward takes them), or (one of these, label).
+        column: which entry of a mapping is the input; by default the first of :data:`CONTENT` that is there.
+        files: whether a text that ends like the name of a picture is meant as a file.
+    """
+    if isinstance(data, Mapping | Tensor) or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
+        raise InputError(
+            f"data must be an iterable, a Dataset, a DataLoader, a folder or files; not {type(data).__name__}"
+        )
+    loader = isinstance(data, torch.utils.data.DataLoader)
+    count = None if loader or not isinstance(data, Sized) else len(data)
+
+    def rows(start: int) -> Iterator[Row]:
+        if loader:
+            items: Iterator[Any] = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
+        elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
+            items = _from(data, start)
+        else:
+            items = itertools.islice(data, start, None)
+        for index, item in enumerate(items, start):
+            yield from_item(index, item, column, files)
+
+    listed = isinstance(data, list | tuple) and all(isinstance(one, str | Path) for one in data)
+    digest = hashlib.sha256(json.dumps([str(one) for one in data]).encode()).hexdigest() if listed else None
+    return Source(type(data).__name__, rows, count, digest)
+
+
+def _from(data: Any, start: int) -> Iterator[Any]:
+    """The items of what has numbers, from one on; what one of them raises is that row's own failure."""
+    last = len(data) if isinstance(data, Sized) else None
+    for index in itertools.count(start) if last is None else range(start, last):
+        try:
+            item = data[index]
+        except IndexError as error:
+            if last is None:
+                return
+            item = Row(index, str(index), partial(raising, error))
+        except Exception as error:
+            item = Row(index, str(index), partial(raising, error))
+        yield item
+
+
+def _apart(batch: Any) -> Iterator[Any]:
+    """The samples of one batch of a loader."""
+    if isinstance(batch, Mapping):
+        names, columns = list(batch), [list(_each(v)) for v in batch.values()]
+        yield from (dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True))
+    elif isinstance(batch, list | tuple) and batch and isinstance(batch[0], Tensor | list | tuple):
+        yield from zip(*map(_each, batch), strict=True)
+    else:
+        yield from _each(batch)
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value.unbind(0) if isinstance(value, Tensor) else value
+
+
+def from_item(index: int, item: Any, column: str | None = None, files: bool = True, base: Path | None = None) -> Row:
+    """A row of what one item is; ``base`` is the folder that names of files are relative to."""
+    if isinstance(item, Row):
+        return item
+    columns: Mapping[str, Any] = {}
+    if isinstance(item, tuple) and len(item) == 2:
+        item, columns = item[0], {"label": _plain(item[1])}
+    if isinstance(item, Mapping) and not isinstance(item.get(column or "input_ids", item.get("pixel_values")), Tensor):
+        name = column if column is not None else next((c for c in CONTENT if c in item), None)
+        if name is None or name not in item:
+            return Row(index, str(index), partial(raising, InputError(_no_column(column, item))), dict(item))
+        columns = {k: _plain(v) for k, v in item.items() if k != name}
+        item, files = item[name], files and name not in ("text", "sentence", "prompt")
+        if name in _FILES and isinstance(item, str):
+            item = Path(item)
+    if isinstance(item, str) and files and is_picture_name(item):
+        item = Path(item)
+    if isinstance(item, Path):
+        path = item if base is None else base / item
+        return Row(index, str(item), partial(read_path, path), columns)
+    if isinstance(item, Mapping) and any(isinstance(v, Tensor) for v in item.values()):
+        columns = {k: _plain(v) for k, v in item.items() if k in ("label", "labels", "id")}
+        item = {k: v for k, v in item.items() if k not in columns}
+    return Row(index, str(columns.get("id", index)), partial(_taken, item), columns)
+
+
+def _no_column(column: str | None, item: Mapping[str, Any]) -> str:
+    wanted = "one of text, image, path ..." if column is None else repr(column)
+    return f"there is no column {wanted}; there are {', '.join(map(repr, item)) or 'none'}: name it with column"
+
+
+def raising(error: Exception) -> Any:
+    """What reads a row that is known to be bad."""
+    raise error
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) or hasattr(value, "tolist") else value
+
+
+def read_path(path: Path) -> Any:
+    """The picture or the text in a file."""
+    return read_file(path)
+
+
+def read_bytes(data: bytes, name: str) -> Any:
+    """The picture or the text that lies in memory."""
+    if is_picture_name(name) or not name.lower().endswith(".txt"):
+        return open_picture(io.BytesIO(data))
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not UTF-8 text") from error
+
+
+def _taken(item: Any) -> Any:
+    """An item as the model's inputs are made of it; tensors get a batch axis of 1."""
+    if isinstance(item, bytes):
+        return open_picture(io.BytesIO(item))
+    if isinstance(item, Mapping) and isinstance(item.get("bytes"), bytes):  # as data sets keep pictures in columns
+        return open_picture(io.BytesIO(item["bytes"]))
+    if isinstance(item, Mapping) and isinstance(item.get("path"), str):
+        return read_path(Path(item["path"]))
+    if hasattr(item, "read"):
+        return open_picture(item)
+    if isinstance(item, Tensor):
+        return {"": _with_batch(item, item.dim())}
+    if isinstance(item, Mapping):
+        dims = [v.dim() for k, v in item.items() if isinstance(v, Tensor)]
+        return {k: _with_batch(v, min(dims)) if isinstance(v, Tensor) else v for k, v in item.items()}
+    if isinstance(item, str):
+        if not item.strip():
+            raise InputError("the text is empty")
+        return item
+    if isinstance(item, Image.Image):
+        return item
+    raise InputError(f"a row is a picture, a file, a text or tensors, not {type(item).__name__}")
+
+
+def _with_batch(value: Tensor, least: int) -> Tensor:
+    """``[1, ...]``; one that has this axis (a picture of four axes, ids of two) keeps it."""
+    has = value.dim() > 0 and len(value) == 1 and least >= (4 if value.is_floating_point() else 2)
+    return value if has else value[None]
+
+
+def digest_of(content: Any) -> str:
+    """Sixteen hex digits of what a row holds."""
+    found = hashlib.sha256()
+    if isinstance(content, str):
+        found.update(content.encode("utf-8", "replace"))
+    elif isinstance(content, Image.Image):
+        found.update(f"{content.mode}{content.size}".encode() + content.tobytes())
+    else:
+        for name, value in sorted(content.items()):
+            found.update(f"{name}{getattr(value, 'shape', value)}".encode())
+            if isinstance(value, Tensor):
+                found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,219 @@
+"""What a job's ``input`` names: a folder, a glob, files, a table, a Hugging Face data set, or a URL of these."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from whyformer.errors import InputError, LoadError
+from whyformer.inputs.pictures import SUFFIXES
+from whyformer.jobs.rows import CONTENT, Row, Source, from_item, from_python, needed, raising, read_bytes, read_path
+
+TABLES = (".jsonl", ".csv", ".parquet")
+_KINDS = "a folder of pictures or .txt files, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these"
+Open = Callable[[], Any]  # a file opened for reading bytes
+
+
+def open_source(place: Any, column: str | None = None, id_column: str | None = None, files: bool = True) -> Source:
+    """The rows behind a name (see :mod:`whyformer.jobs.sources`), a list of files, or any iterable.
+
+    Args:
+        place: what was given.
+        column: which column of a table is the input; by default one of :data:`whyformer.jobs.rows.CONTENT`.
+        id_column: which column names a row.
+        files: for iterables, whether a text that ends like the name of a picture is meant as a file.
+
+    Raises:
+        LoadError: nothing is there. InputError: it is of another kind, or holds no row.
+    """
+    if isinstance(place, Path):
+        place = str(place)
+    if isinstance(place, list | tuple) and place and all(isinstance(p, Path) for p in place):
+        return _of_files([(str(p), p) for p in place], f"{len(place)} files")
+    if not isinstance(place, str):
+        return from_python(place, column, files)
+    if place.startswith("hf:"):
+        return _of_data_set(place, column)
+    if "://" in place:
+        return _of_url(place, column, id_column)
+    path = Path(place)
+    if path.is_dir():
+        if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+            return _of_data_set(f"hf:{place}", column)
+        found = sorted(p for p in path.rglob("*") if _explained(p.name) and p.is_file())
+        return _of_files([(p.relative_to(path).as_posix(), p) for p in found], place)
+    if any(sign in place for sign in "*?["):
+        return _of_files([(name, Path(name)) for name in sorted(glob.glob(place, recursive=True))], place)
+    if not path.is_file():
+        raise LoadError(f"there is no input {place!r}: expected {_KINDS}")
+    if path.suffix.lower() in TABLES:
+        return _of_table(place, partial(path.open, "rb"), path.parent, column, id_column)
+    if _explained(path.name):
+        return _of_files([(path.name, path)], place)
+    raise InputError(f"{place} is of another kind: expected {_KINDS}")
+
+
+def _explained(name: str) -> bool:
+    return name.lower().endswith((*SUFFIXES, ".txt")) and not name.startswith(".")
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+def _of_files(found: Sequence[tuple[str, Path]], name: str) -> Source:
+    if not found:
+        raise InputError(f"{name} holds no picture and no .txt file")
+
+    def rows(start: int) -> Iterator[Row]:
+        for index in range(start, len(found)):
+            called, path = found[index]
+            yield Row(index, called, partial(read_path, path))
+
+    sizes = [path.stat().st_size if path.is_file() else -1 for _, path in found]
+    listing = json.dumps([(called, size) for (called, _), size in zip(found, sizes, strict=True)])
+    return Source(name, rows, len(found), hashlib.sha256(listing.encode()).hexdigest())
+
+
+def _of_url(url: str, column: str | None, id_column: str | None) -> Source:
+    """Files that fsspec reaches: s3://, gs://, https://, memory:// ..."""
+    fsspec = needed("fsspec", f"the input {url}")
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        if PurePosixPath(path).suffix.lower() in TABLES and "*" not in path:
+            return _of_table(url, partial(system.open, path, "rb"), None, column, id_column)
+        listed = system.glob(path, detail=True) if "*" in path else system.find(path, detail=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise LoadError(f"cannot open {url}: {error}") from error
+    sizes = {name: facts.get("size") for name, facts in sorted(listed.items()) if _explained(PurePosixPath(name).name)}
+    names = list(sizes)
+    if not names:
+        raise InputError(f"{url} holds no picture and no .txt file")
+    base = path.partition("*")[0].rpartition("/")[0] if "*" in path else path.rstrip("/")
+
+    def rows(start: int) -> Iterator[Row]:
+        for index in range(start, len(names)):
+            called = names[index].removeprefix(base).lstrip("/")
+            yield Row(index, called, partial(_fetched, partial(system.open, names[index], "rb"), called))
+
+    digest = hashlib.sha256(json.dumps(list(sizes.items())).encode()).hexdigest()
+    return Source(url, rows, len(names), digest)
+
+
+def _fetched(open_file: Open, name: str) -> Any:
+    try:
+        with open_file() as file:
+            return read_bytes(file.read(), name)
+    except OSError as error:
+        raise LoadError(f"cannot read {name}: {error}") from error
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+def _of_table(name: str, open_file: Open, base: Path | None, column: str | None, id_column: str | None) -> Source:
+    suffix = PurePosixPath(name).suffix.lower()
+    read = {".jsonl": _json_lines, ".csv": _csv_rows, ".parquet": _parquet_rows}[suffix]
+    digest = hashlib.sha256()
+    try:
+        with open_file() as file:
+            while block := file.read(2**20):
+                digest.update(block)
+        first = next(read(open_file, 0), None)
+        count = _parquet_count(open_file) if suffix == ".parquet" else sum(1 for _ in read(open_file, 0))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LoadError(f"cannot read {name}: {error}") from error
+    if not count:
+        raise InputError(f"{name} has no rows")
+    if isinstance(first, dict):
+        _check_columns(name, first, column, id_column)
+
+    def rows(start: int) -> Iterator[Row]:
+        for index, item in enumerate(read(open_file, start), start):
+            if isinstance(item, InputError):
+                yield Row(index, str(index), partial(raising, item))
+                continue
+            row = from_item(index, item, column, base=base)
+            called = item.get(id_column) if id_column is not None else None
+            yield row if called is None else Row(index, str(called), row.read, row.columns)
+
+    return Source(name, rows, count, digest.hexdigest())
+
+
+def _check_columns(name: str, item: dict[str, Any], column: str | None, id_column: str | None) -> None:
+    there = ", ".join(map(repr, item))
+    for wanted in (column, id_column):
+        if wanted is not None and wanted not in item:
+            raise InputError(f"{name} has no column {wanted!r}; it has {there}")
+    if column is None and not any(c in item for c in CONTENT):
+        raise InputError(f"which column of {name} is the input? It has {there}: name it with column")
+
+
+def _json_lines(open_file: Open, start: int) -> Iterator[Any]:
+    """The objects of a .jsonl file; a line that is none is an error in its place. Empty lines do not count."""
+    with open_file() as file:
+        lines = (line for line in file if line.strip())
+        for line in itertools.islice(lines, start, None):
+            try:
+                item = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield InputError(f"the line is no JSON: {error}")
+                continue
+            yield item if isinstance(item, dict) else InputError("the line is no JSON object {...}")
+
+
+def _csv_rows(open_file: Open, start: int) -> Iterator[Any]:
+    """The rows of a .csv file with a header; UTF-8, and a row of another length is an error in its place."""
+    with open_file() as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines)
+        header = next(reader, [])
+        for cells in itertools.islice(filter(None, reader), start, None):
+            if len(cells) != len(header):
+                yield InputError(f"the row has {len(cells)} cells, and the header {len(header)}")
+                continue
+            yield dict(zip(header, cells, strict=True))
+
+
+def _parquet_rows(open_file: Open, start: int) -> Iterator[Any]:
+    """The rows of a .parquet file, one group of rows in memory at a time."""
+    pq = needed("pyarrow.parquet", "a Parquet file")
+    with open_file() as raw:
+        try:
+            file = pq.ParquetFile(raw)
+            first = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                if first + size > start:
+                    yield from file.read_row_group(group).slice(max(0, start - first)).to_pylist()
+                first += size
+        except (ValueError, TypeError) as error:  # ArrowInvalid is one
+            raise OSError(str(error)) from error
+
+
+def _parquet_count(open_file: Open) -> int:
+    with open_file() as raw:
+        return int(needed("pyarrow.parquet", "a Parquet file").ParquetFile(raw).metadata.num_rows)
+
+
+# -- Hugging Face data sets ------------------------------------------------------------------------------------------
+def _of_data_set(place: str, column: str | None) -> Source:
+    """``hf:NAME``, ``hf:NAME:SPLIT`` or ``hf:FOLDER`` that ``save_to_disk`` wrote."""
+    datasets = needed("datasets", f"the input {place}")
+    name, _, split = place.removeprefix("hf:").partition(":")
+    try:
+        found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
+    except Exception as error:  # of many kinds, for all that can be wrong with a data set
+        raise LoadError(f"cannot load the data set {name!r}: {str(error).strip().splitlines()[0][:300]}") from error
+    if hasattr(found, "keys"):
+        if (not split and len(found) > 1) or (split and split not in found):
+            raise InputError(
+                f"which part of {name}? It has {', '.join(found)}: write {place.split(':')[0]}:{name}:PART"
+            )
+        found = found[split or next(iter(found))]
+    elif split:
+        raise InputError(f"{name} is not in parts, so there is no '{split}'")
+    made = from_python(found, column)
+    return Source(place, made.rows, len(found), str(found._fingerprint))

@@ -1,0 +1,71 @@
+"""``auto``: the method that measured best for the kind of input and what the map is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from whyformer.errors import MethodNotApplicable, UnknownOperation
+from whyformer.methods.registry import METHODS, method
+from whyformer.methods.task import Scores, Task
+from whyformer.models.kinds import LANGUAGE
+
+Purpose = Literal["faithful", "localise"]
+
+_TEXT: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), ("input_x_gradient", {})]
+CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
+    ("image", "faithful"): [
+        ("libra_joint", {}),
+        ("libragrad", {}),
+        ("lrp_ah_ln", {"secant": True}),
+        ("input_x_gradient", {}),
+    ],
+    ("image", "localise"): [
+        ("libra_attention", {"affinity": True}),
+        ("gae", {"composite": "libra"}),
+        ("gradcam", {}),
+        ("input_x_gradient", {}),
+    ],
+    ("language model", "faithful"): [("attnlrp", {}), *_TEXT],
+    ("language model", "localise"): [("attnlrp", {"share": 2 / 3}), ("attnlrp", {}), *_TEXT],
+    ("text", "faithful"): _TEXT,
+    ("text", "localise"): _TEXT,
+}
+"""(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
+this rests on is in docs/results.md."""
+
+
+@method(
+    "the method that measured best for this kind of input and purpose; the result names it",
+    family="propagation",
+    level="patch, pixel or token",
+    citation="measured: docs/results.md",
+    anywhere=True,
+)
+def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
+    """What :data:`whyformer.methods.auto.CHOICES` lists first for the input, among what applies to the model.
+
+    Args:
+        purpose: "faithful" (removing what scores high changes the prediction most) or "localise" (the map lies on the
+            object).
+
+    ``diagnostics["auto"]``: the method that was used, its settings, and why those before it were not.
+    """
+    kind = "image" if task.inputs.modality == "image" else "text"
+    if kind == "text" and task.model not in LANGUAGE:
+        task.forward()  # which tells whether it is a language model
+    if kind == "text" and LANGUAGE.get(task.model):
+        kind = "language model"
+    passed_over: dict[str, str] = {}
+    for name, settings in CHOICES[kind, purpose]:
+        chosen = METHODS[name]
+        full = chosen.complete(settings)
+        try:
+            scores = chosen.function(replace(task, method=name), **full)
+        except (MethodNotApplicable, UnknownOperation) as error:
+            passed_over[name] = str(error)
+            continue
+        said = {"method": name, "settings": full, "purpose": purpose, "passed_over": passed_over}
+        facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}
+        return replace(scores, diagnostics=facts)
+    raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")

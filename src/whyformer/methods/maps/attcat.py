@@ -1,0 +1,62 @@
+"""AttCAT (Qiang et al., NeurIPS 2022): what each token's features add to the class, weighted by the attention to it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.named import COMPOSITES, CompositeName
+from whyformer.engine.probes import BlockFlows, Flows
+from whyformer.methods.registry import Block, method
+from whyformer.methods.task import Scores, Task
+
+
+@method(
+    "feature × gradient of every block's input, weighted by the attention that the token receives there",
+    family="attention",
+    citation="Qiang et al.: AttCAT, NeurIPS 2022",
+    signed=True,
+)
+def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "plain") -> Scores:
+    """S_j = Σ_b ᾱ_b(j) Σ_d h_b[j, d] ∂f/∂h_b[j, d], ᾱ_b(j) = mean_h mean_i A_ij over the query tokens i that are no
+    padding; h_b is what enters block b. Signed. One forward and one backward pass.
+
+    Args:
+        start_layer: first block used, from 0.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+
+    Raises:
+        MethodNotApplicable: several sequences, windows, or no attention.
+
+    The authors' code hides CLS and SEP from the mean; here they look and are looked at like any token.
+    """
+    task.refuse_streams()
+    first = task.layer(start_layer)
+    if not task.blocks():
+        raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so what enters them is unknown")
+    products: dict[int, Tensor] = {}
+    received: dict[int, Tensor] = {}
+    shapes: dict[int, Tensor] = {}
+    real = task.inputs.row_mask
+
+    def seen(block: int, value: Tensor, flow: Tensor) -> None:
+        products[block] = (value * flow).sum(-1)
+
+    def observe(index: int, weights: Tensor, _: Tensor) -> None:
+        shapes[index] = torch.empty(len(weights), *weights.shape[-2:], device="meta")
+        fused = weights.mean(1)
+        if real is None or real.shape != fused.shape[:2]:
+            received[index] = fused.mean(1)
+        else:
+            received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+
+    probes = Flows(observe, first), BlockFlows(frozenset(range(first, task.blocks())), seen)
+    recording = task.record(COMPOSITES[composite], *probes, root="embedding")
+    recording.backward(task.seed(recording.logits))
+    if not products:
+        raise task.refuse("nothing arrives at its blocks")
+    some = next(iter(products.values()))
+    task.global_maps(shapes, some.shape[-1])
+    where = recording.mode.attention_blocks
+    parts = [products[b] * received[i] for i in received if (b := where[i]) is not None and b in products]
+    return Scores(torch.stack(parts).sum(0), recording.logits)

@@ -1,0 +1,95 @@
+"""Beyond Intuition (Chen et al., TMLR 2023): how the last block's attention is used × what lies in its tokens."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.named import COMPOSITES, CompositeName
+from whyformer.engine.probes import Flows
+from whyformer.methods.gradients.input_gradients import own_inputs
+from whyformer.methods.registry import Count, OptionalBlock, method
+from whyformer.methods.task import Scores, Task
+from whyformer.methods.vectors.norms import mixtures_of
+
+FIRST = {"head": 3 / 12, "token": 5 / 12}
+"""The share of the blocks that is left out by default: the published first block of twelve."""
+
+
+@method(
+    "attention of the last block by its integrated gradient × a rollout weighted by heads or tokens (Beyond Intuition)",
+    family="attention",
+    citation="Chen et al.: Beyond Intuition: Rethinking Token Attributions inside Transformers, TMLR 2023",
+)
+def beyond_intuition(
+    task: Task,
+    *,
+    variant: Literal["head", "token"] = "token",
+    start_layer: OptionalBlock = None,
+    steps: Count = 20,
+    composite: CompositeName = "plain",
+) -> Scores:
+    """The readout row of G ⊙ |R|: R ← R + Ā_b R from R = I over the blocks, G = mean_h (mean_t ∇A_L(t x))⁺ of the last
+    block at t = 0 … 1 on the way from zero to the input x (pixels, or what enters the first block).
+
+    "token": Ā_b = mean_h A_b with column j times ‖Σ_h v_j^h W_O^h‖ / ‖h_b[j]‖, the length of what the token hands on as
+    a share of what entered the block. "head": Ā_b = Σ_h I_h A_b^h with I_h ∝ mean_ij |A^hᵀ ∇A^h|, ΣI_h = 1.
+
+    Args:
+        variant: "token" (BT-T) or "head" (BT-H).
+        start_layer: first block of R, from 0; None: as published for 12 blocks, 5 for tokens and 3 for heads, in
+            proportion.
+        steps: number of points t; each costs a forward and a backward pass.
+        composite: the rules under which gradients are taken, see :mod:`whyformer.composites.named`.
+
+    Raises:
+        MethodNotApplicable: several sequences, windows, no blocks or no attention.
+    """
+    task.refuse_streams()
+    last = task.layer(-1)
+    first = int(FIRST[variant] * task.blocks()) if start_layer is None else task.layer(start_layer)
+    real = task.inputs.row_mask
+    maps: dict[int, Tensor] = {}
+    shapes: dict[int, Tensor] = {}
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        shapes[index] = torch.empty(len(flow), *flow.shape[-2:], device="meta")
+        if variant == "head":
+            used = flow if real is None else flow * real[:, None, None]
+            influence = (weights.transpose(-2, -1) @ used).abs().mean((-2, -1))
+            total = influence.sum(1, keepdim=True)
+            share = torch.where(total > 0, influence / torch.where(total > 0, total, 1), 0)
+            maps[index] = torch.einsum("bh,bhij->bij", share, weights)
+
+    recording = task.record(COMPOSITES[composite], Flows(observe, first))
+    _, row = task.gradient_pass(recording)
+    task.global_maps(shapes, row.shape[-1])
+    if variant == "token":
+        for index, mixture in mixtures_of(task)[1].items():
+            if index >= first and mixture.residual is not None:
+                size = mixture.residual.norm(dim=-1)
+                handed = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
+                maps[index] = mixture.weights.mean(1) * handed[:, None]
+    mixed = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
+    for index in sorted(maps):
+        mixed = mixed + maps[index] @ mixed
+    used = _integrated(task, last, steps, composite).clamp(min=0).mean(1)
+    return Scores(torch.einsum("bi,bij->bj", row.to(mixed.dtype), used * mixed.abs()), recording.logits)
+
+
+def _integrated(task: Task, block: int, steps: int, composite: CompositeName) -> Tensor:
+    """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
+    begun, logits = own_inputs(task)
+    copies, found = task.copies(1, logits), list[Tensor]()
+
+    def observe(index: int, _: Tensor, flow: Tensor) -> None:
+        if recording.mode.attention_blocks[index] == block:
+            found[:] = [flow if not found else found[0] + flow]
+
+    for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
+        values = {name: task.packed(name, t * value) for name, value in begun.items()}
+        recording = copies.begin(COMPOSITES[composite], Flows(observe, block), values=values)
+        recording.backward(copies.seed(recording.logits))
+    return found[0] / steps

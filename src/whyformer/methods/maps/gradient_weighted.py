@@ -1,0 +1,62 @@
+"""Attention maps weighted by their positive gradients, averaged over blocks: Grad-SAM and AG-CAM."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from whyformer.composites.named import CompositeName
+from whyformer.engine.probes import AttentionScores
+from whyformer.methods.maps.aggregation import Aggregation, Choices
+from whyformer.methods.maps.rollout import over_gradients
+from whyformer.methods.registry import Block, method
+from whyformer.methods.task import Scores, Task
+
+
+@method(
+    "attention × its positive gradient, averaged over blocks, heads and all tokens that look",
+    family="attention",
+    citation="Barkan et al.: Grad-SAM, CIKM 2021",
+)
+def grad_sam(
+    task: Task, *, start_layer: Block = 0, aggregation: Choices = None, composite: CompositeName = "plain"
+) -> Scores:
+    """mean_b mean_h mean_i A_ij ⊙ (∇A_ij)⁺: over blocks, heads and the query tokens i that are no padding.
+
+    Args:
+        start_layer: first block used, from 0.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is
+            ``{"layers": "mean", "rows": "column_mean"}``.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+    """
+    how = Aggregation(layers="mean", rows="column_mean").with_choices(aggregation)
+    return over_gradients(task, task.layer(start_layer), positively, how, composite)
+
+
+@method(
+    "sigmoid of the attention scores × the positive gradient of attention, averaged over blocks and heads (AG-CAM)",
+    family="attention",
+    citation="Leem, Seo: Attention Guided CAM, AAAI 2024",
+)
+def agcam(
+    task: Task, *, start_layer: Block = 0, aggregation: Choices = None, composite: CompositeName = "plain"
+) -> Scores:
+    """mean_b mean_h σ(s_ij) ⊙ (∇A_ij)⁺, the readout row i; A = softmax(s), s = q kᵀ / √d with the mask (σ is 0 there).
+
+    The authors' code sums over blocks and heads by default, which changes the scale alone.
+
+    Args:
+        start_layer: first block used, from 0.
+        aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "mean"}``.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+    """
+    how = Aggregation(layers="mean").with_choices(aggregation)
+
+    def weigh(scores: Tensor, gradient: Tensor) -> Tensor:
+        return positively(scores.sigmoid(), gradient)
+
+    return over_gradients(task, task.layer(start_layer), weigh, how, composite, scores=AttentionScores())
+
+
+def positively(weights: Tensor, gradient: Tensor) -> Tensor:
+    """A ⊙ (∇A)⁺"""
+    return weights * gradient.clamp(min=0)

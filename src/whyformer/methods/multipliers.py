@@ -1,0 +1,202 @@
+"""Gradient × input under named composites: at the model's input, or summed over what enters the blocks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.named import COMPOSITES, CompositeName, conservative
+from whyformer.engine.probes import BlockFlows
+from whyformer.engine.trace import Key
+from whyformer.methods.gradients.input_gradients import explain_roots, multiply
+from whyformer.methods.registry import method
+from whyformer.methods.task import Scores, Task
+from whyformer.rules.core import Composite
+
+Share = Annotated[float, ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)]
+
+
+def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
+    """S_j = Σ_b Σ_d h_b[j, d] · m_b[j, d] over the first ``share`` of the blocks, h_b what enters block b and m_b what
+    the composite sends back there; of all blocks and tokens FullGrad⁺ (Mehri et al., CVPR 2025), its bias terms left
+    out. One forward and one backward pass.
+
+    Raises:
+        MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
+    """
+    calls = _calls(task, share)
+    wanted = {call: key for key, own in calls.items() for call in own}
+    found: dict[Key, list[Tensor]] = defaultdict(list)
+
+    def seen(call: int, value: Tensor, flow: Tensor) -> None:
+        found[wanted[call]].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
+
+    probe = BlockFlows(frozenset(wanted), seen)
+    if task.structure.plain:
+        recording = task.record(composite, probe, root="embedding")
+    else:
+        recording = task.begin(composite, probe)
+    seed = task.seed(recording.logits)
+    recording.backward(seed)
+    summed = {}
+    for key, parts in found.items():
+        if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
+            raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+        summed[key] = torch.stack(parts).sum(0)
+    figure = _conservation(task, recording.logits, found)
+    if task.structure.plain:
+        (values,) = summed.values() or [None]
+        if values is None:
+            raise task.refuse("nothing arrives at its blocks")
+        return Scores(values, recording.logits, diagnostics=figure)
+    return task.of_sources(summed, recording.logits, figure)
+
+
+def _calls(task: Task, share: float) -> dict[Key, list[int]]:
+    """Rows -> the block calls that they enter, the first ``share`` of them."""
+    structure = task.structure
+    if structure.plain:
+        if not task.blocks():
+            raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so what enters them is unknown")
+        return {frozenset((task.inputs.name,)): list(range(math.ceil(share * task.blocks())))}
+    found: dict[Key, set[int]] = defaultdict(set)
+    for a in structure.attentions:
+        if a.block is not None:
+            found[a.queries].add(a.block)
+    if len(found) == 1:  # blocks without attention have the same rows
+        (own,) = found.values()
+        groups = {structure.calls[call] for call in own}
+        own.update(call for call, group in enumerate(structure.calls) if group in groups)
+    return {key: sorted(own)[: math.ceil(share * len(own))] for key, own in found.items()}
+
+
+def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, object]:
+    """Of one stream: the mean over the blocks of the products' sum, beside the target's value."""
+    if len(found) != 1:
+        return {}
+    (parts,) = found.values()
+    target = task.value(logits.detach()).double()
+    rows = torch.stack([part.double().sum(-1) for part in parts]).mean(0)
+    total = rows.reshape(task.inputs.batch, -1).sum(-1).to(target.device)  # of multiple choice all texts count
+    error = (total - target).abs() / target.abs().clamp(min=1e-12)
+    return {"conservation": {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}}
+
+
+# -- methods -------------------------------------------------------------------------------------------------------
+@method(
+    "Σ over blocks of h ⊙ ∂f/∂h under LibraGrad's rules (FullGrad⁺)",
+    family="gradient",
+    signed=True,
+    citation="Mehri et al.: LibraGrad, CVPR 2025",
+)
+def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "libra") -> Scores:
+    """S_j = Σ_b Σ_d h_b ⊙ ∂f/∂h_b with h_b the input of block b; signed. Attention probabilities and the norms'
+    deviations are held constant, activations replaced by secants, products of two branches halved, so that each block's
+    products sum to the logit on a model without biases.
+
+    Args:
+        share: of the blocks, from the first; 0 takes none but is read as the first block alone.
+        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+    """
+    return over_blocks(task, COMPOSITES[composite], share or 1e-9)
+
+
+_SHARE = """
+
+Args:
+    share: 0 for x ⊙ m at the model's input; else summed over what enters the first ``share`` of the blocks.
+"""
+
+
+def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
+    facts = {"family": "propagation", "level": "pixel or token", "anywhere": True, "signed": True}
+    return method(summary, citation=citation, **facts)
+
+
+def _named(name: str, summary: str, citation: str, formula: str, composite: CompositeName) -> None:
+    """Register gradient × input under a composite."""
+
+    def explained(task: Task, *, share: Share = 0.0) -> Scores:
+        if share:
+            scores = over_blocks(task, COMPOSITES[composite], share)
+        else:
+            scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
+        figure = scores.diagnostics.get("conservation")
+        if composite == "cp_lrp" or figure is None:
+            return scores
+        # by its definition the sum is another one, which is no reason for doubt
+        return replace(scores, diagnostics={**scores.diagnostics, "conservation": {**figure, "promised": False}})
+
+    explained.__name__, explained.__doc__ = name, formula + _SHARE
+    _register(summary, citation)(explained)
+
+
+_named(
+    "attnlrp",
+    "attention-aware relevance: gradient × input with products shared and softmax differentiated",
+    "Achtibat et al.: AttnLRP, ICML 2024; Arras et al. 2025 for this form",
+    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
+    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias.",
+    "attnlrp",
+)
+_named(
+    "cp_lrp",
+    "gradient × input with attention, norms' deviations and gates held constant",
+    "Ali et al., ICML 2022, as baseline CP-LRP of Achtibat et al., ICML 2024",
+    "R = Σ_d x ⊙ m: attention probabilities, norms' deviations and the activated branch of a gate held constant, "
+    "activations by secants. Sums to the logit on a model without biases.",
+    "cp_lrp",
+)
+_named(
+    "gim",
+    "gradient × input with softmax differentiated at temperature 2, and products shared",
+    "Edin et al.: Gradient Interaction Modifications, 2025",
+    "R = Σ_d x ⊙ m: norms' deviations held constant, products of two branches halved, softmax's derivative taken at "
+    "temperature 2, against keys that stand in for one another. The map of one attention at a time is in memory.",
+    "gim",
+)
+
+_ALI = "Ali et al.: XAI for Transformers: Better Explanations through Conservative Propagation, ICML 2022"
+_SECANT = """
+
+Args:
+    secant: also replace the slope g'(x) of activations by g(x)/x, and halve products of two branches.
+"""
+
+
+def _conservative(name: str, constant: str, formula: str, *tables: str) -> None:
+    """Register one of Ali et al.'s; ``tables`` of :mod:`whyformer.composites.named` say what is held constant."""
+
+    def explained(task: Task, *, secant: bool = False) -> Scores:
+        return multiply(task, *explain_roots(task, conservative(*tables, *(["secant", "halves"] if secant else []))))
+
+    explained.__name__, explained.__doc__ = name, formula + _SECANT
+    summary = f"gradient × input with {constant} held constant"
+    _register(summary, _ALI)(explained)
+
+
+_conservative(
+    "lrp_ah",
+    "attention probabilities",
+    "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
+    "AH",
+)
+_conservative(
+    "lrp_ln",
+    "LayerNorm's standard deviation",
+    "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
+    "LN",
+)
+_conservative(
+    "lrp_ah_ln",
+    "attention and LayerNorm's deviation",
+    "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases.",
+    "AH",
+    "LN",
+)

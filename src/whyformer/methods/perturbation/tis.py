@@ -1,0 +1,112 @@
+"""TIS (Englebert et al., ICCVW 2023): what the class is worth to parts of the token sequence, with no substitute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from whyformer.composites.gradient import GRADIENT
+from whyformer.engine.hooks import batch_first
+from whyformer.engine.probes import BlockCalls, BlockInputs, Entering
+from whyformer.errors import MissingExtra, WhyformerError
+from whyformer.inputs.removal import values_of
+from whyformer.methods.perturbation.vit_cx import outcome
+from whyformer.methods.registry import Count, Natural, method
+from whyformer.methods.task import Scores, Task
+
+Ratio = Annotated[float, ("a number between 0 and 1", lambda v: not isinstance(v, bool) and 0 < v < 1)]
+
+
+@method(
+    "mean probability of the token samples that hold each patch; samples from clusters of features (TIS)",
+    family="perturbation",
+    level="patch",
+    modality="image",
+    citation="Englebert et al.: Explaining through Transformer Input Sampling, ICCV Workshops 2023",
+)
+def tis(
+    task: Task,
+    *,
+    masks: Count = 1024,
+    tokens_ratio: Ratio = 0.5,
+    seed: Natural = 0,
+    batch_size: Count = 64,
+    output: Literal["probability", "target"] = "probability",
+) -> Scores:
+    """S_j = Σ_i s_i m_ij / Σ_i m_ij, s_i the class's probability if only the patches of sample i enter the first block.
+
+    All channels of all blocks' outputs, each a vector over the patches, are put into k-means clusters; of each centroid
+    the ``tokens_ratio`` highest patches are a sample. What is no patch (CLS, registers) is in every sample; a patch in
+    none gets 0. Costs one pass and one of shorter sequences for each mask.
+
+    Args:
+        masks: number of clusters; fewer where there are fewer channels.
+        tokens_ratio: share of the patches in a sample.
+        seed: of k-means.
+        batch_size: samples that go through the model at once.
+        output: what s is for a class: its "probability" (published) or the "target" itself (a logit, by default).
+
+    Raises:
+        MissingExtra: scikit-learn is not installed.
+        MethodNotApplicable: blocks that do not all see the same rows, or that cannot do without some.
+
+    Differs from the authors' code: seeded; no min–max; a patch in no sample gets 0 instead of 0/0.
+    """
+    try:
+        from sklearn.cluster import KMeans
+    except ImportError as error:
+        raise MissingExtra('tis needs scikit-learn: pip install "whyformer[methods]"') from error
+    task.refuse_streams()
+    if not task.blocks() or task.structure.windowed:
+        raise task.refuse("it has no blocks that all see the same rows")
+    calls, inputs = BlockCalls(), BlockInputs()
+    recording = task.record(GRADIENT, calls, inputs)
+    rows = inputs.found[0].detach()
+    states = [batch_first(call[3].detach(), recording.run) for call in calls.found]
+    if any(state.shape[:2] != rows.shape[:2] for state in states):
+        raise task.refuse("its blocks do not all see the same rows")
+    cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
+    logits = recording.logits.detach()
+    target = outcome(task, logits, output)
+    values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
+    counts = []
+    for b, own in enumerate(cells):
+        features = torch.cat([state[b, own] for state in states], -1).T.double().cpu().numpy()
+        clusters = KMeans(min(masks, len(features)), n_init=1, random_state=seed).fit(features).cluster_centers_
+        kept = max(1, int(tokens_ratio * len(own)))
+        order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :kept].to(own.device)
+        chosen = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
+        chosen[:, own] = torch.zeros(len(order), len(own), dtype=torch.bool, device=own.device).scatter(1, order, True)
+        scores = _scores(task, b, rows[b], chosen, own, batch_size, target, logits).to(values.dtype)
+        cover = chosen.sum(0)
+        values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
+        counts.append(len(order))
+    return Scores(values, logits, diagnostics={"masks": counts})
+
+
+def _scores(
+    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int,
+    target: Callable[[Tensor], Tensor], logits: Tensor,
+) -> Tensor:  # fmt: skip
+    """``[k]`` what the target is for one sample if only some of its rows ``[N, D]`` enter the first block."""
+    always = torch.ones_like(chosen[0])
+    always[patches] = False
+    one = task.inputs.select(slice(sample, sample + 1))
+    found = []
+    spans = range(0, len(chosen), batch_size)
+    for start in task.progress(spans, f"TIS {sample + 1}", len(spans)):
+        some = chosen[start : start + batch_size] | always
+        kept = torch.stack([rows[mask] for mask in some])
+        copies = one.with_tensor(one.tensor.repeat_interleave(len(kept), 0))
+        try:
+            recording = replace(task, inputs=copies).record(GRADIENT, Entering(kept))
+        except (RuntimeError, ValueError, IndexError) as error:
+            if isinstance(error, WhyformerError):
+                raise
+            raise task.refuse("its blocks cannot do without some of their rows") from error
+        found.append(values_of(target, recording.logits.detach(), [sample] * len(kept), logits))
+    return torch.cat(found)

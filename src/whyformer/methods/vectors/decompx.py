@@ -1,0 +1,76 @@
+"""DecompX (Modarressi et al., ACL 2023): the logit as a sum over tokens, taken apart on the way forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whyformer.engine.parts import Lost, parts_of, unlabelled
+from whyformer.engine.shares import FORWARD, Shares
+from whyformer.methods.registry import Count, method
+from whyformer.methods.task import Scores, Task
+
+
+@method(
+    "share of each token in the logit, carried forward vector by vector through every operation",
+    family="attention",
+    citation="Modarressi et al.: DecompX, ACL 2023",
+    signed=True,
+)
+def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
+    """x_i = Σ_j x_i←j at every position i of every tensor, from x_i←j = 1[i=j] x_i at the input of the first block;
+    the scores are the shares of the target, which they sum to.
+
+    What is linear acts on each share, attention with its true map; a norm as (x_i←j − its own mean) ⊙ γ / σ_i with the
+    true deviation; an activation by its slope from zero, g(z)/z at the whole z. A bias b is shared out with weights
+    |⟨x_i←j, b⟩| / Σ_j |⟨x_i←j, b⟩| behind its own layer; that of attention, W_O b_V + b_O, behind the residual sum (in
+    the first block b_V belongs to the token whose value it is). Forward only, at
+    the cost of some N passes; a block's vectors take some seven times N² · D numbers.
+
+    Args:
+        batch_size: tokens j whose shares go through an operation at once.
+
+    Raises:
+        MethodNotApplicable: an operation through which shares cannot be followed, several sequences, or no blocks.
+
+    Beyond the paper, whose models have neither: the product of two branches (a gate) goes half through each, and where
+    no token has a share in a row, its bias is shared out equally. For a picture the shares of CLS and registers have no
+    place; they are in ``diagnostics["shares"]``, with the sum and the target.
+    """
+    task.refuse_streams()
+    if not task.blocks():
+        raise task.refuse(
+            "its blocks are not in an nn.ModuleList or nn.Sequential, so what enters the first is unknown"
+        )
+    if task.structure.windowed and not task.inputs.choices:
+        raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
+    try:
+        with unlabelled():
+            recording = task.record(FORWARD, Shares(task.inputs.row_mask, batch_size), root="embedding")
+        if not recording.logits.requires_grad:
+            raise task.refuse("what enters its first block does not reach the logits")
+        seed = task.seed(recording.logits)
+        values = torch.stack([_shares(tensor, start) for tensor, start in recording.starts(seed)]).sum(0)
+    except Lost as lost:
+        raise task.refuse(f"the shares of its tokens cannot be followed through its operation '{lost}'") from lost
+    wanted = (seed * recording.logits.detach()).flatten(1).sum(1)
+    total, size = values.sum(1), values.abs().sum(1)
+    if bool(((total - wanted).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
+        raise task.refuse(
+            f"its tokens' shares sum to {total[0].item():.4g} and the target is {wanted[0].item():.4g}: some were lost"
+        )
+    figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": values.tolist()}
+    # of several texts of one sample the target is about one, so these shares are that one's
+    return Scores(
+        values.repeat_interleave(task.inputs.choices or 1, 0), recording.logits, diagnostics={"shares": figure}
+    )
+
+
+def _shares(tensor: Tensor, start: Tensor) -> Tensor:
+    """``[B, N]`` Σ over all but the batch of each row's share of an output times what the target takes of it."""
+    parts = parts_of(tensor)
+    if parts is None:
+        raise Lost("the output")
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        found = [(parts.at(c) * start).flatten(2).sum(-1) for c in range(len(parts.chunks))]
+    return torch.cat(found).T

@@ -1,0 +1,100 @@
+"""What is drawn of a generated text: each step's scores on a scale of their own, and its strongest words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whyformer.explanation import units
+from whyformer.show import colours
+from whyformer.show.colours import Array, array
+from whyformer.show.words import visible
+
+if TYPE_CHECKING:
+    from whyformer.explanation.generation import Generation
+
+CANDIDATES = 3
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A word before a step, with its score and the score on the step's scale (-1 to 1)."""
+
+    text: str
+    score: float
+    unit: float
+
+
+def scale_of(g: Generation, step: int) -> colours.Scale:
+    """The scale of one step: up to its largest |score|, that of the token at which it is read left out.
+
+    The last token before a step often has by far the highest score, for it is read there; it is drawn like the next
+    largest, and the ends of the scale say that there is more.
+    """
+    row = array(g.matrix[step])[: g.start + step]
+    others = row[:-1] if len(row) > 1 and np.abs(row[:-1]).max() > 0 else row
+    made, limit = colours.scale(row), colours.scale(others).limit
+    return colours.Scale(limit, made.signed, clipped=limit < made.limit)
+
+
+def unit(g: Generation) -> Array:
+    """``[T, N]`` the matrix with each row on its scale, -1 to 1."""
+    rows = array(g.matrix)
+    return np.stack([scale_of(g, t).unit(row) for t, row in enumerate(rows)])
+
+
+def served(g: Generation) -> Array:
+    """``[T, N]`` for each token the steps that it served: the matrix with each column by its largest |score|."""
+    rows = array(g.matrix)
+    largest = np.abs(rows).max(0)
+    return rows / np.where(largest > 0, largest, 1)
+
+
+def reasons(g: Generation, step: int, count: int = 4) -> list[Reason]:
+    """The words before a step with the largest |score|, the largest first; the word at which it is read comes last."""
+    row, scale = array(g.matrix[step])[: g.start + step], scale_of(g, step)
+    ranges = units.words_of(g.pieces[: len(row)], {g.source, *((g.start,) if step else ())})
+    words = [Reason(shown("".join(g.pieces[a:b])).strip(), *_strongest(row[a:b], scale)) for a, b in ranges]
+    last, words = words[-1:], [w for w in words[:-1] if w.score]
+    best = sorted(words, key=lambda w: -abs(w.score))[:count]
+    return best + [w for w in last if w.score and len(best) < count]
+
+
+def _strongest(scores: Array, scale: colours.Scale) -> tuple[float, float]:
+    score = float(scores[np.abs(scores).argmax()])
+    return score, float(scale.unit(np.array(score)))
+
+
+def others(g: Generation, step: int) -> list[tuple[str, float]]:
+    """(text, probability) of the likeliest tokens that were not written at a step."""
+    if g.unit != "token":
+        return []
+    token = g.ids[g.start + step]
+    return [(name, share) for i, name, _, share in g.candidates(step, CANDIDATES + 1) if i != token][:CANDIDATES]
+
+
+def shown(piece: str) -> str:
+    """A token's text with line breaks and tabs made visible, for one line."""
+    return visible(piece.replace("\n", "⏎").replace("\t", "⇥"))
+
+
+def title(g: Generation) -> str:
+    """What is explained, in words."""
+    return f"{g.method}, {g.explained} of each {g.unit}"
+
+
+def remarks(g: Generation) -> list[str]:
+    """Notes on the prompt and warnings of steps, safe to print; those that differ by numbers alone once."""
+    warned = [line for own in g.diagnostics for one in own.get("warnings", ()) for line in _lines(one)]
+    alike: dict[str, list[str]] = {}
+    for line in warned:
+        alike.setdefault(re.sub(r"\d+", "", line), []).append(line)
+    said = [f"warning: {own[0]}" + (f" ({len(own)} of {len(g)} steps)" if own[1:] else "") for own in alike.values()]
+    return [visible(line) for line in [*g.notes, *said]]
+
+
+def _lines(warnings: object) -> list[str]:
+    return [warnings] if isinstance(warnings, str) else [str(w) for w in warnings] if isinstance(warnings, list) else []

@@ -1,0 +1,112 @@
+"""Bars: the strongest features of one explanation with their signs, and the words of a class over many samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from whyformer.errors import InputError
+from whyformer.show import colours
+from whyformer.show.colours import array
+from whyformer.show.layout import listed
+from whyformer.show.paper import GREY, Paper
+from whyformer.show.words import agnostic, claims, figure_of, heading, short, target_name, visible, words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from whyformer.explanation.result import Explanation
+
+Row = tuple[str, float]  # (name, score)
+_LEFT, _WIDE, _RIGHT, _LINE, _TOP = 2.2, 3.4, 0.7, 0.24, 0.62  # inches: names, bars, figures, a row, the heading
+
+
+def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
+    """The k features with the largest |score| of one sample as bars, and below them the sum of all others.
+
+    Words of a text, patches or pixels of a picture. Where the scores have no sign, their colour has none either.
+
+    Raises:
+        InputError: k is not at least 1.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InputError(f"k must be a whole number of at least 1, not {k!r}")
+    one = e[sample]
+    rows = _features(one)
+    best = sorted(rows, key=lambda row: -abs(row[1]))
+    shown, rest = best[:k], best[k:]
+    title = f"{one.method}: {heading(one)}"
+    return _drawn(title, shown, rest, colours.scale_of(one).signed, claims(one), [one])
+
+
+def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, least: int = 1) -> Figure:
+    """The words that speak most for (and against) one class, over many samples: bars of the mean score of each word.
+
+    Args:
+        explanations: of texts, by one method, for one class.
+        k: so many words, by |mean score|.
+        least: leave out words that occur fewer times.
+
+    Raises:
+        InputError: pictures, several methods or several classes.
+    """
+    singles = [sample for e in listed(explanations) for sample in e]
+    if not singles or any(e.level != "token" for e in singles):
+        raise InputError("a summary is of words over many texts: give explanations of texts")
+    kinds = {(e.method, target_name(e)) for e in singles}
+    if len(kinds) > 1:
+        named = ", ".join(sorted(f"{method} for {target}" for method, target in kinds)[:4])
+        raise InputError(f"a summary is of one method and one class, and these are {named}: choose some of them")
+    found: dict[str, list[float]] = defaultdict(list)
+    for e in singles:
+        for word in words(e)[0]:
+            if any(letter.isalnum() for letter in word.text):
+                found[word.text.casefold()].append(word.score)
+    rows = [(f"{name} ×{len(s)}", sum(s) / len(s)) for name, s in found.items() if len(s) >= least]
+    if not rows:
+        raise InputError(f"no word occurs at least {least} times in these {len(singles)} texts")
+    best = sorted(rows, key=lambda row: -abs(row[1]))
+    ((method, target),) = kinds
+    signed = any(colours.scale_of(e).signed for e in singles)
+    title = f"{method}: {target}, mean over {len(singles)} text{'' if len(singles) == 1 else 's'}"
+    claimed = ("against", f"for {target}") if signed and not agnostic(singles[0]) else claims(singles[0])
+    return _drawn(title, best[:k], [], signed, claimed, [])
+
+
+def _features(e: Explanation) -> list[Row]:
+    if e.level == "token":
+        return [(visible(word.text), word.score) for word in words(e)[0]]
+    scores = array(e.scores[0]).reshape(-1).tolist()
+    across = e.grid[1] if e.level == "patch" and e.grid is not None else int(e.scores.shape[-1])
+    return [(f"{e.level} in row {i // across}, column {i % across}", score) for i, score in enumerate(scores)]
+
+
+def _drawn(
+    title: str, shown: list[Row], rest: list[Row], signed: bool, claimed: tuple[str, str], warned: list[Explanation]
+) -> Figure:
+    rows = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
+    limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
+    paper = Paper(_LEFT + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, warned)
+    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
+    middle = _LEFT + (_WIDE / 2 if signed else 0)
+    reach = _WIDE / 2 if signed else _WIDE
+    for i, (name, score) in enumerate(rows):
+        y, long = _TOP + i * _LINE, abs(score) / limit * reach
+        aside = bool(rest) and i == len(rows) - 1
+        kind = colours.MATTERED if not signed else colours.POSITIVE if score >= 0 else colours.NEGATIVE
+        strong = "#b9bec6" if aside else colours.code(kind)
+        left = middle - long if score < 0 else middle
+        paper.box(left, y + 0.04, long, _LINE - 0.08, strong)
+        tone = GREY if aside else "#111111"
+        paper.write(short(name, 34), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
+        side = "right" if score < 0 else "left"
+        at = left - 0.05 if score < 0 else left + long + 0.05
+        paper.write(figure_of(score), at, y + _LINE / 2, 7, ha=side, va="center")
+    paper.box(middle - 0.005, _TOP - 0.03, 0.01, len(rows) * _LINE + 0.06, "#888888")
+    foot = _TOP + len(rows) * _LINE + 0.12
+    if claimed[0]:
+        paper.write(claimed[0], _LEFT, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
+    ink = colours.POSITIVE if signed else colours.MATTERED
+    paper.write(short(claimed[1], 50), _LEFT + _WIDE, foot, 7, va="top", ha="right", color=colours.code(ink))
+    return paper.figure

@@ -1,0 +1,88 @@
+"""A film strip: for each generated word the picture with the word's map, the word beneath."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from whyformer.errors import InputError
+from whyformer.show import colours
+from whyformer.show.look import Look
+from whyformer.show.painting import base, drawn_size, overlay
+from whyformer.show.paper import Paper
+from whyformer.show.words import figure_of, short, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from whyformer.explanation.generation import Generation
+    from whyformer.explanation.result import Explanation
+
+_PAGE, _WIDE, _GAP = 11.0, 1.8, 0.12  # inches: of a line of pictures, of a picture at most, between pictures
+_TOP, _FOOT = 0.5, 0.44  # above the first line (the prompt), and below each picture (its word)
+_PIXELS = 500
+
+
+def film(g: Generation, columns: int | None = None, *, picture: bool = True, **look: Any) -> Figure:
+    """The pictures of a prompt once for every generated word (or what :meth:`Generation.by` made), in order.
+
+    Each map is scaled by its own largest score, which stands beneath beside the word's probability.
+
+    Args:
+        columns: pictures side by side; as many as fit by default.
+        picture: whether the plain picture stands in front.
+        **look: options of :class:`~whyformer.show.look.Look`.
+
+    Raises:
+        InputError: the prompt had no picture, or its scores have no place on it.
+    """
+    Look.of(look)
+    if not g.seen:
+        raise InputError("this text was generated without a picture, so there is no film strip: show its words instead")
+    shown = [[g[t].part(name) for t in range(len(g))] for name in g.seen]
+    ratio = max(high / wide for own in shown for high, wide in [drawn_size(own[0])])
+    wide = _WIDE / max(1.0, ratio / 1.5)
+    high = wide * ratio
+    cells = len(g) + picture
+    columns = columns or max(1, min(cells, int(_PAGE / (wide + _GAP))))
+    lines = math.ceil(cells / columns)
+    width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
+    paper = Paper(width, _TOP + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
+    paper.write(short(visible(_question(g)), int(width * 13)), _GAP, 0.08, 9, va="top")
+    paper.write(f"{g.method} · {g.explained}", _GAP, 0.27, 7, va="top", color="#666666")
+    for row, own in enumerate(shown):
+        for number in range(cells):
+            x = _GAP + number % columns * (wide + _GAP)
+            y = _TOP + (row * lines + number // columns) * (high + _FOOT)
+            step = number - picture
+            if step < 0:
+                _plain(paper, own[0], x, y, wide, high)
+            else:
+                paper.picture(overlay(own[step], longest=_PIXELS, **look), x, y, wide, high)
+                _word(paper, g, own[step], step, x + wide / 2, y + high, wide)
+    return paper.figure
+
+
+def _question(g: Generation) -> str:
+    """The prompt without the places for its pictures, which are as many tokens as the pictures have rows."""
+    held = max(set(g.tokens[: g.start]), key=g.tokens[: g.start].count)
+    repeated = g.tokens[: g.start].count(held) > 3
+    kept = [p for p, t in zip(g.pieces[: g.start], g.tokens, strict=False) if not (repeated and t == held)]
+    return "".join(kept).strip()
+
+
+def _plain(paper: Paper, e: Explanation, x: float, y: float, wide: float, high: float) -> None:
+    plain = base(e)
+    if plain is not None:
+        paper.picture(plain.resize(drawn_size(e, 0, _PIXELS)[::-1], Image.Resampling.BICUBIC), x, y, wide, high)
+
+
+def _word(paper: Paper, g: Generation, e: Explanation, step: int, x: float, y: float, wide: float) -> None:
+    """The word beneath its picture, and in small letters its probability and the map's largest score."""
+    word = visible(g.pieces[g.start + step].strip() or g.pieces[g.start + step])
+    paper.write(short(word, int(wide * 9)), x, y + 0.05, 11, ha="center", va="top", weight="bold")
+    chance = f"p {g.probability(step):.2f} · " if g.unit == "token" else ""
+    largest = figure_of(float(f"{colours.scale_of(e).limit:.2g}"))
+    paper.write(f"{chance}largest {largest}", x, y + 0.25, 6, ha="center", va="top", color="#666666")

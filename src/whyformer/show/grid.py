@@ -1,0 +1,51 @@
+"""A generated text as a figure: rows are what was written, columns the tokens before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whyformer.show import answers, colours
+from whyformer.show.paper import GREY, Paper, measure
+from whyformer.show.words import short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from whyformer.explanation.generation import Generation
+
+_CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
+_MOST = 90  # columns; beyond that words, then sentences
+
+
+def figure(g: Generation) -> Figure:
+    """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read."""
+    for wider in ("word", "sentence", "turn"):
+        if len(g.pieces) > _MOST and g.unit == "token":
+            merged = g.by(wider)
+            g = merged if len(merged.pieces) <= _MOST or wider == "turn" else g
+    names = [short(answers.shown(piece).strip() or "␣", _LONGEST) for piece in g.pieces]
+    shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
+    left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25
+    top = max(measure(name, _SIZE) for name in names[:shown]) + 0.5
+    wide, high = shown * _CELL, len(g) * _CELL
+    lines = answers.remarks(g)
+    paper = Paper(max(left + wide + 0.2, 4.0), top + high + 0.35 + 0.14 * len(lines))
+    paper.write(short(answers.title(g), 90), 0.1, 0.1, 8.5, va="top", weight="bold")
+    unit = answers.unit(g)[:, :shown]
+    painted = colours.paint(unit, True)
+    later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
+    painted[later] = 0.94
+    axes = paper.axes(left, top, wide, high)
+    axes.imshow(painted, interpolation="none", aspect="auto")
+    for j, name in enumerate(names[:shown]):
+        style = {"color": GREY} if j < g.start else {}
+        paper.write(name, left + (j + 0.5) * _CELL, top - 0.05, _SIZE, va="bottom", ha="center", rotation=90, **style)
+    for t, name in enumerate(names[g.start :]):
+        paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
+    said = "orange: for what was written, blue: against it; each row by its own largest score"
+    paper.write(said, left, top + high + 0.08, 6.5, va="top", color=GREY)
+    for i, line in enumerate(lines):
+        paper.write(short(line, 140), 0.1, top + high + 0.28 + 0.14 * i, 6.5, va="top", color="#8a4b00")
+    return paper.figure

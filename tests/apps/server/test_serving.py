@@ -1,0 +1,260 @@
+"""The server: right answers to many clients at once, none lost and none crossed; what is refused; a graceful end."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import jsonschema
+import pytest
+import torch
+from PIL import Image
+
+import whyformer
+from whyformer.apps.cli.completion import read_schema
+from whyformer.apps.server import Limits
+from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
+from whyformer.apps.server.running import check_keys
+from whyformer.apps.server.service import build
+from whyformer.errors import InputError
+from whyformer.jobs.batching import Session
+from whyformer.models import load
+
+testclient = pytest.importorskip("starlette.testclient")
+ROOT = Path(__file__).parents[3]
+KEY = "a-key-of-sixteen-characters"
+
+
+@pytest.fixture(scope="module")
+def sst2():
+    loaded = load("bundled:sst2")
+    return Session(loaded.model, loaded.processor, loaded.name, ())
+
+
+@pytest.fixture(scope="module")
+def digits():
+    loaded = load("bundled:digits")
+    return Session(loaded.model, loaded.processor, loaded.name, ())
+
+
+@pytest.fixture
+def client(sst2):
+    with testclient.TestClient(build(sst2, "text", Limits(size=5000, characters=300))) as made:
+        yield made
+
+
+def asked(client, text, **more):
+    return client.post("/v1/explain/text", json={"text": text, **more})
+
+
+def test_an_answer_is_what_explain_gives(client):
+    answer = asked(client, "A charming film, though it drags.", method="gae", target="positive")
+    assert answer.status_code == 200
+    jsonschema.validate(answer.json(), read_schema())
+    (found,) = answer.json()["explanations"]
+    e = whyformer.explain("bundled:sst2", "A charming film, though it drags.", "gae", "positive")
+    torch.testing.assert_close(torch.tensor(found["scores"]), e.scores)
+    assert found["tokens"] == e.tokens
+    png = client.post("/v1/explain/text?format=png", json={"text": "A charming film."})
+    assert png.headers["content-type"] == "image/png"
+    Image.open(io.BytesIO(png.content)).verify()
+
+
+def test_a_picture_is_the_body(digits):
+    raw = (ROOT / "examples/pictures/digits_37.png").read_bytes()
+    with testclient.TestClient(build(digits, "image", Limits(pixels=10_000_000))) as client:
+        answer = client.post("/v1/explain/picture?target=3&method=rollout", content=raw)
+        assert answer.status_code == 200, answer.text
+        e = whyformer.explain("bundled:digits", ROOT / "examples/pictures/digits_37.png", "rollout", 3)
+        torch.testing.assert_close(torch.tensor(answer.json()["explanations"][0]["scores"]), e.scores)
+        assert client.post("/v1/explain/picture?format=png", content=raw).content[:4] == b"\x89PNG"
+        for bad, status in [(b"no picture", 400), (b"", 400), (raw[:90], 400)]:
+            assert client.post("/v1/explain/picture", content=bad).status_code == status
+        assert asked(client, "a text").status_code == 400
+    with testclient.TestClient(build(digits, "image", Limits(pixels=100))) as client:
+        assert client.post("/v1/explain/picture", content=raw).status_code == 413
+
+
+WRONG = {
+    "no text": ({}, 422),
+    "an empty text": ({"text": ""}, 422),
+    "blanks": ({"text": "   "}, 400),
+    "a number": ({"text": 5}, 422),
+    "an unknown key": ({"text": "a", "txt": "b"}, 422),
+    "an unknown method": ({"text": "a film", "method": "gea"}, 400),
+    "a method for pictures": ({"text": "a film", "method": "vit_cx"}, 400),
+    "an unknown setting": ({"text": "a film", "settings": {"stepz": 3}}, 400),
+    "a setting out of range": ({"text": "a film", "method": "integrated_gradients", "settings": {"steps": 0}}, 400),
+    "an unknown class": ({"text": "a film", "target": "ugly"}, 400),
+    "a class out of range": ({"text": "a film", "target": 7}, 400),
+    "a setting too large for a server": ({"text": "a film", "method": "integrated_gradients", "settings": {"steps": 10**7}}, 400),
+    "too long for the model": ({"text": "! " * 140}, 400),
+    "too many characters": ({"text": "x" * 301}, 413),
+    "too many bytes": ({"text": "x" * 6000}, 413),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told_with_its_status(client, name):
+    body, status = WRONG[name]
+    answer = client.post("/v1/explain/text", json=body)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or answer.json()["detail"]
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 4000, b"null", b"", b'{"text": NaN}'], ids=["torn", "no text", "deep", "null", "empty", "NaN"])
+def test_a_body_that_is_no_request_is_refused(client, body):
+    answer = client.post("/v1/explain/text", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422), answer.text
+
+
+def test_a_body_without_a_length_is_counted_while_it_arrives(client):
+    def chunks():
+        for _ in range(20):
+            yield b" " * 1000
+
+    assert client.post("/v1/explain/text", content=chunks()).status_code == 413
+
+
+def test_keys_and_hosts(sst2):
+    with testclient.TestClient(build(sst2, "text", Limits(), (KEY, "another key, long enough"))) as client:
+        assert asked(client, "a film").status_code == 401
+        assert asked(client, "a film").headers["www-authenticate"] == "Bearer"
+        for headers in ({"Authorization": f"Bearer {KEY}"}, {"X-API-Key": "another key, long enough"}):
+            assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 200
+        assert client.post("/v1/explain/text", json={"text": "a film"}, headers={"X-API-Key": KEY[:-1]}).status_code == 401
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/ready").json()["status"] == "ready"
+    with testclient.TestClient(build(sst2, "text", Limits())) as client:
+        assert client.get("/health", headers={"host": "evil.example:8000"}).status_code == 400
+        assert client.get("/health", headers={"host": "127.0.0.1:8000"}).status_code == 200
+    for host, keys, words in [("0.0.0.0", (), "needs a key"), ("127.0.0.1", ("short",), "at least 16"), ("::", (), "needs a key")]:
+        with pytest.raises(InputError, match=words):
+            check_keys(host, keys)
+    check_keys("0.0.0.0", (KEY,))
+    check_keys("::1", ())
+
+
+def test_figures_and_the_list_of_methods(client):
+    asked(client, "a film")
+    asked(client, "")
+    said = client.get("/metrics").text
+    assert 'whyformer_requests_total{status="200"} 1.0' in said
+    assert 'whyformer_requests_total{status="422"} 1.0' in said
+    assert "whyformer_batch_count 1.0" in said
+    names = [m["name"] for m in client.get("/v1/methods").json()]
+    assert "gae" in names
+    assert "vit_cx" not in names
+
+
+# -- many at once ------------------------------------------------------------------------------------------------------
+def test_64_clients_at_once_get_their_own_answers(sst2):
+    words = ["charming", "dull", "superb", "awful", "fine", "slow", "clever", "empty"]
+    texts = [f"{'Very ' * (i % 3)}{words[i % 8]} and {words[i // 8]} film number {i}." for i in range(64)]
+    methods = ["gae", "input_x_gradient"]
+    wanted = {(t, m): e for m in methods for t, e in zip(texts, whyformer.explain_many(sst2.model, texts, m, processor=sst2.processor), strict=True)}
+    with testclient.TestClient(build(sst2, "text", Limits(batch=16, wait=0.02))) as client:
+
+        def one(i: int) -> list:
+            return [asked(client, texts[i], method=m).json()["explanations"][0] for m in methods]
+
+        with ThreadPoolExecutor(64) as pool:
+            found = list(pool.map(one, range(64)))
+        batches = client.get("/metrics").text
+    for text, answers in zip(texts, found, strict=True):
+        for method, answer in zip(methods, answers, strict=True):
+            assert answer["texts"] == [text]
+            torch.testing.assert_close(torch.tensor(answer["scores"]), wanted[text, method].scores, rtol=1e-4, atol=1e-6)
+    count = float(next(line.split()[1] for line in batches.splitlines() if line.startswith("whyformer_batch_count")))
+    assert count < 128  # some were explained together
+
+
+def waiting(content: str = "a film", seconds: float = 30, **more) -> Asked:
+    return Asked(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
+
+
+def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch):
+    go, begun = threading.Event(), threading.Event()
+    original = Session.explain
+
+    def slow(self, reads, size):
+        begun.set()
+        assert go.wait(30)
+        return original(self, reads, size)
+
+    monkeypatch.setattr(Session, "explain", slow)
+    batcher = Batcher(sst2, 1, 0.001, 2)
+    answers = [batcher.submit(waiting())]
+    assert begun.wait(30)
+    answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
+    with pytest.raises(Full):
+        batcher.submit(waiting())
+    answers[1].cancel()
+    closing = threading.Thread(target=batcher.close)
+    go.set()
+    closing.start()
+    assert answers[0].result(30).method == "gae"
+    assert answers[2].result(30).texts == ["film 1"]
+    closing.join(30)
+    assert answers[1].cancelled()
+    with pytest.raises(Full):
+        batcher.submit(waiting())
+
+
+def test_work_that_takes_too_long_is_ended(sst2):
+    batcher = Batcher(sst2, 4, 0.001, 8)
+    start = time.monotonic()
+    late = batcher.submit(waiting(seconds=0.2, method="integrated_gradients", settings={"steps": 1000}))
+    with pytest.raises(TimeIsUp):
+        late.result(60)
+    assert time.monotonic() - start < 30
+    with pytest.raises(Refused, match="the text is empty"):
+        batcher.submit(waiting(" ")).result(30)
+    assert batcher.submit(waiting()).result(30).method == "gae"  # and the thread lives
+    batcher.close()
+
+
+def test_a_full_queue_and_a_late_answer_have_their_statuses(sst2, monkeypatch):
+    original = Session.explain
+    monkeypatch.setattr(Session, "explain", lambda self, reads, size: (time.sleep(0.6), original(self, reads, size))[1])
+    with testclient.TestClient(build(sst2, "text", Limits(batch=1, queue=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
+        statuses = [a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(8))]
+    assert set(statuses) == {429, 504}
+
+
+# -- a process of its own ------------------------------------------------------------------------------------------------
+PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
+
+
+def test_a_server_that_is_told_to_end_finishes_what_it_accepted(free_port):
+    port = free_port()
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "WHYFORMER_API_KEY": KEY}
+    command = [sys.executable, "-c", PROGRAM, "serve", "bundled:sst2", "--port", str(port), "--wait", "400", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
+        line = process.stdout.readline()
+        try:
+            assert line, process.stderr.read()[-2000:]
+            assert json.loads(line)["url"] == f"http://127.0.0.1:{port}"
+            headers = {"Authorization": f"Bearer {KEY}"}
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client, ThreadPoolExecutor(5) as pool:
+                assert client.get("/ready").status_code == 200
+                answers = [pool.submit(client.post, "/v1/explain/text", json={"text": f"film number {i}"}) for i in range(5)]
+                time.sleep(0.2)  # they wait for others
+                process.send_signal(signal.SIGTERM)
+                found = [a.result() for a in answers]
+            assert [a.status_code for a in found] == [200] * 5
+            assert [a.json()["explanations"][0]["texts"] for a in found] == [[f"film number {i}"] for i in range(5)]
+            process.wait(60)
+        finally:
+            process.kill()
+    assert process.returncode in (0, -signal.SIGTERM)

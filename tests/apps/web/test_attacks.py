@@ -1,0 +1,265 @@
+"""The page and its server under hostile use: work without end, functions beside the queue, other sites, guessed passwords, full disks."""
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from apps.web.visiting import SENTENCE
+from whyformer.apps.web import gate, server, uploads, work
+from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.uploads import Uploads, sweep_the_dead
+from whyformer.apps.web.work import Session, Stopped
+from whyformer.errors import InputError
+from whyformer.explaining import Ready
+from whyformer.methods import METHODS
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+HUGE = 10**9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_for_the_tests_that_follow():
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def site(catalogue, free_port):
+    found = []
+    close = server.serve(catalogue, Limits(size=200_000), port=free_port(), started=found.append, wait=False)
+    yield found[0].rstrip("/")
+    close()
+
+
+@pytest.fixture(scope="module")
+def guarded(catalogue, free_port):
+    found = []
+    close = server.serve(catalogue, port=free_port(), password="correct horse", started=found.append, wait=False)
+    yield found[0].rstrip("/")
+    close()
+
+
+# -- work without end ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_setting_is_without_a_bound(name):
+    method = METHODS[name]
+    for key, default in method.settings.items():
+        if (isinstance(default, int | float) and not isinstance(default, bool)) or default is None:
+            for value in (HUGE**2, float("inf"), float("nan")):
+                if key in ("block", "start_layer", "blocks") or (isinstance(value, int) and key == "fill_id"):
+                    continue  # blocks are looked up in the model
+                with pytest.raises(InputError, match=key):
+                    method.complete({key: value})
+
+
+def test_lists_of_heads_and_blocks_have_a_bound():
+    for name, given in (("rollout", {"aggregation": {"heads": [0] * 10_000}}), ("gradcam", {"blocks": [0] * 10_000})):
+        with pytest.raises(InputError):
+            METHODS[name].complete(given)
+
+
+def test_a_request_for_a_billion_samples_is_refused_at_once(site):
+    asked = {"data": [SENTENCE, None, "", ["smoothgrad"], [], {"smoothgrad": {"samples": HUGE}}, False, False]}
+    began = time.monotonic()
+    event = httpx.post(f"{site}/gradio_api/call/explain", json=asked, timeout=60).json()["event_id"]
+    told = httpx.get(f"{site}/gradio_api/call/explain/{event}", timeout=60).text
+    assert "at most 10,000" in told
+    assert time.monotonic() - began < 20
+
+
+def test_a_request_has_a_budget_of_time():
+    track = Session().track(seconds=0.05)
+    with pytest.raises(InputError, match=r"smoothgrad took more than 0\.05 s"):
+        for _ in track(range(100), "smoothgrad"):
+            time.sleep(0.01)
+
+
+def test_work_ends_when_the_visitor_leaves(handlers):
+    session = Session()
+    handlers.visitors["me"] = session
+    session.begin()
+    track = session.track()
+    with pytest.raises(Stopped):
+        for i in track(range(3)):
+            if i == 1:
+                handlers.visits("me", False)
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+def test_a_session_is_bounded_in_bytes():
+    session = Session(most=10**6)
+    for i in range(40):
+        session.once(str(i), lambda: np.zeros(10**5, np.uint8))
+    assert session.bytes <= 10**6
+    assert list(session.made) == [str(i) for i in range(30, 40)]
+
+
+def test_what_several_results_share_counts_once():
+    session, picture = Session(), Image.new("RGB", (1000, 1000))
+    for i in range(8):
+        session.once(str(i), lambda: [picture])
+    assert 3 * 10**6 <= session.bytes < 3.1 * 10**6
+
+
+def test_all_sessions_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(work, "MOST_BYTES", 3 * 10**6)
+    sessions = [Session() for _ in range(6)]
+    for session in sessions:
+        session.once("x", lambda: np.zeros(10**6, np.uint8))
+    assert sum(session.bytes for session in sessions) <= 3 * 10**6
+    assert sessions[-1].made
+    assert not sessions[0].made
+
+
+def test_who_left_is_forgotten_and_who_came_back_is_not(monkeypatch):
+    gone, back = Session(), Session()
+    for one in (gone, back):
+        one.once("x", lambda: b"x" * 100)
+        one.visit(here=False)
+    back.visit(here=True)
+    monkeypatch.setattr(work, "GONE", 0.0)
+    Session().once("y", lambda: b"y")
+    assert not gone.made
+    assert back.made
+
+
+def test_a_model_is_nobodys_memory(handlers):
+    model = handlers.catalogue.load("bundled:digits").model
+    session = Session()
+    session.once("ready", lambda: Ready(model, None, None, "x", None, False, None))
+    assert session.bytes < 1000
+
+
+# -- doors beside the page -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("path", [
+    "run/explain", "run/look", "run/look_1", "run/show_maps", "run/stop", "run/predict", "api/explain", "api/look", "run/download",
+    "component_server", "stream/x", "process_recording", "call/look", "call/show_maps", "run-history/connect", "vibe-edit", "profiling/clear",
+])  # fmt: skip
+def test_functions_cannot_be_called_beside_the_queue(site, path):
+    for prefix in ("/gradio_api/", "/"):
+        for name in (path, f"{path}/", f"/{path}"):
+            answer = httpx.post(f"{site}{prefix}{name}", json={"data": [], "fn_index": 0, "session_hash": "x"})
+            assert answer.status_code in (403, 404, 405), (prefix, name)
+
+
+def test_other_methods_are_refused_too(site):
+    for method in ("PUT", "DELETE", "PATCH"):
+        assert httpx.request(method, f"{site}/gradio_api/run/look", json={}).status_code in (403, 405)
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_another_site_cannot_post(site, headers):
+    for path in ("/gradio_api/call/explain", "/gradio_api/queue/join", "/gradio_api/cancel", "/login"):
+        assert httpx.post(f"{site}{path}", json={"data": ["hi"]}, headers=headers).status_code == 403, path
+    assert httpx.post(f"{site}/gradio_api/upload", files={"files": ("a.png", b"x")}, headers=headers).status_code == 403
+
+
+def test_the_page_itself_may_post(site):
+    own = {"Origin": site, "Sec-Fetch-Site": "same-origin"}
+    assert httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["hi"]}, headers=own).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/openapi.json"), ("GET", "/gradio_api/openapi.json"), ("POST", "/gradio_api/cancel"), ("POST", "/gradio_api/reset")])
+def test_what_gradio_answers_without_a_login_needs_one(guarded, method, path):
+    body = {"session_hash": "x", "fn_index": 0, "event_id": "y"}
+    assert httpx.request(method, guarded + path, json=body).status_code == 401
+    with httpx.Client() as visitor:
+        visitor.post(f"{guarded}/login", data={"username": server.USER, "password": "correct horse"})
+        assert visitor.request(method, guarded + path, json=body).status_code != 401
+
+
+def test_a_login_slows_down_after_wrong_passwords(catalogue, free_port):
+    found = []
+    close = server.serve(catalogue, port=free_port(), password="correct horse", started=found.append, wait=False)
+    site = found[0].rstrip("/")
+
+    def tried(password):
+        return httpx.post(f"{site}/login", data={"username": server.USER, "password": password}).status_code
+
+    try:
+        assert [tried("wrong") for _ in range(3)] == [400, 400, 400]
+        assert tried("correct horse") == 429
+        time.sleep(1.1)
+        assert tried("wrong") == 400
+        assert tried("correct horse") == 429
+        time.sleep(2.1)
+        assert tried("correct horse") == 200
+        assert [tried("wrong"), tried("correct horse")] == [400, 200]
+    finally:
+        close()
+
+
+@pytest.mark.parametrize("path", ["/gradio_api/call/explain", "/gradio_api/upload", "/login"])
+def test_a_body_that_never_comes_is_not_waited_for(site, monkeypatch, path):
+    monkeypatch.setattr(gate, "PATIENCE", 0.5)
+    host, port = site.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        kind = "multipart/form-data; boundary=x" if path.endswith("upload") else "application/json"
+        line.sendall(f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {kind}\r\nContent-Length: 500\r\n\r\n--x".encode())
+        began = time.monotonic()
+        assert line.recv(100).split()[1] in (b"408", b"400")
+        assert time.monotonic() - began < 15
+
+
+# -- uploads ---------------------------------------------------------------------------------------------------------
+def test_uploads_have_a_quota_and_expire(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads.tempfile, "tempdir", str(tmp_path))
+    made = Uploads(most=1000, age=60)
+    (made.folder / "a").mkdir()
+    (made.folder / "a" / "new.png").write_bytes(b"x" * 600)
+    assert made.room()
+    old = made.folder / "a" / "old.png"
+    old.write_bytes(b"x" * 600)
+    assert not made.room()
+    os.utime(old, (time.time() - 100,) * 2)
+    assert made.room()
+    assert not old.exists()
+    made.delete()
+    assert not made.folder.exists()
+
+
+def test_an_upload_without_room_is_refused(catalogue, free_port):
+    found = []
+    close = server.serve(catalogue, Limits(uploads=0), port=free_port(), started=found.append, wait=False)
+    try:
+        assert httpx.post(f"{found[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 507
+    finally:
+        close()
+
+
+def test_folders_of_killed_servers_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(uploads.tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    for name in (f"whyformer-app-{dead.pid}-x", f"whyformer-app-{os.getpid()}-x", "whyformer-app-mine", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / f"whyformer-app-{dead.pid}-link").symlink_to(tmp_path / "other")
+    sweep_the_dead()
+    assert {p.name for p in tmp_path.iterdir()} == {f"whyformer-app-{os.getpid()}-x", "whyformer-app-mine", "other", f"whyformer-app-{dead.pid}-link"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_is_ended_leaves_no_uploads(tmp_path, free_port, number):
+    command = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", "app", "--port", str(free_port())]
+    running = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, text=True)
+    try:
+        assert "whyformer is at" in running.stdout.readline()
+        assert list(tmp_path.glob("whyformer-app-*"))
+        running.send_signal(number)
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+    assert not list(tmp_path.glob("whyformer-app-*"))

@@ -1,0 +1,89 @@
+"""The benchmark of planted facts: prompts whose places are right, columns of maps that are known, a run."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from whyformer.benchmarks.evidence import _MOST, _places, _rendered, own_data
+from whyformer.datasets.planted import Planted, planted
+from whyformer.errors import InputError
+from whyformer.evaluate import run_benchmark
+
+PROMPTS = list(islice(planted(), 90))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p.id)
+def test_the_answer_stands_where_it_is_said_to_stand(prompt: Planted) -> None:
+    word, sentence = prompt.text[slice(*prompt.clue)], prompt.text[slice(*prompt.fact)]
+    assert prompt.document[0] <= prompt.fact[0] <= prompt.clue[0] < prompt.clue[1] <= prompt.fact[1] <= prompt.document[1]
+    if prompt.kind == "agreement":
+        assert {prompt.answer, prompt.rival} == {" is", " are"}
+        assert (prompt.answer == " are") == word.endswith("s")
+        return
+    assert word == prompt.answer.strip()
+    assert sentence.endswith(f"{word}.") or f" {word} " in sentence
+    assert ". " not in sentence
+    if prompt.kind != "twins":
+        assert prompt.text.count(word) == 1
+        return
+    assert prompt.twin is not None
+    assert prompt.changed is not None
+    assert prompt.text[slice(*prompt.twin)] == word
+    asked, other = prompt.changed
+    assert asked[slice(*prompt.clue)] != word == prompt.text[slice(*prompt.clue)]
+    assert asked.count(word) == other.count(word) == 1
+
+
+def test_a_draw_gives_the_same_prompts_and_another_one_others() -> None:
+    assert list(islice(planted(), 20)) == PROMPTS[:20]
+    assert {p.text for p in islice(planted(1), 90)} & {p.text for p in PROMPTS if len(p.text) > 60} == set()
+    assert len({p.id for p in PROMPTS}) == 90
+    assert len(own_data({"prompts": 3, "draw": 0})[1]) == 3 * _MOST
+    with pytest.raises(InputError, match="at least 1"):
+        own_data({"prompts": 0, "draw": 0})
+
+
+def test_where_scores_are() -> None:
+    # "A is b. C is d. A is" -> " b"
+    prompt = Planted("1", "k", "A is b. C is d. A is", " b", (0, 7), (5, 6), (0, 15))
+    spans = [(0, 1), (1, 4), (4, 6), (6, 7), (7, 9), (9, 12), (12, 14), (14, 15), (15, 17), (17, 20)]
+    scores = np.array([1.0, 0.0, 4.0, -3.0, 0.0, 2.0, 0.0, 0.0, 1.0, 0.0])
+    found = _places(prompt, spans, scores)
+    assert found == {"hit": 1.0, "share": 5 / 8, "inside": 5 / 7}
+    assert _places(prompt, spans, -scores)["hit"] == 0
+    assert "share" not in _places(prompt, spans, -np.ones(10))
+
+
+def test_a_conversation_is_written_down_by_the_tokenizer() -> None:
+    class Tokenizer:
+        chat_template: Any = "yes"
+
+        def apply_chat_template(self, messages: Any, tokenize: bool, add_generation_prompt: bool) -> str:
+            assert (tokenize, add_generation_prompt) == (False, True)
+            return f"<user>{messages[0]['content']}<reply>"
+
+    prompt = next(p for p in PROMPTS if p.kind == "chat")
+    made = _rendered(prompt, Tokenizer())
+    assert made is not None
+    assert made.text[slice(*made.clue)] == prompt.answer.strip()
+    assert made.text[slice(*made.document)] == prompt.text[slice(*prompt.document)]
+    assert made.text.startswith("<user>")
+    Tokenizer.chat_template = None
+    assert _rendered(prompt, Tokenizer()) is None
+
+
+def test_a_run_says_how_many_prompts_were_kept(shared: Path, tmp_path: Path) -> None:
+    model = str(shared / "weights" / "stories260k")
+    outcome = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
+    columns = {e["column"]: e for e in outcome.report.tables[0].entries() if e["row"] == "attnlrp"}
+    assert 1 <= columns["hit at 1"]["samples"] <= 5
+    assert columns["removal gap"]["samples"] >= 1
+    assert columns["forward + backward (median)"]["measured"] > 0
+    assert "that the model answers rightly, of" in outcome.report.markdown()
+    again = run_benchmark("evidence", model, out=tmp_path, methods="input_x_gradient,attnlrp", prompts=5, removal=3)
+    assert again.measured == 0

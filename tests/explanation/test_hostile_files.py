@@ -1,0 +1,149 @@
+"""Files that are damaged, hostile or cannot be written: each a LoadError that names file and field, and nothing half-written."""
+
+import errno
+import json
+import os
+import threading
+
+import pytest
+import safetensors.torch
+import torch
+
+from show.made import picture, sentence
+from whyformer.apps.report import write_report
+from whyformer.errors import InputError, LoadError
+from whyformer.explanation.result import Explanation
+from whyformer.inputs.argument import read_argument
+
+
+def rewritten(path, change):
+    """The file that save() wrote, with its facts and tensors changed."""
+    with safetensors.safe_open(str(path), "pt") as file:
+        facts = json.loads(file.metadata()["whyformer"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    change(facts, tensors)
+    safetensors.torch.save_file(tensors, path, {"whyformer": json.dumps(facts)})
+    return path
+
+
+CHANGES = {
+    "tokens": lambda f, t: f.update(tokens="x"),
+    "offsets": lambda f, t: f.update(offsets=[[["a", "b"]]]),
+    "level": lambda f, t: f.update(level=3),
+    "labels": lambda f, t: f.update(labels=[1, 2]),
+    "extent": lambda f, t: f.update(extent=[[1]]),
+    "unknown": lambda f, t: f.update(unknown=[["x"]]),
+    "nonsense": lambda f, t: f.update(nonsense=1),
+    "method": lambda f, t: f.pop("method"),
+    "scores": lambda f, t: t.pop("scores"),
+    "logits": lambda f, t: t.update(logits=torch.zeros(7, 2)),
+    "target_names": lambda f, t: f.update(target_names=["a", "b", "c"]),
+    "texts": lambda f, t: f.update(texts=["a", "b", "c"]),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_malformed_file_is_told_by_name_and_field(tmp_path, field):
+    path = rewritten(sentence("good bad", [0, 2.0, -1.0, 0]).save(tmp_path / "odd.safetensors"), CHANGES[field])
+    with pytest.raises(LoadError, match=rf"odd\.safetensors.*{field}"):
+        Explanation.load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 8, b"\xff" * 100, b'{"a": 1}', os.urandom(1000)])
+def test_a_file_that_is_none_of_ours_is_told(tmp_path, content):
+    path = tmp_path / "odd.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(LoadError, match=r"odd\.safetensors"):
+        Explanation.load(path)
+
+
+def test_one_bad_file_never_ends_a_report(tmp_path):
+    for field, change in CHANGES.items():
+        rewritten(sentence("good bad", [0, 2.0, -1.0, 0]).save(tmp_path / f"{field}.safetensors"), change)
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "report.json").write_text('{"benchmark": [], "figures": 3}')
+    os.mkfifo(tmp_path / "pipe.json")
+    picture().save(tmp_path / "good.safetensors")
+    made = write_report(tmp_path, tmp_path / "report.html")
+    assert made.explanations == 1
+    assert {s.file for s in made.skipped if s.damaged} >= {f"{field}.safetensors" for field in CHANGES if field != "method"} | {"report.json"}
+
+
+def test_a_report_opens_no_folder_that_a_file_names(tmp_path):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "config.json").write_text('{"id2label": {"0": "stolen words"}, "architectures": ["Stolen"]}')
+    (secret / "README.md").write_text("---\nlicense: stolen\n---")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for i, name in enumerate((str(secret), "../secret", f"bundled:../../{secret}", os.path.relpath(secret))):
+        picture(model=name).save(sources / f"{i}.safetensors")
+    made = write_report(sources, tmp_path / "report.html")
+    assert made.explanations == 4
+    assert "tolen" not in made.path.read_text()
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+def test_a_missing_folder_is_a_sentence(tmp_path):
+    with pytest.raises(LoadError, match="there is no folder"):
+        sentence().save(tmp_path / "not" / "there.safetensors")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), safetensors.SafetensorError("I/O error: No space left on device")])
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch, error):
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(LoadError, match=r"cannot write .*No space left"):
+        sentence().save(tmp_path / "e.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_is_killed_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = sentence().save(tmp_path / "e.safetensors")
+    before = path.read_bytes()
+
+    def killed(tensors, partial, metadata):
+        partial.write_bytes(b"half")
+        os._exit(9)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", killed)
+    child = os.fork()
+    if not child:
+        sentence("other words").save(path)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert path.read_bytes() == before
+    assert [p.suffix for p in tmp_path.iterdir() if p != path] == [".partial"]
+    assert write_report(tmp_path, tmp_path / "r.html").skipped == []
+
+
+def test_two_may_write_one_name(tmp_path):
+    path, errors = tmp_path / "e.safetensors", []
+
+    def write(text):
+        try:
+            for _ in range(20):
+                sentence(text).save(path)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(f"a film, number {i}",)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert Explanation.load(path).texts[0].startswith("a film, number ")
+    assert [p.name for p in tmp_path.iterdir()] == ["e.safetensors"]
+
+
+# -- reading what is no file ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [os.mkfifo, lambda p: p.symlink_to("/dev/zero"), lambda p: p.symlink_to("/dev/stdin")])
+@pytest.mark.parametrize("name", ["x.txt", "x.png"])
+def test_a_pipe_or_a_device_is_refused_before_it_is_opened(tmp_path, make, name):
+    path = tmp_path / name
+    make(path)
+    with pytest.raises((LoadError, InputError), match="a pipe or a device"):
+        read_argument(str(path))

@@ -1,0 +1,229 @@
+"""Each step of a generated text is what ``explain`` says of the tokens before it; prompts of every form; refusals."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import whyformer
+import zoo
+from whyformer import targets
+from whyformer.errors import InputError, LoadError
+from whyformer.explanation.generation import Generation
+from whyformer.generation.steps import Steps
+from whyformer.methods import METHODS
+
+PROMPT = [2, 9, 5, 17, 30]
+ANSWER = [8, 11, 4, 25]
+SOURCE = [6, 7, 8, 9, 3]
+TOGETHER = ("saliency", "input_x_gradient", "lrp_ah", "lrp_ah_ln", "lrp", "attnlrp", "cp_lrp", "gim", "libragrad")
+
+
+@cache
+def model(name: str) -> Any:
+    """A tiny random model in float64."""
+    shape = {
+        "vocab_size": zoo.VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 40,
+        "decoder_start_token_id": 3, "pad_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None,
+    }  # fmt: skip
+    if name in ("llama_lm", "gpt2_lm", "t5"):
+        return getattr(zoo, name)()[0].double()
+    kind, config = {"bart": ("BartForConditionalGeneration", "BartConfig"), "marian": ("MarianMTModel", "MarianConfig")}[name]
+    torch.manual_seed(0)
+    return zoo.randomise(getattr(transformers, kind)(getattr(transformers, config)(**shape)).eval()).double()
+
+
+def largest(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("method", sorted(n for n, m in METHODS.items() if m.modality != "image"))
+@pytest.mark.parametrize("name", ["llama_lm", "gpt2_lm"])
+def test_each_step_is_what_explain_says_of_the_tokens_before_it(name: str, method: str) -> None:
+    own = model(name)
+    try:
+        g = whyformer.explain_generation(own, PROMPT, ANSWER[:2], method)
+    except whyformer.WhyformerError as error:
+        with pytest.raises(type(error)):
+            whyformer.explain(own, torch.tensor([PROMPT]), method, targets.LogProbability(ANSWER[0]))
+        return
+    for t, token in enumerate(ANSWER[:2]):
+        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
+        e = whyformer.explain(own, ids, method, targets.LogProbability(token))
+        assert largest(g[t].scores, e.scores) < 1e-10
+        assert torch.allclose(g[t].logits, e.logits, atol=1e-12)
+        assert g[t].target_names == e.target_names
+        assert not g.matrix[t, len(PROMPT) + t :].any()
+
+
+@pytest.mark.parametrize("method", [*TOGETHER, "gae", "transformer_attribution"])
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_each_token_of_a_decoder_is_explained_by_the_source_and_the_output_before_it(name: str, method: str) -> None:
+    own = model(name)
+    g = whyformer.explain_generation(own, SOURCE, ANSWER, method)
+    assert (g.source, g.start, g.generated) == (5, 6, slice(6, 10))
+    assert g.ids == [*SOURCE, own.config.decoder_start_token_id, *ANSWER]
+    for t, token in enumerate(ANSWER):
+        fed = {"input_ids": torch.tensor([SOURCE]), "decoder_input_ids": torch.tensor([g.ids[5 : 6 + t]])}
+        e = whyformer.explain(own, fed, method, targets.LogProbability(token))
+        assert g[t].inputs == e.inputs == ("input_ids", "decoder_input_ids")
+        for part in e.inputs:
+            assert largest(g[t].part(part).scores, e.part(part).scores) < 1e-10
+        row = torch.cat([e.scores[0], e.parts["decoder_input_ids"].scores[0]])
+        assert largest(g.matrix[t, : len(row)], row) < 1e-10
+
+
+@pytest.mark.parametrize("method", TOGETHER)
+def test_one_forward_pass_serves_all_steps(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, lengths, alone = model("llama_lm"), [], Steps._alone
+    whyformer.explain_generation(own, PROMPT, ANSWER, method)  # what is measured once a model is measured
+    monkeypatch.setattr(Steps, "_alone", lambda *a: pytest.fail("a pass for each step"))
+    hook = own.lm_head.register_forward_hook(lambda module, args, output: lengths.append(output.shape[1]))
+    whyformer.explain_generation(own, PROMPT, ANSWER, method)
+    hook.remove()
+    # the check that it is a language model, the pass; the vocabulary is computed for the rows that are asked
+    assert lengths[-1] == len(ANSWER)
+    assert len(lengths) <= 4
+    assert alone is not None
+
+
+@pytest.mark.parametrize("name", ["llama_lm", "t5"])
+def test_a_span_is_the_sum_of_its_steps_for_what_is_linear_in_the_target(name: str) -> None:
+    own = model(name)
+    g = whyformer.explain_generation(own, PROMPT, ANSWER, "lrp_ah_ln")
+    e = g.span(1, -1)
+    summed = g.matrix[1:].sum(0)
+    found = torch.cat([e.scores[0], *(p.scores[0] for p in e.parts.values())])
+    assert largest(found[: len(summed)], summed[: len(found)]) < 1e-10
+    assert float(e.logits) == pytest.approx(float(g.value[1:].sum()), abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("target", "value"),
+    [
+        (None, lambda row, token: row.log_softmax(-1)[token]),
+        ("logit", lambda row, token: row[token]),
+        ("probability", lambda row, token: row.softmax(-1)[token]),
+        ("contrast", lambda row, token: row[token] - torch.cat([row[:token], row[token + 1 :]]).max()),
+        (targets.Contrast(7, 9), lambda row, token: row[7] - row[9]),
+        (lambda row: row[:, 5] ** 2, lambda row, token: row[5] ** 2),
+    ],
+)
+def test_what_is_explained_of_each_token(target: Any, value: Any) -> None:
+    own = model("gpt2_lm")
+    g = whyformer.explain_generation(own, PROMPT, ANSWER, "input_x_gradient", target=target)
+    rows = own(torch.tensor([[*PROMPT, *ANSWER]])).logits[0, len(PROMPT) - 1 :].detach()
+    for t, token in enumerate(ANSWER):
+        assert float(g.value[t]) == pytest.approx(float(value(rows[t], token)), abs=1e-10)
+        assert g[t].diagnostics["conservation"]["start"] == pytest.approx([float(g.value[t])], abs=1e-10)
+
+
+def test_a_list_of_prompts_gives_each_as_by_itself_and_padding_is_left_out() -> None:
+    own = model("llama_lm")
+    prompts = [PROMPT, PROMPT[:3], [4, 4, 8, 9, 1, 2]]
+    several = whyformer.explain_generation(own, prompts, [ANSWER, ANSWER[:2], ANSWER], "lrp_ah_ln")
+    assert isinstance(several, list)
+    for g, prompt, answer in zip(several, prompts, [ANSWER, ANSWER[:2], ANSWER], strict=True):
+        alone = whyformer.explain_generation(own, prompt, answer, "lrp_ah_ln")
+        assert torch.equal(g.matrix, alone.matrix)
+    for side in ("left", "right"):
+        ids, mask = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
+        for row, prompt in enumerate(prompts[:2]):
+            place = slice(8 - len(prompt), 8) if side == "left" else slice(0, len(prompt))
+            ids[row, place], mask[row, place] = torch.tensor(prompt), 1
+        padded = whyformer.explain_generation(own, {"input_ids": ids, "attention_mask": mask}, [ANSWER, ANSWER[:2]], "lrp_ah_ln")
+        assert [torch.equal(a.matrix, b.matrix) for a, b in zip(padded, several[:2], strict=True)] == [True, True]
+
+
+def test_greedy_tokens_are_the_likeliest_and_the_model_is_left_as_found() -> None:
+    own = model("llama_lm")
+    before = {n: p.requires_grad for n, p in own.named_parameters()}
+    g = whyformer.explain_generation(own, torch.tensor(PROMPT), method="input_x_gradient", max_new_tokens=5)
+    assert g.ids[: g.start] == PROMPT
+    assert 1 <= len(g) <= 5
+    for t in range(len(g)):
+        assert g.candidates(t)[0][0] == g.ids[g.start + t]
+        assert g.probability(t) == pytest.approx(g.candidates(t)[0][3])
+    assert {n: p.requires_grad for n, p in own.named_parameters()} == before
+
+
+def test_merged_units_keep_the_sum(tmp_path: Path) -> None:
+    g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
+    for unit in ("word", "sentence", "turn"):
+        merged = g.by(unit)
+        assert float(merged.matrix.sum()) == pytest.approx(float(g.matrix.sum()), abs=1e-12)
+        assert float(merged.value.sum()) == pytest.approx(float(g.value.sum()), abs=1e-12)
+        assert [merged[t].scores.shape[1] for t in range(len(merged))] == [merged.start + t for t in range(len(merged))]
+    turns = g.by("turn")
+    assert turns.matrix.shape == (1, 2)
+    assert float(turns.matrix[0, 0]) == pytest.approx(float(g.matrix[:, :5].sum()))
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    g = whyformer.explain_generation(model("t5"), SOURCE, ANSWER, "lrp_ah_ln")
+    again = Generation.load(g.save(tmp_path / "answer.safetensors"))
+    assert torch.equal(again.matrix, g.matrix)
+    assert (again.tokens, again.pieces, again.ids, again.settings, again.turns) == (g.tokens, g.pieces, g.ids, g.settings, g.turns)
+    assert str(again[1]) == str(g[1])
+    assert again.by("word").pieces == g.by("word").pieces
+    with pytest.raises(InputError, match="needs the model"):
+        again.span(0, 1)
+    with pytest.raises(LoadError, match="no such file"):
+        Generation.load(tmp_path / "none")
+    whyformer.explain(model("llama_lm"), torch.tensor([PROMPT]), "saliency").save(tmp_path / "other.safetensors")
+    with pytest.raises(LoadError, match="generated text"):
+        Generation.load(tmp_path / "other.safetensors")
+    facts = g.to_dict()
+    assert len(facts["candidates"][0]) == 10
+    assert facts["probabilities"][0] == pytest.approx(g.probability(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompt": []}, "the list of prompts is empty"),
+        ({"prompt": ""}, "tokenizer"),
+        ({"prompt": 3.5}, "a prompt is a text"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.long)}, "the prompt is empty"),
+        ({"prompt": [3, 5000]}, "outside the model's vocabulary"),
+        ({"prompt": [4] * 90}, "takes at most"),
+        ({"continuation": []}, "continuation"),
+        ({"continuation": [5000]}, "outside the model's vocabulary"),
+        ({"continuation": "blue"}, "tokenizer"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"target": targets.Token(-1, 3)}, "each step is about the token"),
+        ({"target": targets.LogProbability(5000)}, "out of range"),
+        ({"method": "nonsense"}, "no method"),
+        ({"prompt": [[{"role": "user", "content": "Hi"}]]}, "tokenizer"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(given: dict[str, Any], said: str) -> None:
+    asked = {"prompt": PROMPT, "continuation": None, "method": "lrp_ah_ln", "max_new_tokens": 4, **given}
+    with pytest.raises(InputError, match=said):
+        whyformer.explain_generation(model("llama_lm"), **asked)
+
+
+def test_a_model_that_is_no_language_model_is_refused() -> None:
+    classifier, inputs = zoo.bert()
+    with pytest.raises(InputError, match="cannot generate"):
+        whyformer.explain_generation(classifier, inputs["input_ids"][:1], method="lrp_ah_ln")
+    with pytest.raises(InputError, match="no language model"):
+        whyformer.explain_generation(classifier, inputs["input_ids"][:1], [4, 5], "lrp_ah_ln")
+
+
+def test_spans_that_are_not_there() -> None:
+    g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
+    with pytest.raises(InputError, match="outside the text"):
+        g.span(0, 4)
+    with pytest.raises(InputError, match="before its start"):
+        g.span(2, 1)
+    with pytest.raises(InputError, match="merges into one of"):
+        g.by("letter")
+    with pytest.raises(IndexError):
+        g[4]

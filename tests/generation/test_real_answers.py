@@ -1,0 +1,82 @@
+"""Answers of trained language models, and the reference's own figures (they lie beside the checkout; without them this skips)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+import whyformer
+
+CACHE = Path(os.environ.get("WHYFORMER_TEST_MODELS", "~/.cache/whyformer-test-models")).expanduser()
+"""Where weights that tests make are kept; not in the project."""
+
+
+def test_answers_have_the_scores_of_the_reference(shared: Path) -> None:
+    folder = shared / "golden" / "lxt_llama_tiny"
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**json.loads((folder / "config.json").read_text()))).double().eval()
+    model.load_state_dict(load_file(folder / "state_dict.safetensors"), strict=False)  # rotary frequencies stay float32's
+    wanted, targets, ids = (np.load(folder / f"{name}.npy") for name in ("attnlrp_efficient_f64exact", "targets", "input_ids"))
+    for i, row in enumerate(ids):
+        for k, token in enumerate(targets[i]):
+            g = whyformer.explain_generation(model, row.tolist(), [int(token)], target="logit")
+            assert np.abs(g.matrix[0, :-1].numpy() - wanted[i, k]).max() < 1e-6 * np.abs(wanted).max()
+
+
+@cache
+def smollm2(shared: Path) -> tuple[Any, Any]:
+    folder = CACHE / "smollm2_135m_instruct"
+    if not (folder / "model.safetensors").is_file():
+        make = shared / "weights" / "smollm2_135m_instruct" / "make_weights"
+        made = subprocess.run([sys.executable, str(make), str(folder)], capture_output=True, text=True, check=False)
+        if made.returncode:
+            pytest.skip(f"the weights cannot be made here: {made.stderr.strip().splitlines()[-1:]}")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder).eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_a_conversation_is_answered_and_explained(shared: Path) -> None:
+    model, tokenizer = smollm2(shared)
+    g: Any = whyformer.explain_generation(model, [{"role": "user", "content": "Name three fruits."}], processor=tokenizer, max_new_tokens=16)
+    assert g.text.startswith("1. Bananas\n2. Oranges\n3. Grapes")
+    assert [role for role, _, _ in g.turns] == ["user", "assistant"]
+    words = g.by("word")
+    ban = next(t for t in range(len(words)) if words.pieces[words.start + t].strip() == "Bananas")
+    best = int(words.matrix[ban, : words.start].argmax())
+    assert words.pieces[best].strip() in ("fruits", "three", "Name")
+    span = g.span(0, 3)
+    summed = g.matrix[:4].sum(0)[: span.scores.shape[1]]
+    torch.testing.assert_close(span.scores[0], summed, atol=2e-3 * float(summed.abs().max()), rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "answer", "evidence"),
+    [
+        ("The kite is in the garage. The ball is in the hall. Question: Where is the ball? Answer: The ball is in the", " hall", " hall"),
+    ],
+)
+def test_the_planted_word_is_on_top(shared: Path, prompt: str, answer: str, evidence: str) -> None:
+    model, tokenizer = smollm2(shared)
+    g: Any = whyformer.explain_generation(model, prompt, answer, processor=tokenizer)
+    assert g.pieces[int(g.matrix[0].argmax())] == evidence
+
+
+@pytest.mark.slow
+def test_bfloat16_agrees_with_float32(shared: Path) -> None:
+    model, tokenizer = smollm2(shared)
+    prompt = "Ann's ball is red. Bob's kite is blue. Answer: Bob's kite is"
+    half = transformers.AutoModelForCausalLM.from_pretrained(model.config._name_or_path, dtype=torch.bfloat16).eval()
+    a, b = (whyformer.explain_generation(m, prompt, " blue", processor=tokenizer).matrix[0].double() for m in (model, half))
+    assert int(a.argmax()) == int(b.argmax())
+    assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.99

@@ -1,0 +1,98 @@
+"""Generated texts about pictures: for every token a map over the picture, the same that explaining it by itself gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import whyformer
+from prompting import BUILT, llava, square
+from whyformer.errors import InputError
+from whyformer.targets import LogProbability, Token
+
+BOX = (10, 30, 26, 46)
+METHODS = ["attnlrp", "input_x_gradient", "saliency", "rollout", "raw_attention", "gae", "transformer_attribution", "lrp_ah_ln"]
+
+
+def tensors(processor: Any, text: str, picture: Image.Image) -> dict[str, torch.Tensor]:
+    return dict(processor(images=[[picture]], text=[f"<image>{text}"], return_tensors="pt", padding=False))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", BUILT)
+def test_each_step_is_explained_as_by_itself(name: str, method: str) -> None:
+    model, processor = BUILT[name]()
+    picture = square((64, 64), BOX)
+    g = whyformer.explain_generation(model, "what is", images=picture, method=method, processor=processor, max_new_tokens=3)
+    given = tensors(processor, "what is", picture)
+    assert g.ids[: g.start] == given["input_ids"][0].tolist()
+    for t in range(len(g)):
+        token = g.ids[g.start + t]
+        before = torch.tensor([g.ids[: g.start + t]])
+        kinds = {"mm_token_type_ids": (before == 100).long()} if "mm_token_type_ids" in given else {}
+        fed = {**given, "input_ids": before, "attention_mask": torch.ones_like(before), **kinds}
+        alone = whyformer.explain(model, fed, method, Token(-1, LogProbability(token)))
+        e = g[t]
+        assert torch.allclose(e.scores, alone.part("input_ids").scores, rtol=1e-6, atol=1e-9)
+        raw, laid = alone.part("pixel_values").scores, e.part("pixel_values").scores
+        assert abs(float(raw.sum() - laid.sum())) < 1e-8 + 1e-6 * float(raw.abs().sum())  # put together or in another order
+        if name == "llava":
+            assert torch.allclose(raw, laid, rtol=1e-6, atol=1e-9)
+
+
+def test_what_was_written_is_what_the_model_writes() -> None:
+    model, processor = llava()
+    picture = square((64, 64), BOX)
+    g = whyformer.explain_generation(model, "what is", images=picture, processor=processor, max_new_tokens=4)
+    wrote = model.generate(**tensors(processor, "what is", picture), max_new_tokens=4, do_sample=False)
+    assert g.ids == wrote[0].tolist()
+    assert g[0].inputs == ("input_ids", "pixel_values")
+    assert g[0].part("pixel_values").placed().shape == (64, 64)
+
+
+def test_batch_words_and_files(tmp_path: Path) -> None:
+    model, processor = llava()
+    pictures = [square((64, 64), BOX), square((48, 96), (60, 4, 80, 20))]
+    options: dict[str, Any] = {"continuation": "on the left", "method": "rollout", "processor": processor}
+    answers = {**options, "continuation": ["on the left"] * 2}
+    both = whyformer.explain_generation(model, ["what is", "what is here"], images=pictures, **answers)
+    for g, picture, text in zip(both, pictures, ["what is", "what is here"], strict=True):
+        alone = whyformer.explain_generation(model, text, images=picture, **options)
+        assert torch.equal(g.matrix, alone.matrix)
+        assert torch.equal(g[1].part("pixel_values").scores, alone[1].part("pixel_values").scores)
+    g = both[0]
+    merged = g.by("sentence")
+    total = sum(g[t].part("pixel_values").scores for t in range(len(g)))
+    assert torch.allclose(sum(merged[t].part("pixel_values").scores for t in range(len(merged))), total)
+    kept = type(g).load(g.save(tmp_path / "g.safetensors"))
+    again, was = kept[2].part("pixel_values"), g[2].part("pixel_values")
+    assert torch.equal(again.scores, was.scores)
+    assert (again.grid, again.geometry, again.originals[0].size) == (was.grid, was.geometry, was.originals[0].size)
+
+
+def test_a_given_answer_and_a_span() -> None:
+    model, processor = llava()
+    options: dict[str, Any] = {"images": square((64, 64), BOX), "method": "input_x_gradient", "processor": processor}
+    g = whyformer.explain_generation(model, "what is", "here on", **options)
+    assert [p.strip() for p in g.pieces[g.generated]] == ["here", "on"]
+    together, each = g.span(0, 1).part("pixel_values").scores, g.seen["pixel_values"].scores
+    assert torch.allclose(together[0], each.sum(0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "said"),
+    [
+        ("what is", [], "no place|is empty|0 are given|list of pictures"),
+        (["what", "is"], [square((64, 64), BOX)], "2 prompts need as many pictures"),
+        ([{"role": "user", "content": "what"}], square((64, 64), BOX), "prompt with pictures is a text"),
+        ("what is <image> <image>", square((64, 64), BOX), "2 places for pictures"),
+    ],
+)
+def test_prompts_that_do_not_fit(prompt: Any, images: Any, said: str) -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match=said):
+        whyformer.explain_generation(model, prompt, images=images, processor=processor)

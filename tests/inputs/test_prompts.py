@@ -1,0 +1,134 @@
+"""Prompts with pictures: each picture is a part, its scores lie where they belong on the picture, whatever the processor cut."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from PIL import Image
+
+import whyformer
+from prompting import BUILT, MARK, TEXT, llava, qwen2_vl, square
+from whyformer.errors import InputError
+
+
+def outside(part: Any, box: tuple[int, int, int, int], margin: float) -> float:
+    """Share of |score| that lies farther from a box than ``margin`` pixels of the picture."""
+    maps = part._maps()[0].abs().double()
+    left, top, right, bottom = part.geometry[0].box
+    rows = top + (torch.arange(maps.shape[0]) + 0.5) * (bottom - top) / maps.shape[0]
+    columns = left + (torch.arange(maps.shape[1]) + 0.5) * (right - left) / maps.shape[1]
+    near = ((rows > box[1] - margin) & (rows < box[3] + margin))[:, None] & ((columns > box[0] - margin) & (columns < box[2] + margin))
+    return float(maps[~near].sum() / maps.sum())
+
+
+@pytest.mark.parametrize("size", [(64, 64), (48, 96), (120, 50)])
+@pytest.mark.parametrize("name", BUILT)
+def test_scores_lie_where_the_picture_is_not_black(name: str, size: tuple[int, int]) -> None:
+    model, processor = BUILT[name]()
+    high, wide = size
+    box = (wide // 2, high // 8, wide // 2 + wide // 4, high // 8 + high // 4)
+    given = {"text": "what is here", "images": square(size, box)}
+    target = whyformer.targets.Token(-1, 7)
+    e = whyformer.explain(model, given, "input_x_gradient", target, processor)
+    part = e.part("pixel_values")
+    assert part.originals is not None
+    assert part.originals[0].size == (wide, high)
+    assert part.level == ("patch" if name == "qwen2_vl" else "pixel")
+    margin = {"llava": max(size) / 8, "idefics3": max(size) / 8, "qwen2_vl": 9.0}[name]
+    assert outside(part, box, margin) < 0.02
+    placed = part.placed()
+    assert placed.shape == size
+    y, x = divmod(int(placed.abs().nan_to_num().argmax()), wide)
+    assert box[0] - margin <= x <= box[2] + margin
+    assert box[1] - margin <= y <= box[3] + margin
+    ids = e.part("input_ids")
+    assert not bool(ids.scores[0][[t == "<image>" for t in ids.tokens[0]]].any())
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_each_picture_of_a_prompt_is_a_part(name: str) -> None:
+    model, processor = BUILT[name]()
+    box = (10, 30, 26, 46)
+    second = square((64, 64), box)
+    given = {"text": "what is <image> on the left <image> here", "images": [Image.new("RGB", (64, 64)), second]}
+    e = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(-1, 7), processor)
+    assert set(e.inputs) == {"input_ids", "pixel_values[0]", "pixel_values[1]"}
+    first, other = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
+    assert first < 1e-4 * other
+    assert outside(e.part("pixel_values[1]"), box, 9.0) < 0.02
+
+
+def test_each_word_has_its_own_map() -> None:
+    """The target is any position: a row that stands before a word knows nothing of it."""
+    model, processor = llava()
+    given = {"text": "what is here <image> on the left", "images": square((64, 64), (10, 30, 26, 46))}
+    early = whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(2, 7), processor)
+    assert not bool(early.part("pixel_values").scores.any())
+    late = [whyformer.explain(model, given, "input_x_gradient", whyformer.targets.Token(p, 7), processor) for p in (-3, -1)]
+    maps = [e.part("pixel_values").scores for e in late]
+    assert all(bool(m.any()) for m in maps)
+    assert not torch.allclose(*maps, atol=1e-6)
+
+
+def test_merged_patches_lie_side_by_side() -> None:
+    """Rollout of Qwen2-VL: four packed patches are one row, and these four are a square of the picture."""
+    model, processor = qwen2_vl()
+    given = {"text": "what is here", "images": square((48, 96), (10, 30, 26, 46))}
+    part = whyformer.explain(model, given, "rollout", whyformer.targets.Token(-1, 7), processor).part("pixel_values")
+    maps = part._maps()[0]
+    blocks = maps.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 1, 3).flatten(2)
+    assert torch.equal(blocks.amax(-1), blocks.amin(-1))
+    assert len(blocks[..., 0].unique()) > blocks[..., 0].numel() // 2
+
+
+def test_a_place_is_made_as_the_chat_template_says() -> None:
+    model, processor = llava()
+    chat = "{% for m in messages %}here {% for p in m['content'] %}{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    processor.chat_template = processor.tokenizer.chat_template = chat
+    processor.apply_chat_template = processor.tokenizer.apply_chat_template
+    e = whyformer.explain(model, {"text": "what is", "images": square((64, 64), (0, 0, 9, 9))}, "saliency", 7, processor)
+    assert e.part("input_ids").tokens[0] == ["here", *["<image>"] * 16, "what", "is"]
+
+
+PICTURE = Image.fromarray(np.full((64, 64, 3), 200, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"text": "what is <image> and <image>", "images": PICTURE}, "2 places for pictures"),
+        ({"text": "what is <image>", "images": [PICTURE, PICTURE]}, "1 place for pictures .*2 are given"),
+        ({"text": " ", "images": PICTURE}, "not empty"),
+        ({"text": "what is", "images": 3}, "PIL image or a file, not int"),
+        ({"text": ["what", "is"], "images": [PICTURE]}, "2 prompts need as many pictures"),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(given: dict[str, Any], said: str) -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match=said):
+        whyformer.explain(model, given, "saliency", 7, processor)
+
+
+def test_a_picture_for_a_model_without_eyes() -> None:
+    blind = hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT)).eval()
+    _, processor = llava()
+    with pytest.raises(InputError, match="reads no pictures"):
+        whyformer.explain(blind, {"text": "what is", "images": PICTURE}, "saliency", 7, processor)
+    with pytest.raises(InputError, match="AutoProcessor"):
+        whyformer.explain(blind, {"text": "what is", "images": PICTURE}, "saliency", 7, SimpleNamespace())
+
+
+def test_places_without_a_picture_and_places_that_do_not_fit() -> None:
+    model, processor = llava()
+    with pytest.raises(InputError, match="place for a picture"):
+        whyformer.explain(model, "what is <image> here", "saliency", 7, processor)
+    pixels = torch.rand(1, 3, 32, 32).double()
+    for count in (15, 17):
+        ids = torch.tensor([[1, *[MARK] * count, 5]])
+        with pytest.raises(InputError, match=f"{count} places for rows"):
+            whyformer.explain(model, {"input_ids": ids, "pixel_values": pixels}, "saliency", 7)

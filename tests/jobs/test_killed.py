@@ -1,0 +1,125 @@
+"""A job that is killed, also while it writes, ends with the very files of one that was not, whenever that happens."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from made import contents, ended, in_a_process, text_model, text_table
+
+from whyformer.jobs import folder
+from whyformer.jobs.description import Job
+from whyformer.jobs.local import Opened, explain_opened, open_job
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """The model, loaded once, and the input; and what a job that nothing happens to writes."""
+    place = tmp_path_factory.mktemp("killed")
+    table = text_table(place / "data.jsonl", 60, bad=(3, 31, 32))
+    options = {"methods": ("transformer_attribution", "gae"), "rows_per_part": 6, "batch_size": 4, "targets": "all"}
+    opened = open_job(Job(model=text_model(place / "bert"), input=str(table), out=str(place / "whole"), **options))
+    explain_opened(opened, None, lambda text: None)
+    return opened, contents(place / "whole"), options
+
+
+def into(opened: Opened, out: Path) -> Opened:
+    return Opened(Job(**{**vars(opened.job), "out": str(out)}), opened.session, opened.source)
+
+
+def tearing(out: Path, when: int) -> None:
+    """Kill this process in the middle of its ``when``-th write: half of the bytes are on the disk."""
+    flush, append, count = folder._flush, os.write, 0
+
+    def torn_file(path: Path) -> None:
+        nonlocal count
+        count += 1
+        if count == when and path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        flush(path)
+
+    def torn_line(file: int, data) -> int:
+        nonlocal count
+        count += 1
+        if count == when:
+            append(file, bytes(data)[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return append(file, data)
+
+    folder._flush, folder.os.write = torn_file, torn_line
+
+
+def killed(opened: Opened, generator: random.Random, out: Path) -> int:
+    """Run the job in a process that is killed, at some moment or in some write, until one ends; how often it was."""
+    kills = 0
+    while True:
+        tear = generator.choice([0, 0, generator.randint(1, 40)]) if kills < 12 else 0
+        wait = generator.uniform(0.02, 0.8) if kills < 12 and not tear else None
+
+        def work(tear=tear) -> None:
+            if tear:
+                tearing(out, tear)
+            explain_opened(into(opened, out), None, lambda text: None)
+
+        child = in_a_process(work)
+        if wait is not None:
+            time.sleep(wait)
+            os.kill(child, signal.SIGKILL)
+        status = ended(child)
+        if status == 0:
+            return kills
+        assert status == -signal.SIGKILL, (status, (out / "log.jsonl").read_text()[-500:])
+        kills += 1
+        generator.random()
+
+
+def rounds(ready, tmp_path: Path, seeds: range) -> int:
+    opened, whole, _ = ready
+    kills = 0
+    for seed in seeds:
+        out = tmp_path / str(seed)
+        kills += killed(opened, random.Random(seed), out)
+        found = contents(out)
+        assert sorted(found) == sorted(whole), seed
+        assert [name for name in whole if found[name] != whole[name]] == [], seed
+    return kills
+
+
+def test_a_job_killed_at_any_moment_ends_with_the_same_files(ready, tmp_path):
+    assert rounds(ready, tmp_path, range(3)) > 3
+
+
+@pytest.mark.slow
+def test_a_job_killed_at_any_moment_ends_with_the_same_files_in_many_rounds(ready, tmp_path):
+    assert rounds(ready, tmp_path, range(100, 135)) > 70
+
+
+@pytest.mark.parametrize("when", [1, 3, 5, 6, 7, 8, 9, 10])
+def test_a_write_that_a_kill_tears_is_made_again(ready, tmp_path, when):
+    opened, whole, _ = ready
+
+    def work() -> None:
+        tearing(tmp_path / "out", when)
+        explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)
+
+    status = ended(in_a_process(work))
+    assert status in (0, -signal.SIGKILL)  # a folder is flushed too, and not torn
+    explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)
+    assert contents(tmp_path / "out") == whole
+
+
+def test_every_row_is_there_exactly_once(ready):
+    from whyformer.jobs.reading import read
+
+    opened, _, _ = ready
+    maps = read(opened.job.out)
+    pairs = [(r["row"], r["method"], r["target"]) for r in maps.table(["row", "method", "target"]).to_pylist()]
+    bad = [r["row"] for r in maps.failures().to_pylist()]
+    assert len(set(pairs)) == len(pairs) == 57 * 4
+    assert bad == [3, 31, 32]
+    assert {row for row, _, _ in pairs} | set(bad) == set(range(60))

@@ -1,0 +1,254 @@
+"""``explain_many`` over everything that holds inputs, and the summaries of what was written."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from made import picture_model, pictures, sentences, text_model, text_table
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import datasets
+import whyformer
+from whyformer.errors import InputError, LoadError
+from whyformer.jobs.sources import open_source
+from whyformer.models import load
+from zoo_evaluate import tiny_vit
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return load(text_model(tmp_path_factory.mktemp("bert")))
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return load(picture_model(tmp_path_factory.mktemp("vit")))
+
+
+def same(found, wanted):
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.scores, b.scores, rtol=1e-4, atol=1e-6)
+        assert a.target.tolist() == b.target.tolist()
+
+
+def test_a_stream_is_explain_one_by_one_whatever_the_batches(bert):
+    texts = sentences(9)
+    wanted = [whyformer.explain(bert.model, text, "gae", processor=bert.processor) for text in texts]
+    for size in (1, 4, "auto"):
+        found = list(whyformer.explain_many(bert.model, texts, "gae", processor=bert.processor, batch_size=size))
+        same(found, wanted)
+        assert [e.tokens for e in found] == [e.tokens for e in wanted]
+        assert [e.features.texts for e in found] == [[t] for t in texts]
+
+
+def test_a_stream_is_lazy_and_endless_input_is_fine(bert):
+    def endless():
+        for i in itertools.count():
+            yield "" if i % 3 == 2 else f"{'very ' * (i % 5)}good film"
+
+    stream = whyformer.explain_many(bert.model, endless(), "gae", processor=bert.processor, batch_size=2)
+    first = list(itertools.islice(stream, 40))
+    assert [len(e.tokens[0]) - 4 for e in first] == [i % 5 for i in range(60) if i % 3 != 2][:40]
+    assert [f.row for f in stream.failures[:19]] == list(range(2, 59, 3))
+    with pytest.raises(InputError, match=r"input 2 \(2\): the text is empty"):
+        list(whyformer.explain_many(bert.model, endless(), "gae", processor=bert.processor, on_error="raise"))
+
+
+class Listed(Dataset):
+    """A map-style data set without a length that is known to iterators."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        if isinstance(self.items[index], Exception):
+            raise self.items[index]
+        return self.items[index]
+
+
+class Streamed(IterableDataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def test_data_sets_and_loaders_of_tensors():
+    model = tiny_vit()
+    pixels, labels = torch.randn(7, 3, 32, 32), torch.arange(7) % 4
+    wanted = list(whyformer.explain(model, pixels, "gae", labels.tolist()))
+    options = {"targets": "column:label", "batch_size": 3}
+    pairs = TensorDataset(pixels, labels)
+    for data in (pairs, DataLoader(pairs, batch_size=4), list(pairs), Streamed(list(pairs)), DataLoader(Streamed(list(pairs)), batch_size=2)):
+        same(list(whyformer.explain_many(model, data, "gae", **options)), wanted)
+    plain = list(whyformer.explain(model, pixels, "gae"))
+    mappings = [{"pixel_values": p, "labels": n} for p, n in zip(pixels, labels, strict=True)]
+    for data in (list(pixels), [p[None] for p in pixels], DataLoader(pixels, batch_size=3), mappings, DataLoader(mappings, batch_size=3)):
+        same(list(whyformer.explain_many(model, data, "gae", batch_size=4)), plain)
+
+
+def test_token_ids_of_different_lengths_share_no_batch(bert):
+    ids = [dict(bert.processor(text, return_tensors="pt")) for text in sentences(6)]
+    wanted = [whyformer.explain(bert.model, one, "gae") for one in ids]
+    same(list(whyformer.explain_many(bert.model, ids, "gae", batch_size=4)), wanted)
+    flat = [{k: v[0] for k, v in one.items()} for one in ids]
+    same(list(whyformer.explain_many(bert.model, flat, "gae", batch_size=4)), wanted)
+
+
+def test_pictures_paths_and_hugging_face_data_sets(vit, tmp_path):
+    folder = pictures(tmp_path / "in", 4)
+    files = sorted(folder.glob("*.png"))
+    wanted = [whyformer.explain(vit.model, f, "gae", processor=vit.processor) for f in files]
+    opened = [Image.open(f) for f in files]
+    saved = datasets.Dataset.from_dict({"image": [str(f) for f in files], "label": [0, 1, 2, 3]}).cast_column("image", datasets.Image())
+    saved.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(tmp_path / "parts")
+    memory = fsspec.filesystem("memory")
+    for f in files:
+        memory.pipe(f"/pictures/{f.name}", f.read_bytes())
+    for data in (folder, str(folder), f"{folder}/*.png", files, [str(f) for f in files], opened, saved, f"hf:{tmp_path / 'saved'}",
+                 str(tmp_path / "saved"), f"hf:{tmp_path / 'parts'}:train", "memory://pictures/", "memory://pictures/*.png",
+                 [io.BytesIO(f.read_bytes()) for f in files], Listed([(o, 1) for o in opened])):  # fmt: skip
+        same(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), wanted)
+    with pytest.raises(InputError, match=r"which part of .* It has train, test"):
+        open_source(f"hf:{tmp_path / 'parts'}")
+    with pytest.raises(LoadError, match="cannot load the data set"):
+        open_source("hf:no/such_data_set_of_anyone")
+    pq.write_table(pa.table({"image": [{"bytes": f.read_bytes(), "path": f.name} for f in files]}), tmp_path / "pictures.parquet")
+    (tmp_path / "paths.jsonl").write_text("".join(json.dumps({"path": f"in/{f.name}"}) + "\n" for f in files))
+    for data in (tmp_path / "pictures.parquet", tmp_path / "paths.jsonl"):
+        same(list(whyformer.explain_many(vit.model, data, "gae", processor=vit.processor)), wanted)
+
+
+def test_what_one_row_raises_is_a_failure_of_its_own(vit, tmp_path):
+    good = Image.new("RGB", (40, 40), "red")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG broken")
+    rows = [good, RuntimeError("the disk of row 1"), tmp_path / "broken.png", tmp_path / "none.png", 17, good, torch.full((3, 32, 32), torch.nan)]
+    stream = whyformer.explain_many(vit.model, Listed(rows), "gae", processor=vit.processor)
+    assert len(list(stream)) == 2
+    assert [f.row for f in stream.failures] == [1, 2, 3, 4, 6]
+    assert [f.kind for f in stream.failures] == ["RuntimeError", "LoadError", "LoadError", "InputError", "InputError"]
+
+    def torn():
+        yield good
+        raise RuntimeError("the line is dead")
+
+    with pytest.raises(RuntimeError, match="the line is dead"):  # a generator cannot go on after it
+        list(whyformer.explain_many(vit.model, torn(), "gae", processor=vit.processor))
+
+
+def test_every_method_and_target_is_that_of_explain(bert):
+    methods = ["transformer_attribution", ("integrated_gradients", {"steps": 4}), {"method": "rollout", "start_layer": 1}]
+    found = list(whyformer.explain_many(bert.model, sentences(3), methods, "top-2", bert.processor))
+    assert len(found) == 3 * 3 * 2
+    assert [e.method for e in found[:6]] == ["transformer_attribution"] * 2 + ["integrated_gradients"] * 2 + ["rollout"] * 2
+    for i, e in enumerate(found):
+        text, best = sentences(3)[i // 6], found[i].logits[0].argsort(descending=True).tolist()
+        assert e.target.tolist() == [best[i % 2]]
+        alone = whyformer.explain(bert.model, text, e.method, best[i % 2], bert.processor, **e.settings)
+        torch.testing.assert_close(e.scores, alone.scores, rtol=1e-4, atol=1e-6)
+    named = whyformer.explain_many(bert.model, sentences(1), targets=["good", 0], processor=bert.processor)
+    assert [e.target_names for e in named] == [["good"], ["bad"]]
+
+
+def test_bad_arguments_are_told_at_once(bert):
+    model, processor = bert.model, bert.processor
+    for wrong, words in [({"batch_size": 0}, "batch_size"), ({"workers": 0}, "workers"), ({"on_error": "skip"}, "on_error"),
+                         ({"targets": "most"}, "targets must be"), ({"targets": ["ugly"]}, "ugly"), ({"method": []}, "no methods"),
+                         ({"method": "gea"}, "Did you mean"), ({"scores": "float16"}, "only with out=")]:  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            whyformer.explain_many(model, ["a film"], processor=processor, **wrong)
+    for data in (17, {"input_ids": torch.ones(1, 3)}, torch.ones(1, 3)):
+        with pytest.raises(InputError, match="data must be an iterable"):
+            whyformer.explain_many(model, data, processor=processor)
+
+
+# -- what a whole data set says ----------------------------------------------------------------------------------------
+def test_words_with_their_intervals_and_examples(bert, tmp_path):
+    texts = [f"{'good' if i % 2 else 'bad'} film {'was' if i % 3 else 'is'} fine, not slow." for i in range(30)]
+    maps = whyformer.explain_many(bert.model, texts, "input_x_gradient", ["good"], bert.processor, out=tmp_path / "out")
+    summary = maps.words(count=50, least=2)
+    assert summary.texts == 30
+    assert (summary.method, summary.target) == ("input_x_gradient", "good")
+    found = {w.word: w for w in summary.words}
+    assert set(found) == {"good", "bad", "film", "was", "is", "fine", "not", "slow"}
+    shares = []
+    for e in maps:
+        word = "good" if e.tokens[0][1] == "good" else None
+        if word:
+            shares.append(float(e.scores[0][e.tokens[0].index("good")] / e.scores[0].abs().sum()))
+    assert found["good"].share.value == pytest.approx(np.mean(shares), abs=1e-6)
+    assert found["good"].share.count == 15
+    assert found["good"].share.low <= found["good"].share.value <= found["good"].share.high
+    assert all("good" in text for text in found["good"].examples)
+    values = [w.share.value for w in summary.words]
+    assert values == sorted(values, reverse=True)
+    assert str(summary).startswith("input_x_gradient, good: 30 texts\n")
+    with pytest.raises(InputError, match="there is no method 'gae'"):
+        maps.words(method="gae")
+    with pytest.raises(InputError, match="these are texts"):
+        maps.mean_map()
+
+
+def test_the_mean_map_of_aligned_pictures(vit, tmp_path):
+    pixels = list(torch.randn(5, 3, 32, 32))
+    maps = whyformer.explain_many(vit.model, pixels, "gae", [1], out=tmp_path / "out")
+    own = np.stack([e.scores[0].reshape(4, 4).double().numpy() / float(e.scores.abs().sum()) for e in maps])
+    found = maps.mean_map()
+    assert found.count == 5
+    np.testing.assert_allclose(found.mean, own.mean(0), atol=1e-7)
+    np.testing.assert_allclose(found.deviation, own.std(0), atol=1e-7)
+
+
+def test_drift_between_two_models(bert, tmp_path):
+    texts = sentences(12)
+    before = whyformer.explain_many(bert.model, texts, "gae", ["good"], bert.processor, out=tmp_path / "a")
+    again = whyformer.explain_many(bert.model, texts, "gae", ["good"], bert.processor, out=tmp_path / "b")
+    same_run = before.drift(again)
+    assert (same_run.rows, same_run.changed, same_run.agreement.value, same_run.probability.value) == (12, 0, pytest.approx(1), 0)
+    other = load(text_model(tmp_path / "other")).model
+    with torch.no_grad():
+        other.classifier.weight.neg_()
+        other.classifier.bias.neg_()
+    after = whyformer.explain_many(other, texts, "gae", ["good"], bert.processor, out=tmp_path / "c")
+    found = before.drift(after)
+    assert found.changed == 12  # two classes whose logits changed places
+    shift = [float(b.probabilities()[0, 1] - a.probabilities()[0, 1]) for a, b in zip(before, after, strict=True)]
+    assert found.probability.value == pytest.approx(np.mean(shift), abs=1e-6)
+    assert found.agreement.value < 1
+    assert found.largest[0][1] == min(value for _, value in found.largest)
+    elsewhere = whyformer.explain_many(bert.model, sentences(12, seed=9), "gae", ["good"], bert.processor, out=tmp_path / "d")
+    with pytest.raises(InputError, match="no row in common"):
+        before.drift(elsewhere)
+
+
+def test_a_cost_is_told_before_work(tmp_path):
+    from whyformer.jobs.costs import estimate
+    from whyformer.jobs.description import Job
+    from whyformer.jobs.engines import run_job
+
+    place = text_table(tmp_path / "data.jsonl", 200, bad=(0,))
+    job = Job(model=text_model(tmp_path / "bert"), input=str(place), out=str(tmp_path / "out"), methods=("gae", "rollout"))
+    cost = estimate(job)
+    assert not (tmp_path / "out").exists()
+    assert (cost.rows, cost.there, cost.failed, cost.batch_size) == (200, 0, 1, 32)
+    assert cost.memory > 0 < cost.seconds
+    assert cost.warnings == ["1 of 67 rows on trial failed; the first: r0: the text is empty"] or cost.sampled == 64
+    maps = run_job(job)
+    size = sum(p.stat().st_size for p in maps.path.glob("part-*"))
+    assert size / 3 < cost.bytes < size * 12  # of a small file much is its frame
+    assert "200 rows, 200 of them done: about 1 s" in estimate(job).sentence()

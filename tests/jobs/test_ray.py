@@ -1,0 +1,67 @@
+"""The same job on Ray ends with the same files, also when an actor is killed in the middle of a part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made import contents, text_model, text_table
+
+from whyformer.jobs.description import Job
+from whyformer.jobs.engines import run_job
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+sys.modules["torchvision"] = None  # of the tests, and does not fit torch
+from whyformer.jobs import ray as engine
+from whyformer.jobs.description import Job
+
+class Dying(engine.Maker):
+    def __init__(self, job):
+        sys.modules["torchvision"] = None
+        super().__init__(job)
+
+    # the first actor that reaches part 2 dies in the middle of it, once
+    def __call__(self, batch):
+        from whyformer.jobs import batching
+        marker = Path(OUT).parent / "died"
+        if KILL and 2 in batch["number"].tolist() and not marker.exists():
+            original = batching.Session.explain
+            def explain(session, *arguments):
+                marker.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            batching.Session.explain = explain
+        return super().__call__(batch)
+
+engine.Maker = Dying
+maps = engine.run_on_ray(Job(model=MODEL, input=PLACE, out=OUT, methods=("gae",), rows_per_part=6, batch_size=4, engine="ray", actors=ACTORS))
+print("finished", len(maps))
+"""
+
+
+def run(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> str:
+    given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors}
+    script = "\n".join(f"{k} = {v!r}" for k, v in given.items()) + SCRIPT
+    path = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["undisturbed", "an actor killed"])
+def test_ray_writes_what_one_machine_writes(tmp_path, kill):
+    model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 30, bad=(4,))
+    run_job(Job(model=model, input=str(place), out=str(tmp_path / "local"), methods=("gae",), rows_per_part=6, batch_size=4))
+    said = run(model, place, tmp_path / "ray", kill=kill, actors=2 if kill else 1)
+    assert "finished 29" in said
+    assert (tmp_path / "died").exists() == kill
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")

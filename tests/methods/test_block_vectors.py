@@ -1,0 +1,157 @@
+"""GlobEnc and ALTI: written out over all N × N vectors from a model's own weights, and what must hold of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whyformer
+from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.explaining import begin
+from whyformer.methods.vectors.alti import contributions
+from whyformer.methods.vectors.norms import mixtures_of, residual_mixtures
+from zoo import ZOO, build
+
+
+def heads(x: Tensor, linear: nn.Linear, count: int = 3) -> Tensor:
+    return linear(x).unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def normed(v: Tensor, true: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """A LayerNorm acting on parts ``[..., i, j, D]`` of the sum ``true`` ``[..., i, D]``, without β."""
+    deviation = (true.var(-1, unbiased=False) + norm.eps).sqrt()
+    return (v - v.mean(-1, keepdim=True)) / deviation[..., None, None] * norm.weight
+
+
+def written_out(model: Any, index: int, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(T_i(x_j), the true output of LN₁, GlobEnc's vectors), each ``[..., D]``, of one block of a BERT."""
+    layer = model.bert.encoder.layer[index]
+    output = layer.attention.output.dense
+    values = heads(x, layer.attention.self.value)
+    split = output.weight.unflatten(-1, (3, -1))
+    n, d = x.shape[1:]
+    parts = torch.zeros(len(x), n, n, d, dtype=x.dtype)
+    for i in range(n):
+        for j in range(n):
+            for h in range(3):
+                parts[:, i, j] += weights[:, h, i, j, None] * (values[:, h, j] @ split[:, h].T)
+            if i == j:
+                parts[:, i, j] += x[:, i]
+    true = parts.sum(2) + output.bias
+    first, second = layer.attention.output.LayerNorm, layer.output.LayerNorm
+    through = normed(parts, true, first)
+    after = first(true)
+    behind = after + layer.output.dense(layer.intermediate.intermediate_act_fn(layer.intermediate.dense(after)))
+    return through, after, normed(through, behind, second)
+
+
+def dense() -> tuple[list[Tensor], list[Tensor]]:
+    """(ALTI's maps, GlobEnc's maps) of a BERT, sample 0."""
+    model, inputs = build("bert")
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+        maps = whyformer.attention_maps(model, inputs).maps
+        found: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for b in range(3):
+            through, output, twice = written_out(model, b, states[b][:1], maps[b][:1])
+            away = (through - output[:, :, None]).abs().sum(-1)
+            near = (output.abs().sum(-1, keepdim=True) - away).clamp(min=0)
+            found[0].append(near / near.sum(-1, keepdim=True))
+            found[1].append(twice.norm(dim=-1))
+    return found
+
+
+@pytest.mark.parametrize(("method", "which"), [("alti", 0), ("globenc", 1)])
+def test_written_out_on_a_post_norm_model(method: str, which: int) -> None:
+    model, inputs = build("bert")
+    maps = dense()[which]
+    wanted = (maps[2] @ maps[1] @ maps[0])[:, 0]
+    got = whyformer.explain(model, inputs, method=method).scores[:1]
+    torch.testing.assert_close(got, wanted)
+    one = whyformer.explain(model, inputs, method=method, block=1).scores[:1]
+    torch.testing.assert_close(one, maps[1][:, 0])
+
+
+TEXTS_AND_MEANS = ["bert", "roberta", "distilbert", "electra", "modernbert_mean", "llama", "encoder_first", "timm_vit_mean"]
+
+
+@pytest.mark.parametrize("name", TEXTS_AND_MEANS)
+def test_rows_of_alti_sum_to_one(name: str) -> None:
+    """So does the readout row of their product; a row is all zero where no token's vector comes nearer than nothing does."""
+    scores = whyformer.explain(*build(name), method="alti").scores
+    torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
+    _, mixtures, _ = residual_mixtures(begin(*build(name)).task(name="test"))
+    for mixture in mixtures.values():
+        norm = mixture.projection.norm
+        outputs = mixture.normed(norm).total() + (0 if norm is None else norm.bias)
+        assert bool((contributions(mixture) <= outputs.abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
+
+
+def test_a_norm_that_only_feeds_a_branch_is_no_post_norm() -> None:
+    """ModernBERT's first block normalises nothing before its attention."""
+    for name, wanted in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
+        _, mixtures, _ = mixtures_of(begin(*build(name)).task(name="test"))
+        for mixture in mixtures.values():
+            assert [mixture.projection.norm is not None, mixture.projection.second is not None] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "torchvision_vit", "gpt2", "llama", "encoder_first"])
+def test_globenc_is_kobayashis_norm_where_no_norm_follows_a_sum(name: str) -> None:
+    model, inputs = build(name)
+    for block in range(3):
+        one, other = (whyformer.explain(model, inputs, method=m, block=block).scores for m in ("globenc", "norm_attention"))
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", list(ZOO))
+def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
+    """LayerScale included: what attention adds is scaled before it is added."""
+    task = begin(*build(name)).task(name="test")
+    _, mixtures, _ = mixtures_of(task)
+    for mixture in mixtures.values():
+        made, found = mixture.total(), mixture.projection.summed
+        assert found is not None
+        torch.testing.assert_close(made, found)
+        vectors = torch.stack([mixture.vectors(i).sum(1) for i in range(made.shape[1])], 1)
+        torch.testing.assert_close(vectors if mixture.constant is None else vectors + mixture.constant, made)
+
+
+class Parallel(nn.Module):
+    """Attention and MLP side by side, added to each other first: no state is the input plus what attention puts out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + (self.attention(y, y, y, need_weights=False)[0] + self.mlp(y).tanh())
+
+
+class Sideways(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(20, 8), nn.ModuleList([Parallel(), Parallel()])
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("method", ["alti", "globenc"])
+def test_parallel_branches_are_refused(method: str) -> None:
+    with pytest.raises(MethodNotApplicable, match="not simply added to what entered"):
+        whyformer.explain(Sideways().eval(), {"input_ids": torch.arange(6)[None]}, method=method)
+
+
+@pytest.mark.parametrize("method", ["alti", "globenc", "value_zeroing"])
+def test_there_are_no_heads_to_choose(method: str) -> None:
+    with pytest.raises(InputError, match="no heads to choose"):
+        whyformer.explain(*build("bert"), method=method, aggregation={"heads": "max"})

@@ -1,0 +1,187 @@
+"""Composites by name: against the reference's numbers, and against the same rules written with detach in a toy model."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+import whyformer
+from whyformer.composites.named import COMPOSITES
+
+NAMES = sorted(COMPOSITES)
+
+
+def half(x):
+    return x / 2 + (x / 2).detach()
+
+
+
+class Warm(torch.autograd.Function):
+    """softmax whose derivative is that of softmax(x / 2)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward((x / 2).softmax(-1))
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx, g):
+        (p,) = ctx.saved_tensors
+        return torch.diag_embed(p).sub(p[..., :, None] * p[..., None, :]).matmul(g[..., None])[..., 0]
+
+
+class Block(nn.Module):
+    """Pre-norm attention and a gated MLP; ``rules`` names the composite that is written out, None for the plain model."""
+
+    def __init__(self, width, fused):
+        super().__init__()
+        self.fused, self.rules, self.kept = fused, None, []
+        self.norm1, self.norm2 = nn.LayerNorm(width, dtype=torch.float64), nn.LayerNorm(width, dtype=torch.float64)
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            setattr(self, name, nn.Linear(width, width, bias=name in "qk", dtype=torch.float64))
+
+    def norm(self, layer, x):
+        if self.rules in (None, "plain", "ah"):
+            return layer(x)
+        centred = x - x.mean(-1, keepdim=True)
+        deviation = (centred.square().mean(-1, keepdim=True) + layer.eps).sqrt().detach()
+        return centred / deviation * layer.weight + layer.bias
+
+    def attend(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if self.fused and self.rules is None:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            halves = self.rules in ("attnlrp", "gim")
+            scores = q @ k.mT
+            scores = (half(scores) if halves else scores) / math.sqrt(q.shape[-1])
+            weights = Warm.apply(scores) if self.rules == "gim" else scores.softmax(-1)
+            if self.rules in ("ah", "ah_ln", "libra", "cp_lrp"):
+                weights = weights.detach().requires_grad_()
+            elif self.rules is not None and not weights.requires_grad:
+                weights.requires_grad_()
+            self.kept.append(weights)
+            mixed = weights @ v
+            mixed = half(mixed) if halves else mixed
+        return self.o(mixed.transpose(1, 2).flatten(-2))
+
+    def activate(self, x):
+        y = F.silu(x)
+        return y if self.rules not in ("libra", "attnlrp", "cp_lrp") else x * (y / x).detach()
+
+    def forward(self, x):
+        x = x + self.attend(self.norm(self.norm1, x))
+        h = self.norm(self.norm2, x)
+        gate, up = self.activate(self.gate(h)), self.up(h)
+        if self.rules == "cp_lrp":
+            gate = gate.detach()
+        product = gate * up
+        return x + self.down(half(product) if self.rules in ("libra", "attnlrp", "gim") else product)
+
+
+class Toy(nn.Module):
+    def __init__(self, fused=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 8, dtype=torch.float64)
+        self.blocks = nn.ModuleList(Block(8, fused) for _ in range(3))
+        self.head = nn.Linear(8, 3, bias=False, dtype=torch.float64)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+    def written_out(self, ids, target, rules):
+        """(h_b, ∂/∂h_b of each block, (A, ∇A) of each block) under the rules, by autograd."""
+        x = self.embedding(ids).detach().requires_grad_()
+        entered, maps = [], []
+        for block in self.blocks:
+            block.rules, block.kept = rules, []
+            entered.append(x)
+            x = block(x)
+            maps += block.kept
+            block.rules = None
+        value = self.head(x[:, 0])[:, target].sum()
+        found = torch.autograd.grad(value, [*entered, *maps])
+        return entered, found[: len(entered)], list(zip(maps, found[len(entered) :], strict=True))
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 20, (2, 5), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("composite", NAMES)
+def test_a_composite_is_the_model_written_with_its_rules(composite, fused, ids):
+    model = Toy(fused).eval()
+    entered, flows, maps = model.written_out(ids, 2, composite)
+    found = whyformer.explain(model, {"input_ids": ids}, "input_x_gradient", target=2, composite=composite).scores
+    torch.testing.assert_close(found, (entered[0] * flows[0]).sum(-1).detach(), rtol=1e-10, atol=1e-12)
+    found = whyformer.explain(model, {"input_ids": ids}, "libragrad", target=2, composite=composite).scores
+    wanted = sum((h * flow).sum(-1) for h, flow in zip(entered, flows, strict=True)).detach()
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    rows = torch.zeros(2, 1, 5, dtype=torch.float64)
+    rows[:, :, 0] = 1
+    for weights, gradient in reversed(maps):
+        rows = rows + rows @ (weights * gradient).clamp(min=0).mean(1).detach()
+    found = whyformer.explain(model, {"input_ids": ids}, "gae", target=2, composite=composite).scores
+    torch.testing.assert_close(found, rows[:, 0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("method", "composite"), [("attnlrp", "attnlrp"), ("cp_lrp", "cp_lrp"), ("gim", "gim")])
+def test_the_first_blocks_alone_can_be_summed(method, composite, ids):
+    model = Toy().eval()
+    entered, flows, _ = model.written_out(ids, 1, composite)
+    products = [(h * flow).sum(-1).detach() for h, flow in zip(entered, flows, strict=True)]
+    for share, count in ((0.0, 1), (0.3, 1), (0.5, 2), (1.0, 3)):
+        found = whyformer.explain(model, {"input_ids": ids}, method, target=1, share=share).scores
+        torch.testing.assert_close(found, sum(products[:count]), rtol=1e-10, atol=1e-12)
+
+
+# -- the reference's numbers ---------------------------------------------------------------------------------------
+@pytest.fixture(scope="module", params=["eager", "sdpa"])
+def llama(request, shared):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = shared / "golden" / "lxt_llama_tiny"
+    config = LlamaConfig(**json.loads((folder / "config.json").read_text()))
+    config._attn_implementation = request.param
+    model = LlamaForCausalLM(config).double().eval()
+    model.load_state_dict(load_file(folder / "state_dict.safetensors"), strict=False)
+    # rotary frequencies are made in float32 as the model is built
+    return model, {"input_ids": torch.from_numpy(np.load(folder / "input_ids.npy"))}
+
+
+def test_attnlrp_is_that_of_the_reference(llama, shared):
+    model, inputs = llama
+    folder = shared / "golden" / "lxt_llama_tiny"
+    wanted, targets = np.load(folder / "attnlrp_efficient_f64exact.npy"), np.load(folder / "targets.npy")
+    for k in range(targets.shape[1]):
+        found = whyformer.explain(model, inputs, "attnlrp", target=targets[:, k].tolist()).scores.numpy()
+        assert np.abs(found - wanted[:, k]).max() < 1e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("libragrad", {}), ("cp_lrp", {}), ("cp_lrp", {"share": 1.0}), ("lrp_ah_ln", {"secant": True})],
+)
+def test_gated_products_keep_the_sum(llama, method, settings):
+    model, inputs = llama
+    figure = whyformer.explain(model, inputs, method, **settings).diagnostics["conservation"]
+    assert max(figure["error"]) < 1e-5
+
+
+@pytest.mark.parametrize(("method", "doubted"), [("attnlrp", False), ("gim", False), ("lrp_ln", True)])
+def test_who_promises_no_sum_is_not_doubted_for_it(llama, method, doubted):
+    model, inputs = llama
+    e = whyformer.explain(model, inputs, method)
+    assert max(e.diagnostics["conservation"]["error"]) > 0.1
+    assert any("not conserved" in line for line in e.warnings) is doubted

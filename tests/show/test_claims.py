@@ -1,0 +1,196 @@
+"""Colours claim no more than the method knows; what was not read or is not known to the model is never shown as a score of 0."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import whyformer
+from show.made import picture, sentence
+from whyformer import show
+from whyformer.explanation.result import Explanation
+from whyformer.methods import METHODS
+from whyformer.show import colours, html, terminal, words
+from whyformer.show.layout import sections
+
+LONG = "A charming film, though it drags. " * 200
+
+
+@pytest.fixture(scope="module")
+def cut_off():
+    return whyformer.explain("bundled:sst2", LONG, truncate=True)
+
+
+def texts_of(figure):
+    return [t.get_text() for t in figure.texts]
+
+
+def on_a_terminal(es, system="truecolor"):
+    stream = io.StringIO()
+    Console(file=stream, width=80, color_system=system, force_terminal=system is not None, highlight=False).print(terminal.render(es))
+    return re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+
+
+# -- signs ---------------------------------------------------------------------------------------------------------
+def test_a_map_without_a_sign_has_neither_blue_nor_orange():
+    e = sentence("good bad", [0, 2.0, 1.0, 0])
+    assert [word.claim for word in words.words(e)[0]] == ["mattered", "mattered"]
+    red, green, blue = colours.ground(1.0, signed=False)
+    assert green > red
+    assert green > blue
+    painted = colours.lookup(colours.SEQUENTIAL)
+    assert (painted[20:, 1] >= painted[20:].max(1) - 1e-9).all()  # one hue: green leads everywhere
+
+
+def test_a_method_with_a_sign_has_two_colours_though_no_score_is_below_zero():
+    e = sentence("good bad", [0, 2.0, 1.0, 0], diagnostics={"signed": True})
+    assert colours.scale_of(e).signed
+    assert words.claims(e) == ("against", "for positive")
+    assert [word.claim for word in words.words(e)[0]] == ["for", "for"]
+
+
+def test_scores_below_zero_have_a_sign_whatever_the_method_says():
+    assert words.claims(sentence("good bad", [0, 2.0, -1.0, 0], diagnostics={"signed": False})) == ("against", "for positive")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_the_registry_says_of_signs_is_so(name):
+    """A method without a sign never gives a score below 0; its explanation says so either way."""
+    method = METHODS[name]
+    if method.modality == "image":
+        pytest.skip("pictures only")
+    e = whyformer.explain("bundled:sst2", "An utterly charming film, though it drags.", name)
+    assert name == "auto" or e.diagnostics["signed"] is method.signs(e.settings)
+    assert e.diagnostics["signed"] or float(e.scores.min()) >= 0
+    if e.diagnostics["signed"]:
+        assert float(e.scores.min()) < 0 < float(e.scores.max())
+
+
+def test_the_sign_follows_the_settings():
+    assert METHODS["saliency"].signs({"norm": "sum"})
+    assert not METHODS["saliency"].signs({"norm": "l2"})
+
+
+@pytest.mark.parametrize(("scores", "said"), [([0, 2.0, -1.0, 0], "for positive"), ([0, 2.0, 1.0, 0], "mattered (no sign)")])
+def test_every_view_says_what_its_colours_mean(scores, said):
+    e = sentence("good bad", scores)
+    assert said in html.fragment(e)
+    assert said in html.page(e)
+    assert said in on_a_terminal(e)
+    assert said in terminal.plain(e)
+    foot = " ".join(texts_of(show.figure(e)))
+    assert ("for the class" if said == "for positive" else said) in foot
+
+
+def test_figures_of_pictures_say_it_under_each_map():
+    signed = picture(torch.randn(4, 6))
+    assert {"against", "for dog"} <= set(texts_of(show.figure([signed, picture(method="b")])))
+    assert "mattered (no sign)" in texts_of(show.figure([signed, picture(method="b")]))
+
+
+# -- no class ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("make", [sentence, picture])
+def test_a_map_of_no_class_is_drawn_once_and_marked_in_every_output(make):
+    facts = {"diagnostics": {"class_specific": False}, "method": "rollout"}
+    both = [make(target=t, **facts) for t in (0, 1)] + [make(target=t) for t in (0, 1)]
+    (part,) = sections(both)
+    assert sum(e is not None and words.agnostic(e) for row in part.cells for e in row) == 1
+    assert len([t for t in texts_of(show.figure(both)) if t.startswith("any class")]) == 1
+    assert on_a_terminal(both).count("any class") == 1
+    assert "any class" in html.page(both)
+
+
+def test_maps_of_no_class_that_differ_are_all_shown():
+    facts = {"diagnostics": {"class_specific": False}, "method": "rollout"}
+    (part,) = sections([picture(torch.rand(4, 6), target=t, **facts) for t in (0, 1)])
+    assert len([e for row in part.cells for e in row if e is not None]) == 2
+
+
+# -- not read ------------------------------------------------------------------------------------------------------
+def test_what_was_cut_off_is_named_in_every_view(cut_off):
+    said = "1,105 words the model did not read"
+    assert "did not read 1,105 of 1,200 words" in cut_off.warnings[0]
+    begin, end = cut_off.extent[0]
+    assert (begin, len(LONG[:end].split())) == (0, 95)
+    for shown in (html.fragment(cut_off), html.page(cut_off), on_a_terminal(cut_off), terminal.plain(cut_off)):
+        assert said in " ".join(shown.split())
+    assert any(said in text for text in texts_of(show.figure(cut_off)))
+    assert "did not read 1,105 of 1,200 words" in " ".join(texts_of(show.figure(cut_off)))
+
+
+def test_unread_words_are_never_among_those_with_colours(cut_off):
+    pieces, rest = words.words(cut_off)
+    (part,) = words.unread(cut_off)
+    assert "".join(p.gap + p.text for p in pieces) + rest + part.text == cut_off.texts[0]
+    assert not part.before
+    page = html.page(cut_off)
+    assert page.index("<details") < page.index(part.text.strip()[:60])
+
+
+def test_a_text_cut_off_at_its_beginning_is_told_so():
+    e = sentence("one two three", [0, 0, 1, 0], tokens=[["[CLS]", "two", "three", "[SEP]"]], offsets=[[(0, 0), (4, 7), (8, 13), (0, 0)]], extent=[(4, 13)])
+    assert [w.text for w in words.words(e)[0]] == ["two", "three"]
+    (part,) = words.unread(e)
+    assert (part.text, part.said, part.before) == ("one ", "1 word the model did not read", True)
+
+
+def test_a_text_that_was_read_says_nothing():
+    assert whyformer.explain("bundled:sst2", ["A film.", "A charming film."], truncate=True).warnings == []
+
+
+def test_only_the_text_that_was_cut_off_is_warned_of():
+    e = whyformer.explain("bundled:sst2", ["A film.", LONG], truncate=True)
+    assert e.warnings == ["sample 1: the model did not read 1,105 of 1,200 words: they were cut off, and have no score"]
+    assert words.unread(e[0]) == []
+
+
+def test_it_is_saved_and_read_again(cut_off, tmp_path):
+    for again in (Explanation.load(cut_off.save(tmp_path / "e.safetensors")), Explanation.from_dict(cut_off.to_dict())):
+        assert again.extent == cut_off.extent
+        assert again.warnings == cut_off.warnings
+
+
+# -- unknown words -------------------------------------------------------------------------------------------------
+def test_words_that_the_model_has_no_token_for_are_marked_and_warned_of():
+    e = whyformer.explain("bundled:sst2", "漢 ख film", "raw_attention")
+    assert e.unknown == [[1, 2]]
+    assert e.warnings == ["2 of 3 tokens are unknown to the model ([UNK]): it cannot know what stands there"]
+    assert [word.unknown for word in words.words(e)[0]] == [True, True, False]
+    assert "unknown to the model" in html.fragment(e)
+    assert html.page(e).count("unknown\"") >= 2
+    assert "underlined: unknown to the model ([UNK])" in on_a_terminal(e)
+    assert "[UNK]: unknown to the model" in terminal.plain(e)
+    assert any("unknown to the model" in text for text in texts_of(show.figure(e)))
+
+
+def test_few_unknown_words_are_marked_and_not_warned_of():
+    e = whyformer.explain("bundled:sst2", "a b c d e f g h i j k l m n 漢", "raw_attention")
+    assert len(e.unknown[0]) == 1
+    assert e.warnings == []
+
+
+# -- what a run measured -------------------------------------------------------------------------------------------
+def test_relevance_that_is_not_conserved_is_warned_of_beside_the_map():
+    e = whyformer.explain("bundled:sst2", "An utterly charming film.", "lrp")
+    assert any(line.startswith("relevance is not conserved") for line in e.warnings)
+    for shown in (html.fragment(e), terminal.plain(e), on_a_terminal(e)):
+        assert "relevance is not conserved" in shown
+    assert "relevance is not conserved" in " ".join(texts_of(show.figure(e)))
+    assert whyformer.explain("bundled:sst2", "An utterly charming film.").warnings == []
+
+
+def test_large_scores_that_cancel_are_warned_of():
+    from whyformer.explanation.doubts import of_map
+
+    figure = {"conservation": {"start": [0.5], "sum": [0.5], "error": [0.0]}}
+    (line,) = of_map(torch.tensor([400.0, -399.5]), figure, 0)
+    assert line.startswith("ill-conditioned: scores for and against are 1,599 times the output")
+    assert of_map(torch.tensor([1.0, -0.5]), figure, 0) == []
+
+
+def test_a_map_stays_itself_in_the_colours_of_a_small_scale():
+    cells = np.array([[1.0, 2.0]])
+    assert colours.scale(cells, signed=True).unit(cells).tolist() == [[0.5, 1.0]]
