@@ -97,7 +97,7 @@ def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
     pick(page, "#wf-classes", "3", "7")
     explain(page)
     assert page.locator(".wf-map").count() == 3  # rollout is one map for any class
-    assert page.locator(".wf-chart").count() == 4
+    assert page.locator(".wf-chart").count() == 7
     assert "Better than each random map" in page.locator("#wf-trust").inner_text()
     assert "rollout: the same map for every class" in page.locator("#wf-trust").inner_text()
     shoot(page, "app-picture")
@@ -165,7 +165,7 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
         first = page.locator(".wf-map").first.get_attribute("data-values")
         page.get_by_role("button", name="Settings").click()
         page.locator("#wf-settings summary").click()
-        assert page.locator("#wf-settings [data-key]").count() == 4
+        assert page.locator("#wf-settings [data-key]").count() == 5
         slider = page.locator("[data-key=start_layer]")
         slider.focus()
         page.keyboard.press("ArrowRight")

@@ -76,9 +76,10 @@ def build(handlers: Handlers) -> gr.Blocks:
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         # preprocess=False: uploads come unopened, and what the browser sent is checked in one place, Asked.read
         working = {"concurrency_id": "model", "concurrency_limit": 1, "preprocess": False, **quiet}
+        light = {"concurrency_limit": None, **quiet}  # in the queue like all else: the gate refuses what goes beside it
 
         fields = [picture, sentence, truncate, model, chosen, classes, says]
-        kind.input(handlers.switch, kind, fields, queue=False, **quiet).then(
+        kind.input(handlers.switch, kind, fields, **light).then(
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
@@ -103,13 +104,13 @@ def build(handlers: Handlers) -> gr.Blocks:
             event(show_maps_again, entered, results, js=_WITH_FORM, trigger_mode="always_last", **shown)
             for event in (classes.input, form.input)
         ]
-        cancel.click(handlers.stop, session, status, cancels=running, queue=False, **quiet)
+        cancel.click(handlers.stop, session, status, cancels=running, **light)
         drawing = [session, style, opacity, keep]
         for event in (style.input, opacity.release, keep.release):
             event(handlers.redraw, drawing, [board, code], trigger_mode="always_last", preprocess=False, **quiet)
         style.input(
             lambda chosen: (gr.update(visible=chosen != "kept"), gr.update(visible=chosen == "kept")),
-            style, [opacity, keep], queue=False, **quiet,
+            style, [opacity, keep], **light,
         )  # fmt: skip
 
         def clicked(mine: Session, at: str | None, event: gr.EventData) -> tuple[Any, ...]:
@@ -119,7 +120,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         block.input(handlers.word, [session, number, block], [attended, block], **working)
         for name, button in saves.items():
             make = partial(handlers.download, kind=name)
-            button.click(make, session, file, queue=False, **quiet).then(None, file, None, js=_SAVE)
+            button.click(make, session, file, **light).then(None, file, None, js=_SAVE)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 
