@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import whyformer
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import ModelError, UnknownOperation, WhyformerError
+from whyformer.models.readout import plain_logits
 
 WIDTH, TOKENS, CLASSES = 8, 5, 3
 RELEVANCE = ["transformer_attribution", "lrp", "lrp_ah_ln"]
@@ -351,12 +352,33 @@ def test_relevance_of_half_precision_is_propagated_in_float32(name: str, dtype: 
     for method in ("transformer_attribution", "lrp", "partial_lrp"):
         before = snapshot(half)
         e = whyformer.explain(half, to(inputs, dtype), method, target=1)
-        assert "float32" in e.diagnostics["precision"]
+        said = e.diagnostics["precision"]
+        assert (said["model"], said["relevance"]) == (str(dtype).removeprefix("torch."), "float32")
         assert_unchanged(half, before)
         wide = copy.deepcopy(half).float()
         other = whyformer.explain(wide, to(to(inputs, dtype), torch.float32), method, target=1)
         assert "precision" not in other.diagnostics
+        given = to(inputs, dtype)
+        own = plain_logits(half, *(((), given) if isinstance(given, dict) else ((given,),))).double()
+        spread = (other.logits.amax(-1) - other.logits.amin(-1)).double()
+        moved = (own - other.logits.double()).abs().amax(-1) / spread
+        assert 0 < float(moved.max()) < 0.1
+        assert said["logits_moved"] == pytest.approx(moved.tolist(), rel=1e-4)
+        assert said["same_class"] == (own.argmax(-1) == other.logits.argmax(-1)).tolist()
         assert torch.allclose(e.scores, other.scores, rtol=1e-4, atol=1e-5 * float(other.scores.abs().max()))
+
+
+def test_a_half_precision_model_that_says_another_class_is_told() -> None:
+    class Edge(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            other = y[:, :1] + (1.0 if x.dtype == torch.bfloat16 else -1.0)
+            return torch.cat((y[:, :1], other), 1)
+
+    x = torch.randn(2, 6, 8).to(torch.bfloat16)
+    e = whyformer.explain(Edge().to(torch.bfloat16), x, "lrp", target=0)
+    assert e.diagnostics["precision"]["same_class"] == [False, False]
+    assert any("says another class than in float32" in w for w in e[0].warnings)
 
 
 @pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
+from whyformer.models.output import Output
+from whyformer.models.readout import plain_logits
 
 HALF = (torch.float16, torch.bfloat16)
 T = TypeVar("T")
 
 
-def half_precision(model: nn.Module) -> str | None:
-    """ "float16" or "bfloat16" where the model has such parameters, else None."""
-    return next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in HALF), None)
+def in_half_precision(
+    model: nn.Module,
+    feed: tuple[tuple[Any, ...], dict[str, Any]],
+    read: Callable[[Output], Tensor],
+    samples: Tensor | None = None,
+) -> tuple[str, Tensor] | None:
+    """("float16" or "bfloat16", the model's own logits ``[B, C]``) of a model with such parameters, else None."""
+    half = next((str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.dtype in HALF), None)
+    return None if half is None else (half, plain_logits(model, *feed, read, samples))
+
+
+def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
+    """How far a model in half precision and its float32 copy, in which relevance flowed, say the same.
+
+    Returns:
+        ``model``, ``relevance``: the two types; per sample: ``logits_moved``, max |l_half − l_float32| / (max l_float32
+        − min l_float32), and ``same_class``, whether the largest logit is of the same class.
+    """
+    own, wide = own.double(), wide.detach().double()
+    spread = (wide.amax(-1) - wide.amin(-1)).clamp(min=1e-12) if wide.shape[-1] > 1 else wide.abs().amax(-1)
+    moved = (own - wide).abs().amax(-1) / spread.clamp(min=1e-12)
+    same = own.argmax(-1) == wide.argmax(-1)
+    return {"model": half, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}
 
 
 def single(model: nn.Module, blocks: list[nn.Module]) -> tuple[nn.Module, list[nn.Module]]:

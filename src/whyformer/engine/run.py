@@ -16,7 +16,7 @@ from whyformer.engine.canonizers import canonized
 from whyformer.engine.hooks import batch_first, block_hooks
 from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
-from whyformer.engine.precision import half_precision, single, widened
+from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path, is_lookup
 from whyformer.errors import ModelError
@@ -63,7 +63,7 @@ class Recording:
             (None) at the last block's output.
         begun: name -> the leaf at which the graph begins for that input.
         moved: whether a root was fed another value than its own.
-        half: the type of a model in half precision, of which a float32 copy was recorded (relevance carrier).
+        half: (type, logits) of a model in half precision, whose float32 copy was recorded (relevance carrier).
         ended: for root "output", the names of the ends, in the order of the roots.
         cuts: where the graph is cut for :meth:`sweep`, (what enters a block, the leaf that enters it in its place);
             None where it is whole.
@@ -80,7 +80,7 @@ class Recording:
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
     moved: bool = False
-    half: str | None = None
+    half: tuple[str, Tensor] | None = None
     ended: list[Any] = field(default_factory=list)
     cuts: Starts | None = None
     block_sums: dict[int, Tensor] = field(default_factory=dict)
@@ -265,7 +265,7 @@ def record(
     """
     blocks = find_blocks(model) if blocks is None else blocks
     starts, values = dict(roots or {}), dict(values or {})
-    half = half_precision(model) if composite.carrier == "relevance" else None
+    half = in_half_precision(model, feed, read, samples) if composite.carrier == "relevance" else None
     if half is not None:
         (model, blocks), feed, values, root_value = single(model, blocks), *widened((feed, values, root_value))
     args, kwargs = list(feed[0]), dict(feed[1])

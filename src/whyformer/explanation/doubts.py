@@ -21,7 +21,7 @@ def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int) -> list[
         diagnostics: of the whole batch.
     """
     found = [*degenerate(scores), *not_conserved(diagnostics, sample, float(scores.abs().sum()))]
-    return found + incomplete(diagnostics, sample)
+    return [*found, *incomplete(diagnostics, sample), *another_class(diagnostics, sample)]
 
 
 def of_input(features: Features, sample: int) -> list[str]:
@@ -80,6 +80,17 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
         return []
     missed = _percent(error / max(whole, 1e-12))
     return [f"the scores miss what they should add up to by {missed}; more steps come closer"]
+
+
+def another_class(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
+    """The model in half precision does not say what its float32 copy says, in which relevance flowed."""
+    figure = diagnostics.get("precision")
+    if not isinstance(figure, Mapping) or figure["same_class"][sample]:
+        return []
+    return [
+        f"in {figure['model']} the model says another class than in {figure['relevance']}, in which relevance was "
+        "propagated: this sample lies on the edge, or the weights do not bear half precision"
+    ]
 
 
 def unread(features: Features, sample: int) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.chefer import deep_taylor
+from whyformer.engine.precision import agreement
 from whyformer.engine.probes import Flows
 from whyformer.engine.run import Recording
 from whyformer.explanation.views import carry
@@ -100,7 +101,5 @@ def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:
         "error": worst.tolist(),
         "given_up_by_operation": lost,
     }
-    if recording.half is None:
-        return {"conservation": figure}
-    precision = f"the model computes in {recording.half}, relevance was propagated in float32 with the same weights"
-    return {"conservation": figure, "precision": precision}
+    precision = {} if recording.half is None else {"precision": agreement(*recording.half, recording.logits)}
+    return {"conservation": figure, **precision}
