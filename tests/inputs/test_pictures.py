@@ -190,7 +190,7 @@ def test_names_of_files_are_sentences_to_a_tokenizer_and_texts_in_files_are_read
     assert e.texts == ["A charming film."]
 
 
-@pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "neither a picture"), (Path("none.txt"), "no such file")])
+@pytest.mark.parametrize(("name", "match"), [("none.png", "no such file"), (Path("none.png"), "no such file"), (Path("x.csv"), "no picture"), (Path("none.txt"), "no such file")])
 def test_files_that_cannot_be_explained(name, match):
     digits = load("bundled:digits")
     with pytest.raises(whyformer.WhyformerError, match=match):

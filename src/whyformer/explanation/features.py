@@ -25,6 +25,9 @@ class Features:
         grid: (rows, columns) of patches, where scores are of patches.
         frames: how many steps of time have a grid (or a frame of pixels) of their own, for a video; None for a picture.
         pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
+        sounds: ``[B, T]`` the waves of sounds, 0 behind the end; sampling_rate: their samples a second; durations: how
+            many seconds each lasts.
+        rate: of a sound, how many scores a second has.
         originals: the pictures as they were given (RGB, any size), where it is known what the model saw of them.
         geometry: for each of them, where the model's input lies on it.
     """
@@ -38,6 +41,10 @@ class Features:
     grid: tuple[int, int] | None = None
     frames: int | None = None
     pictures: Tensor | None = None
+    sounds: Tensor | None = None
+    sampling_rate: int | None = None
+    durations: list[float] | None = None
+    rate: float | None = None
     originals: list[Image.Image] | None = None
     geometry: list[Geometry] | None = None
 

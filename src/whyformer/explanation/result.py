@@ -15,6 +15,7 @@ from whyformer.errors import InputError
 from whyformer.explanation import storage, views
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.seconds import over_time, unrolled
 
 LEVELS = ("patch", "token", "pixel")
 
@@ -147,6 +148,26 @@ class Explanation:
         return self.features.pictures
 
     @property
+    def sounds(self) -> Tensor | None:
+        """``[B, T]`` the waves of sounds, 0 behind the end."""
+        return self.features.sounds
+
+    @property
+    def sampling_rate(self) -> int | None:
+        """Samples a second of the waves, for sounds."""
+        return self.features.sampling_rate
+
+    @property
+    def durations(self) -> list[float] | None:
+        """How many seconds each sound lasts."""
+        return self.features.durations
+
+    @property
+    def rate(self) -> float | None:
+        """Of a sound, how many scores a second has; None for anything else."""
+        return self.features.rate
+
+    @property
     def originals(self) -> list[Image.Image] | None:
         """The pictures as they were given (RGB, any size), where it is known what the model saw of them."""
         return self.features.originals
@@ -217,6 +238,25 @@ class Explanation:
         scores = self._maps()[:, at]
         scores = scores if self.level == "pixel" else scores.flatten(1)
         return replace(self, scores=scores, parts={}).with_features(frames=None, pictures=seen)
+
+    def over_time(self, step: float | None = None) -> Explanation:
+        """A sound's scores added up over stretches of time, ``[B, S]``, with tokens that name each stretch's seconds.
+
+        Args:
+            step: seconds of a stretch; by default the shortest of 0.01, 0.02, 0.05, 0.1 ... that makes at most 50.
+
+        Raises:
+            InputError: it is no sound of known rate, or the step is shorter than the time between two scores.
+        """
+        return over_time(self, step)
+
+    def unrolled(self, columns: int | None = None) -> Explanation:
+        """A video as one picture: its steps of time from left to right, in lines of ``columns`` (by default about
+        twice as many as lines), on one scale.
+
+        Patches become pixels, bilinear within each step (as :meth:`heatmap`). Anything but a video is an InputError.
+        """
+        return unrolled(self, columns)
 
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
         """``[height, width]`` map of one sample on the original picture, NaN where the model did not see it.

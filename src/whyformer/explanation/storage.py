@@ -40,7 +40,7 @@ def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def _is(kind: type) -> Check:
+def _is(kind: type | tuple[type, ...]) -> Check:
     return lambda value: isinstance(value, kind)
 
 
@@ -59,6 +59,8 @@ _FEATURES: dict[str, Check] = {
     "grid": _or_none(_pair), "frames": _or_none(_is(int)), "image_size": _or_none(_pair),
     "tokens": _or_none(_each(_each(_is(str)))),
     "offsets": _or_none(_each(_each(_pair))), "texts": _or_none(_each(_is(str))),
+    "sampling_rate": _or_none(_is(int)), "rate": _or_none(_is((int, float))),
+    "durations": _or_none(_each(_is((int, float)))),
     "extent": _or_none(_each(_pair)), "unknown": _or_none(_each(_each(_is(int)))),
     "geometry": _or_none(_each(_is(Mapping))),
 }  # fmt: skip
@@ -155,6 +157,8 @@ def tensors_of(e: Explanation) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {name: getattr(e, name) for name in _TENSORS}
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
+    if e.sounds is not None:
+        tensors["sounds"] = e.sounds
     for i, picture in enumerate(e.originals or ()):
         tensors[f"{_ORIGINAL}{i}"] = torch.from_numpy(np.array(picture))
     return tensors
@@ -217,7 +221,7 @@ def _fitting(made: dict[str, Any]) -> None:
     batch = len(scores) if scores.dim() > 1 else 0
     if not batch or logits.dim() != 2 or not len(logits) == len(target) == batch:
         raise InputError("its scores, logits and target are for different numbers of samples")
-    listed = {name: getattr(made["features"], name) for name in (*_FEATURES, "pictures", "originals")}
+    listed = {name: getattr(made["features"], name) for name in (*_FEATURES, "pictures", "sounds", "originals")}
     for name, value in {**listed, "target_names": made["target_names"]}.items():
         if name not in ("grid", "image_size", "frames") and isinstance(value, list | Tensor) and len(value) != batch:
             raise InputError(f"its {name} are {len(value)}, and its scores are of {batch} samples")
@@ -229,7 +233,7 @@ def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> di
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     count = sum(name.startswith(_ORIGINAL) for name in own)
     originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
-    seen = {"pictures": own.get("pictures"), "originals": originals or None}
+    seen = {"pictures": own.get("pictures"), "sounds": own.get("sounds"), "originals": originals or None}
     made = {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}
     _fitting(made)
     return made

@@ -1,4 +1,4 @@
-"""What a name means: a picture file, a text file, or on the command line standard input or a sentence too."""
+"""What a name means: a file of a picture, a sound or text, or on the command line standard input or a sentence too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from PIL import Image
 
 from whyformer.errors import InputError, LoadError
 from whyformer.inputs.pictures import SUFFIXES, check_file, is_picture_name, open_picture
+from whyformer.inputs.sounds import Sound, is_sound_name, open_sound
 
 _MOST_TEXT = 16 * 2**20
-_OTHER = f"a file that is neither a picture ({', '.join(SUFFIXES[:4])} ...) nor a .txt file"
+_OTHER = f"a file that is no picture ({', '.join(SUFFIXES[:4])} ...), sound (.wav) or text (.txt)"
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,14 @@ class Argument:
     """What the user wants explained.
 
     Attributes:
-        kind: "image" or "text".
-        content: the picture or the text.
+        kind: "image", "sound" or "text".
+        content: the picture, the sound or the text.
         name: what names of files may begin with.
         title: what headings say.
     """
 
     kind: str
-    content: Image.Image | str
+    content: Image.Image | Sound | str
     name: str
     title: str
 
@@ -39,6 +40,8 @@ class Argument:
         """What stands for the content in keys."""
         if isinstance(self.content, str):
             return hashlib.sha256(self.content.encode("utf-8", "replace")).hexdigest()
+        if isinstance(self.content, Sound):
+            return hashlib.sha256(f"{self.content.rate}".encode() + self.content.wave.numpy().tobytes()).hexdigest()
         return hashlib.sha256(f"{self.content.size}".encode() + self.content.tobytes()).hexdigest()
 
 
@@ -57,10 +60,11 @@ def read_argument(source: str) -> Argument:
         if len(raw) > _MOST_TEXT:
             raise InputError(f"standard input is larger than {_MOST_TEXT // 2**20} MB")
         return sentence(_decoded(raw, "standard input"))
-    if is_picture_name(source) or (source.lower().endswith(".txt") and "\n" not in source):
+    if is_picture_name(source) or (source.lower().endswith((".txt", ".wav")) and "\n" not in source):
         path = Path(source)
         content = read_file(path)
-        return Argument("text" if isinstance(content, str) else "image", content, path.stem, path.name)
+        kind = "text" if isinstance(content, str) else "sound" if isinstance(content, Sound) else "image"
+        return Argument(kind, content, path.stem, path.name)
     if source.strip() and os.path.exists(source):  # False too for what is longer than any name, or has a NUL in it
         raise InputError(
             f"{source} is {'a folder' if os.path.isdir(source) else _OTHER}; to explain these very words, pass them on "
@@ -69,14 +73,16 @@ def read_argument(source: str) -> Argument:
     return sentence(source)
 
 
-def read_file(path: Path) -> Image.Image | str:
-    """The picture or the text in a file.
+def read_file(path: Path) -> Image.Image | Sound | str:
+    """The picture, the sound or the text in a file.
 
     Raises:
         LoadError: missing or unreadable. InputError: an empty text, or a file of another kind.
     """
     if is_picture_name(str(path)):
         return open_picture(path)
+    if is_sound_name(str(path)):
+        return open_sound(path)
     if path.suffix.lower() == ".txt":
         check_file(path, _MOST_TEXT)
         try:

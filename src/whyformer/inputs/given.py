@@ -13,13 +13,15 @@ from PIL import Image
 from whyformer.errors import InputError
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import is_picture_name, open_picture
+from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, open_sound
 
 
 def as_given(inputs: Any, processor: Any) -> Any:
     """Inputs with one alone in a list, files opened, and arrays as pictures (bytes) or tensors (fractions, ids)."""
+    inputs = as_sound(inputs, processor)
     if isinstance(inputs, np.ndarray):
         inputs = [inputs] if _is_picture(inputs) else torch.from_numpy(np.ascontiguousarray(inputs))
-    if isinstance(inputs, str | Path | Image.Image) or hasattr(inputs, "read"):
+    if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
     return [_one(i, processor) for i in inputs] if isinstance(inputs, list | tuple) else inputs
 
@@ -27,11 +29,16 @@ def as_given(inputs: Any, processor: Any) -> Any:
 def wants_processor(inputs: Any) -> bool:
     """Whether these are no tensors yet."""
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-    return isinstance(first, str | Path | Image.Image) or hasattr(first, "read") or _is_picture(first)
+    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or _is_picture(first):
+        return True
+    return isinstance(as_sound(first, None), Sound)
 
 
 def _one(item: Any, processor: Any) -> Any:
     """The picture or the text where a file is given; anything else as it is."""
+    item = as_sound(item, processor)
+    if isinstance(item, str | Path) and is_sound_name(str(item)) and (isinstance(item, Path) or listener(processor)):
+        return open_sound(item)
     if hasattr(item, "read"):
         return open_picture(item)
     if isinstance(item, str | Path) and str(item).strip() and os.path.isdir(item):

@@ -30,6 +30,7 @@ class Inputs:
         samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
         shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
         name: what the model's forward calls the scored argument.
+        turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last).
         mosaic: where on which picture its tiles or packed patches lie, where a processor cut pictures into such.
         others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
     """
@@ -47,6 +48,7 @@ class Inputs:
     samples: Tensor | None = None
     shared: frozenset[str] = frozenset()
     name: str = ""
+    turned: bool = False
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 

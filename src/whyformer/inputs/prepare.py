@@ -22,6 +22,8 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, places_in, with_pictures
+from whyformer.inputs.sounds import Sound, heard, listener
+from whyformer.inputs.sounds import encode as encode_sounds
 
 _ID_NAMES = ("input_ids", "decoder_input_ids", "ids", "x", "src")
 _EXAMPLE = "Give processor= (AutoImageProcessor or AutoTokenizer), or tensors as the model's forward takes them"
@@ -46,6 +48,9 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         made = _from_texts(model, list(inputs), processor, truncate)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         made = _from_pictures(list(inputs), processor)
+    elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
+        encoded, facts = encode_sounds(inputs, processor)
+        made = heard(_from_tensors((), encoded, model, None), facts, _untold_rates(inputs, processor))
     elif is_prompt(inputs):
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
         made = with_pictures(_from_tensors((), encoded, model, processor), pictures, processor)
@@ -58,8 +63,8 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         made = replace(made, notes=[said] * made.batch if said else None)
     else:
         raise InputError(
-            "inputs must be a picture (PIL image or file), a string, a list of one kind of these, a tensor or a "
-            f"mapping of tensors; got {type(inputs).__name__}"
+            "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a list of one kind of these, "
+            f"a tensor or a mapping of tensors; got {type(inputs).__name__}"
         )
     return _move(made, model)
 
@@ -213,6 +218,12 @@ def check_vocabulary(ids: Tensor, model: nn.Module) -> None:
         raise InputError(
             f"token id {worst} is outside the model's vocabulary of {size}: is this the model's own tokenizer?"
         )
+
+
+def _untold_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | None:
+    said = f"taken as {listener(processor).sampling_rate:,} samples a second"
+    told = [[] if sound.rate else [said] for sound in sounds]
+    return told if any(told) else None
 
 
 # -- text --------------------------------------------------------------------------------------------------------

@@ -257,6 +257,11 @@ class Task(Sources):
     def lay_out(self, scores: Scores) -> Scores:
         """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
         inputs = scores.inputs or self.inputs
+        if inputs.turned and scores.values.shape[1] != inputs.tensor.shape[2]:
+            raise self.refuse(
+                "time is the last axis of its spectrogram, and this method's rows are not moments",
+                verdict="is not supported yet",
+            )
         if scores.kind != "sequence":
             return scores
         if inputs.choices is not None:

@@ -32,7 +32,8 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its processor; ``modality`` is "image", "text" or "both" (a prompt with a picture)."""
+    """A model in eval mode with its processor; ``modality`` is "image", "text", "sound" or "both" (a prompt with a
+    picture)."""
 
     model: nn.Module
     processor: Any
@@ -65,9 +66,11 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         kind: Any = (
             transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
         )
-        seeing = _seeing(config)
+        seeing, hearing = _seeing(config), _hears(config)
         if seeing is not None:
             kind = seeing
+        elif hearing:
+            kind, image = transformers.AutoModelForAudioClassification, False
         elif any(architectures.endswith(head) for head in _HEADS):
             kind = getattr(transformers, architectures, kind)
         with _quietly():
@@ -84,6 +87,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
             )
         if seeing is not None:
             processor = transformers.AutoProcessor.from_pretrained(place, backend="pil", **local)
+        elif hearing:
+            processor = transformers.AutoFeatureExtractor.from_pretrained(place, **local)
         elif image:
             processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", **local)
         else:
@@ -100,7 +105,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:
         model = model.to(_device(device))
-    return Loaded(model.eval(), processor, "both" if seeing else "image" if image else "text", name)
+    modality = "both" if seeing else "sound" if hearing else "image" if image else "text"
+    return Loaded(model.eval(), processor, modality, name)
 
 
 def _seeing(config: Any) -> Any:
@@ -110,6 +116,15 @@ def _seeing(config: Any) -> Any:
     kinds: Any = (transformers.AutoModelForImageTextToText, transformers.AutoModelForZeroShotImageClassification)
     two = getattr(config, "vision_config", None) is not None and getattr(config, "text_config", None) is not None
     return next((k for k in kinds if two and type(config) in k._model_mapping), None)
+
+
+def _hears(config: Any) -> bool:
+    """Whether this is of a classifier of sounds, by transformers' own table."""
+    import transformers
+
+    known: Any = transformers.AutoModelForAudioClassification
+    classifies = any("Classification" in name for name in getattr(config, "architectures", None) or [])
+    return classifies and type(config) in known._model_mapping
 
 
 def opened(
@@ -170,10 +185,10 @@ def _beside(name: Any) -> Any:
     if not isinstance(name, str) or not name:
         return None
     options: Any = {"trust_remote_code": False, "local_files_only": Path(name).is_dir() or not _reachable()}
-    kinds = (transformers.AutoProcessor, transformers.AutoImageProcessor, transformers.AutoTokenizer)
-    for kind in kinds:
+    pictures = (transformers.AutoProcessor, transformers.AutoImageProcessor)
+    for kind in (*pictures, transformers.AutoFeatureExtractor, transformers.AutoTokenizer):
         try:
-            more = {} if kind is transformers.AutoTokenizer else {"backend": "pil"}
+            more = {"backend": "pil"} if kind in pictures else {}
             return kind.from_pretrained(name, **more, **options)
         except Exception:  # files of another kind, or none: the user is asked for a processor
             continue

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from whyformer.errors import InputError
-from whyformer.show import colours, sentence
+from whyformer.show import colours, sentence, sound
 from whyformer.show.colours import array
 from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
@@ -41,6 +41,8 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     """
     chosen = Look.of(look)
     parts = sections(explanations)
+    if any(part.first.sounds is not None for part in parts):
+        return sound.figure(parts)
     if any(part.first.level == "token" for part in parts):
         return sentence.figure(parts)
     return _grid(parts, picture, chosen, look)

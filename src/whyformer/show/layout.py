@@ -61,9 +61,17 @@ def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]
 
 
 def listed(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
-    """One explanation or several, as a list."""
+    """One explanation or several, as a list; those of sounds by stretches of time."""
     # an Explanation is itself iterable (over its samples), so ask what makes it one
-    return [explanations] if hasattr(explanations, "scores") else list(explanations)  # type: ignore[list-item]
+    found: Any = [explanations] if hasattr(explanations, "scores") else explanations
+    return [laid_out(e) for e in found]
+
+
+def laid_out(e: Explanation) -> Explanation:
+    """What has a time, as it is drawn: a sound by stretches that have a name, a video as its frames side by side."""
+    if e.rate is not None and e.tokens is None:
+        return e.over_time()
+    return e.unrolled() if e.frames is not None else e
 
 
 def input_of(e: Explanation) -> Hashable:
@@ -72,6 +80,8 @@ def input_of(e: Explanation) -> Hashable:
         return e.texts[0]
     if e.pictures is not None:
         return e.pictures.numpy().tobytes()
+    if e.sounds is not None:
+        return e.sounds.numpy().tobytes()
     if e.originals is not None:
         return e.originals[0].tobytes()
     return tuple(e.tokens[0]) if e.tokens is not None else tuple(e.logits[0].tolist())

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import sections
+from whyformer.show.layout import laid_out, sections
 from whyformer.show.painting import drawable
 from whyformer.show.words import Word, claims, figure_of, heading, notes, remarks, unread, visible, words
 
@@ -41,7 +41,7 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 def plain(e: Explanation, top: int = 5) -> str:
     """Each sample as text: its top classes, then its strongest features with their scores, in order."""
     parts = []
-    for i, sample in enumerate(e):
+    for i, sample in enumerate(laid_out(e)):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
         title = f"{visible(sample.method)}, {heading(sample)}:"
         lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *notes([sample]), *remarks([sample])]
@@ -73,7 +73,8 @@ def _listing(e: Explanation) -> list[str]:
     if e.level == "token":
         found = words(e)[0]
         scores = [word.score for word in found]
-        kind, limit = ("words" if e.offsets is not None and e.texts is not None else "tokens"), _ROWS
+        sound, worded = e.sounds is not None, e.offsets is not None and e.texts is not None
+        kind, limit = ("stretches of time" if sound else "words" if worded else "tokens"), _ROWS
     else:
         scores = array(e.scores[0]).reshape(-1).tolist()
         kind, limit = ("patches" if e.level == "patch" else "pixels"), 5

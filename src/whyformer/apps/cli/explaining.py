@@ -96,7 +96,7 @@ def _run(command: str, asked: Maps, method: str | None) -> None:
 def _explained(command: str, asked: Maps, method: str | None, given: Argument, loaded: dict[str, Loaded]) -> None:
     """One input, from the methods that are asked for to the files."""
     look = asked.look()
-    seeing = given.kind == "image" or getattr(asked, "image", None)
+    seeing = given.kind in ("image", "sound") or getattr(asked, "image", None)
     default = "png,html" if command == "compare" else "png" if seeing else "html"
     formats = opt.chosen_formats(default if asked.format is None else asked.format)
     chosen = opt.chosen_methods(method, asked.setting, given.kind)
@@ -122,8 +122,8 @@ def _explained(command: str, asked: Maps, method: str | None, given: Argument, l
     tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
 
 
-_READS = {"image": "pictures", "text": "text", "both": "a text and a picture (--image)"}
-_GIVEN = {"image": "a picture", "text": "a text", "both": "a text and a picture"}
+_READS = {"image": "pictures", "text": "text", "sound": "sounds", "both": "a text and a picture (--image)"}
+_GIVEN = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
 
 
 class Work:
@@ -136,7 +136,9 @@ class Work:
         self.bars = bars
         images = getattr(asked, "image", None)
         kind = "both" if images and given.kind == "text" else given.kind
-        name = asked.model or DEFAULT_MODEL[kind]
+        name = asked.model or DEFAULT_MODEL.get(kind)
+        if name is None:
+            raise InputError("a sound needs a model that hears: name one with --model; none is bundled")
         known = {} if loaded is None else loaded
         with bars.step(f"loading {name}"):
             from whyformer.explaining import begin

@@ -64,11 +64,13 @@ def of_roots(
         own = task.by_sample(name, values[name])
         if name == task.inputs.name and side.choices is not None:
             own = own.flatten(0, 1)
+        own = own.transpose(1, 2) if side.turned else own
         scores = reduce(side.modality, own, norm)
         kind = "sequence" if task.structure.plain else "token"
         if side.modality == "text" and kind == "token":
             scores = task.at_tokens(name, scores)
-        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else kind, {}, inputs=side)
+        level = "pixel" if side.modality == "image" else "token" if side.turned else kind
+        made[name] = Scores(scores, logits, level, {}, inputs=side)
     return task.assemble(made, logits, diagnostics or {})
 
 

@@ -36,7 +36,7 @@ def fragment(e: Explanation, **look: Any) -> str:
     Args:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
-    return render("cards.html", samples=list(e), look=Look.of(look))
+    return render("cards.html", samples=list(layout.laid_out(e)), look=Look.of(look))
 
 
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:

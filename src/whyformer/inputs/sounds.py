@@ -1,0 +1,149 @@
+"""Sounds: a ``.wav`` file, or a wave with its rate, fed through the model's feature extractor."""
+
+from __future__ import annotations
+
+import math
+import wave
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whyformer.errors import InputError, LoadError
+from whyformer.inputs.inputs import Inputs
+from whyformer.inputs.pictures import check_file
+
+LARGEST = 256 * 2**20
+_WIDTHS = {1: "u1", 2: "<i2", 4: "<i4"}
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """``wave`` ``[T]`` float32, −1 to 1; ``rate``: its samples a second, None if that was not said."""
+
+    wave: Tensor
+    rate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.wave.dim() != 1 or not self.wave.is_floating_point() or not len(self.wave):
+            raise InputError(
+                f"a sound is one row of fractions [T], one for each moment; this one is {list(self.wave.shape)} "
+                f"{self.wave.dtype}. Of several channels take the mean"
+            )
+
+
+def is_sound_name(source: str) -> bool:
+    """Whether a file name ends like that of a sound that can be read."""
+    return source.lower().endswith(".wav")
+
+
+def open_sound(path: str | Path) -> Sound:
+    """The sound in a ``.wav`` file of 8, 16, 24 or 32 bits; the mean of its channels.
+
+    Raises:
+        LoadError: missing, unreadable or larger than 256 MB. InputError: it holds no sound.
+    """
+    check_file(Path(path), LARGEST)
+    try:
+        with wave.open(str(path), "rb") as file:
+            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            raw = file.readframes(min(file.getnframes(), LARGEST))
+    except (wave.Error, EOFError, OSError) as error:
+        raise LoadError(f"cannot read {path}: {error}; write it as a .wav file of 16 bits") from error
+    if width == 3:  # 24 bits: the upper three bytes of 32
+        bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 3)
+        values = np.pad(bytes_, ((0, 0), (1, 0))).reshape(-1).view("<i4").astype(np.float64)
+    else:
+        values = np.frombuffer(raw, np.dtype(_WIDTHS[width])).astype(np.float64)
+    values = values / 128 - 1 if width == 1 else values / 2.0 ** (31 if width == 3 else 8 * width - 1)
+    if not len(values):
+        raise InputError(f"{path} holds no sound")
+    return Sound(torch.from_numpy(values.reshape(-1, channels).mean(1)).float(), rate)
+
+
+def listener(processor: Any) -> Any:
+    """The feature extractor that hears, of a processor; None if it has none."""
+    for one in (processor, getattr(processor, "feature_extractor", None)):
+        if isinstance(getattr(one, "sampling_rate", None), int) and callable(one):
+            return one
+    return None
+
+
+def as_sound(item: Any, processor: Any) -> Any:
+    """A :class:`Sound` where one is meant: a mapping with "array" and "sampling_rate" (as data sets have them), or,
+    for a processor that hears, one row of fractions; anything else as it is."""
+    if isinstance(item, Mapping) and {"array", "sampling_rate"} <= item.keys():
+        return Sound(torch.as_tensor(np.asarray(item["array"], np.float32)), int(item["sampling_rate"]))
+    row = isinstance(item, np.ndarray | Tensor) and item.ndim == 1
+    if row and listener(processor) is not None and torch.as_tensor(item).is_floating_point():
+        return Sound(torch.as_tensor(item).float())
+    return item
+
+
+def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arguments of the model's forward, what is known of the sounds and of what is fed: see :func:`heard`).
+
+    Raises:
+        InputError: no feature extractor, or a sound of another rate than the model hears.
+    """
+    ear = listener(processor)
+    if ear is None:
+        raise InputError("a sound needs the model's feature extractor: give processor= (AutoFeatureExtractor)")
+    rate = int(ear.sampling_rate)
+    for sound in sounds:
+        if sound.rate not in (None, rate):
+            raise InputError(
+                f"the sound has {sound.rate:,} samples a second and the model hears {rate:,}: resample it first "
+                "(torchaudio.functional.resample, librosa.resample, or ffmpeg -ar)"
+            )
+    waves = [sound.wave.numpy() for sound in sounds]
+    options: dict[str, Any] = {"sampling_rate": rate, "return_tensors": "pt"}
+    try:  # as the extractor pads by itself: Whisper's to half a minute
+        given = dict(ear(waves, **options))
+    except ValueError:  # of unequal length
+        given = dict(ear(waves, **options, padding=True))
+    seen = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
+    lasts = [len(sound.wave) / rate for sound in sounds]
+    return given, {"sounds": seen, "sampling_rate": rate, "durations": lasts, "time": _time(given, ear, rate)}
+
+
+def heard(made: Inputs, facts: Mapping[str, Any], notes: list[list[str]] | None) -> Inputs:
+    """Prepared tensors with what is known of the sounds they were made of."""
+    known = dict(facts)
+    axis, rate = known.pop("time")
+    features = replace(made.features, **known, rate=rate)
+    return replace(made, features=features, notes=notes, turned=axis == 2)
+
+
+def _time(given: Mapping[str, Any], ear: Any, rate: int) -> tuple[int, float | None]:
+    """(axis of time, steps a second) of what an extractor makes of a sound.
+
+    A wave has its own; of a spectrogram they are measured: where two clicks, a second apart, change it.
+    """
+    tensor = next(v for v in given.values() if isinstance(v, Tensor) and v.is_floating_point())
+    if tensor.dim() != 3:
+        return 1, float(rate) if tensor.dim() == 2 else None
+    noise = torch.randn(2 * rate, generator=torch.Generator().manual_seed(0)).numpy() * 1e-3
+    clicks = [noise, noise.copy()]
+    for click, at in zip(clicks, (rate // 2, 3 * rate // 2), strict=True):
+        click[at] = 1.0
+    first, second = (
+        next(v for v in ear(c, sampling_rate=rate, return_tensors="pt").values() if isinstance(v, Tensor))[0].double()
+        for c in clicks
+    )
+    apart = []
+    for axis in (1, 2):  # where the first sounds louder, and where the second does
+        power = [(sign * (first - second)).clamp(min=0).square().sum(2 - axis) for sign in (1, -1)]
+        places = torch.arange(len(power[0]), dtype=torch.float64)
+        early, late = (float((p * places).sum() / p.sum()) for p in power)
+        apart.append(late - early)
+    axis = 1 if apart[0] > apart[1] else 2
+    steps, hop = apart[axis - 1], getattr(ear, "hop_length", None)
+    if not (math.isfinite(steps) and steps > 1):
+        return axis, None
+    told = rate / hop if isinstance(hop, int) and hop else float(round(steps))
+    return axis, told if abs(told - steps) < 0.03 * steps else steps  # what is said where it agrees: it is exact

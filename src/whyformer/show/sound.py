@@ -1,0 +1,68 @@
+"""A sound as a figure: its wave, and under it for each method a strip of colours over the seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whyformer.show import colours
+from whyformer.show.colours import array
+from whyformer.show.layout import Section
+from whyformer.show.paper import GREY, Paper
+from whyformer.show.words import claims, heading, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from whyformer.explanation.result import Explanation
+
+_WIDTH, _LEFT, _RIGHT = 9.0, 1.7, 0.75  # inches: page, where waves begin, room for a colour bar
+_HEAD, _WAVE, _STRIP, _AXIS, _GAP = 0.36, 0.8, 0.3, 0.4, 0.12
+_POINTS = 1200  # columns of the wave's outline
+
+
+def figure(parts: list[Section]) -> Figure:
+    """Each sound under each target: the wave, then one strip a method, in seconds; a colour bar beside each strip."""
+    columns = [(part, *column) for part in parts for column in part.columns]
+    tall = sum(_HEAD + _WAVE + len(rows) * (_STRIP + _GAP) + _AXIS for _, _, rows in columns)
+    shown = [e for part in parts for row in part.cells for e in row if e is not None]
+    paper = Paper(_WIDTH, tall + 0.2, shown)
+    y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
+    for part, named, rows in columns:
+        paper.write(short(heading(named), 90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
+        y += _HEAD
+        length = rows[0][1].scores.shape[1] / (rows[0][1].rate or 1)
+        _wave(paper.axes(_LEFT, y, wide, _WAVE), part.first, length)
+        y += _WAVE
+        for i, (name, e) in enumerate(rows):
+            y += _GAP
+            scale = colours.scale_of(e)
+            paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=GREY)
+            axes = paper.axes(_LEFT, y, wide, _STRIP)
+            axes.set_axis_on()
+            painted = colours.paint(scale.unit(array(e.scores[0])), scale.signed, None)[None]
+            axes.imshow(painted, aspect="auto", interpolation="nearest", extent=(0, painted.shape[1] / e.rate, 0, 1))
+            axes.set_xlim(0, length)
+            axes.set_yticks([])
+            axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5, labelbottom=i == len(rows) - 1)
+            paper.bar(scale, None, _LEFT + wide + 0.08, y, 0.08, _STRIP)
+            y += _STRIP
+        low, high = claims(rows[0][1])
+        said = f"seconds · {f'blue: {low}, orange: {high}' if low else high}"
+        paper.write(short(said, 110), _LEFT, y + 0.24, 6.5, va="top", color=GREY)
+        y += _AXIS
+    return paper.figure
+
+
+def _wave(axes: Axes, e: Explanation, length: float) -> None:
+    """The outline of the wave: least and largest of each of its stretches."""
+    assert e.sounds is not None
+    wave: Any = array(e.sounds[0])
+    rate, lasts = e.features.sampling_rate or len(wave) / length, (e.features.durations or [length])[0]
+    wave = wave[: max(1, round(lasts * rate))]
+    cuts = np.array_split(wave, min(_POINTS, len(wave)))
+    times = np.linspace(0, lasts, len(cuts))
+    axes.fill_between(times, [c.min() for c in cuts], [c.max() for c in cuts], color="#5b6b7b", linewidth=0.4)
+    axes.set_xlim(0, length)

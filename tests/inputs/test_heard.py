@@ -1,0 +1,210 @@
+"""Sounds as people give them: files, arrays with a rate, through the feature extractors of transformers."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+import whyformer
+from whyformer import show
+from whyformer.errors import InputError, LoadError
+from whyformer.inputs.sounds import Sound, encode, open_sound
+from whyformer.show.layout import laid_out
+
+RATE = 16_000
+
+
+def tone(seconds: float = 1.0, begin: float = 0.5, end: float = 0.75) -> np.ndarray:
+    """Faint noise with a tone from ``begin`` to ``end``."""
+    moments = np.arange(round(seconds * RATE))
+    sound = 0.02 * np.random.default_rng(0).standard_normal(len(moments))
+    inside = (moments >= begin * RATE) & (moments < end * RATE)
+    return (sound + inside * np.sin(2 * np.pi * 440 * moments / RATE)).astype(np.float32)
+
+
+def written(path: Path, sound: np.ndarray, width: int = 2, rate: int = RATE, channels: int = 1) -> Path:
+    full = {1: lambda s: (s * 127 + 128).astype("u1").tobytes(), 2: lambda s: (s * 32767).astype("<i2").tobytes(),
+            3: lambda s: b"".join(int(v).to_bytes(3, "little", signed=True) for v in (s * 8388607)),
+            4: lambda s: (s * 2147483647).astype("<i4").tobytes()}[width]  # fmt: skip
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(full(np.repeat(sound.astype(np.float64) / 2, channels)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ears() -> tuple[nn.Module, hf.Wav2Vec2FeatureExtractor]:
+    torch.manual_seed(0)
+    config = hf.Wav2Vec2Config(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, conv_dim=(16, 16, 16), conv_stride=(5, 4, 4),
+        conv_kernel=(10, 8, 8), num_feat_extract_layers=3, num_labels=3, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+        classifier_proj_size=16, feat_extract_norm="layer",
+    )  # fmt: skip
+    return hf.Wav2Vec2ForSequenceClassification(config).eval(), hf.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_wav_file_is_read_as_it_was_written(tmp_path: Path, width: int, channels: int) -> None:
+    sound = tone(0.1, 0.02, 0.06)
+    found = open_sound(written(tmp_path / "a.wav", sound, width, 8000, channels))
+    assert found.rate == 8000
+    assert np.abs(found.wave.numpy() - sound / 2).max() < 2.0 ** (3 - 8 * min(width, 2))
+
+
+def test_files_arrays_and_data_set_rows_are_one_sound(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    model, ear = ears
+    path = written(tmp_path / "a.wav", tone(), 4)
+    sound = open_sound(path).wave
+    wanted = whyformer.explain(
+        model,
+        {"input_values": ear(sound.numpy(), sampling_rate=RATE, return_tensors="pt").input_values},
+        "input_x_gradient",
+        1,
+    )
+    for given in (str(path), path, sound, sound.numpy(), {"array": sound.numpy(), "sampling_rate": RATE}, [path]):
+        e = whyformer.explain(model, given, "input_x_gradient", 1, processor=ear)
+        assert torch.allclose(e.scores, wanted.scores, atol=1e-7)
+        assert (e.rate, e.features.sampling_rate, e.features.durations) == (RATE, RATE, [1.0])
+    assert e.diagnostics.get("input") is None
+    assert whyformer.explain(model, sound, "saliency", 1, processor=ear).diagnostics["input"] == [
+        ["taken as 16,000 samples a second"]
+    ]
+
+
+def test_a_batch_of_unequal_sounds_equals_single_ones(ears: tuple[nn.Module, object]) -> None:
+    model, ear = ears
+    short, long = tone(0.5, 0.1, 0.2), tone()
+    both = whyformer.explain(model, [short, long], "saliency", 1, processor=ear)
+    assert both.features.durations == [0.5, 1.0]
+    assert both[0].over_time(0.1).tokens == [["0.0 s", "0.1 s", "0.2 s", "0.3 s", "0.4 s", *["[PAD]"] * 5]]
+    assert both.scores[0, 8000:].eq(0).all()
+    alone = whyformer.explain(model, long, "saliency", 1, processor=ear)
+    assert torch.allclose(both.scores[1], alone.scores[0], atol=1e-5)
+
+
+def test_seconds_add_up_the_moments(ears: tuple[nn.Module, object]) -> None:
+    model, ear = ears
+    e = whyformer.explain(model, tone(), "input_x_gradient", 1, processor=ear)
+    by = e.over_time(0.25)
+    assert by.tokens == [["0.00 s", "0.25 s", "0.50 s", "0.75 s"]]
+    assert torch.allclose(by.scores, e.scores.unflatten(1, (4, -1)).sum(-1), atol=1e-7)
+    assert torch.allclose(e.over_time().scores.sum(), e.scores.sum(), atol=1e-6)
+    assert len(e.over_time().tokens[0]) == 50
+    with pytest.raises(InputError, match="shorter than the time between two scores"):
+        e.over_time(1e-6)
+    with pytest.raises(InputError, match="for sounds"):
+        by.with_features(rate=None).over_time()
+
+
+@pytest.mark.parametrize(("ear", "axis"), [(hf.WhisperFeatureExtractor, 2), (hf.ASTFeatureExtractor, 1)])
+@pytest.mark.filterwarnings("ignore:At least one mel filter")
+def test_time_of_a_spectrogram_is_measured(ear: type, axis: int) -> None:
+    _, facts = encode([Sound(torch.from_numpy(tone()), RATE)], ear())
+    assert facts["time"] == (axis, 100.0)
+
+
+def test_scores_of_a_spectrogram_stand_at_their_moments() -> None:
+    """Whisper's time is the last axis: gradient × input summed over bands, not over moments."""
+    torch.manual_seed(0)
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_layers": 1,
+    }
+    model = hf.WhisperForAudioClassification(hf.WhisperConfig(**sizes, decoder_attention_heads=2, num_labels=3)).eval()
+    ear = hf.WhisperFeatureExtractor()
+    e = whyformer.explain(model, tone(), "input_x_gradient", 1, processor=ear)
+    leaf = ear(tone(), sampling_rate=RATE, return_tensors="pt").input_features.requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf).logits[0, 1], leaf)
+    wanted = (leaf.detach() * gradient).sum(1)
+    assert e.scores.shape == (1, 3000)
+    assert torch.allclose(e.scores, wanted, atol=1e-5 * float(wanted.abs().max()))
+    for method in ("rollout", "occlusion"):
+        with pytest.raises(whyformer.errors.MethodNotApplicable, match="time is the last axis of its spectrogram"):
+            whyformer.explain(model, tone(), method, 1, processor=ear)
+
+
+def test_what_cannot_be_heard_is_told(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    model, ear = ears
+    with pytest.raises(InputError, match="44,100 samples a second and the model hears 16,000: resample it first"):
+        whyformer.explain(model, written(tmp_path / "a.wav", tone(), rate=44_100), "saliency", 1, processor=ear)
+    with pytest.raises(InputError, match="needs the model's feature extractor"):
+        whyformer.explain(model, {"array": tone(), "sampling_rate": RATE}, "saliency", 1)
+    with pytest.raises(InputError, match="one row of fractions"):
+        whyformer.explain(model, {"array": np.zeros((2, 9)), "sampling_rate": RATE}, "saliency", 1, processor=ear)
+    (tmp_path / "no.wav").write_bytes(b"RIFF, it says")
+    with pytest.raises(LoadError, match="cannot read"):
+        whyformer.explain(model, tmp_path / "no.wav", "saliency", 1, processor=ear)
+    with pytest.raises(InputError, match="holds no sound"):
+        whyformer.explain(model, written(tmp_path / "empty.wav", np.zeros(0)), "saliency", 1, processor=ear)
+
+
+def test_a_sound_is_kept_and_drawn(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    model, ear = ears
+    made = [whyformer.explain(model, tone(), m, 1, processor=ear) for m in ("saliency", "input_x_gradient")]
+    again = whyformer.Explanation.load(made[0].save(tmp_path / "e.safetensors"))
+    assert torch.equal(again.sounds, made[0].sounds) and again.rate == RATE
+    assert whyformer.Explanation.from_dict(made[0].to_dict()).rate == RATE
+    figure = show.figure(made)
+    strips = [axes.get_images()[0].get_extent() for axes in figure.axes if axes.get_images() and axes.get_xlim()[1] == 1.0]
+    assert [0, 1.0, 0, 1] in [list(extent) for extent in strips]
+    assert show.encode(figure).startswith(b"\x89PNG")
+    assert "0.50 s" in str(made[1]) and "0.50 s" in show.page(made)
+
+
+def test_a_model_that_hears_is_explained_by_name(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    from typer.testing import CliRunner
+
+    from whyformer.apps.cli import app
+
+    model, ear = ears
+    model.save_pretrained(tmp_path / "ears")
+    ear.save_pretrained(tmp_path / "ears")
+    path = written(tmp_path / "a.wav", tone())
+    e = whyformer.explain(str(tmp_path / "ears"), path, "saliency", 1)
+    assert torch.allclose(e.scores, whyformer.explain(model, path, "saliency", 1, processor=ear).scores, atol=1e-6)
+    told = CliRunner().invoke(
+        app,
+        [
+            "explain",
+            str(path),
+            "--model",
+            str(tmp_path / "ears"),
+            "--method",
+            "saliency",
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
+    assert told.exit_code == 0, told.output
+    assert len(list((tmp_path / "out").glob("a-saliency-*.png"))) == 1
+    told = CliRunner().invoke(app, ["explain", str(path)])
+    assert told.exit_code == 2 and "needs a model that hears" in told.output
+
+
+def test_a_video_is_drawn_frame_by_frame_on_one_scale() -> None:
+    scores = torch.zeros(1, 3 * 4)
+    scores[0, 4:8] = torch.tensor([1.0, 0, 0, 0])  # the second step, its first cell
+    pictures = torch.zeros(1, 6, 8, 8, 3, dtype=torch.uint8)
+    pictures[:, 3] = 200
+    e = whyformer.Explanation(scores, "patch", "rollout", {}, torch.tensor([0]), torch.zeros(1, 2))
+    e = e.with_features(grid=(2, 2), frames=3, image_size=(8, 8), pictures=pictures)
+    flat = laid_out(e)
+    assert (flat.level, tuple(flat.scores.shape), tuple(flat.pictures.shape)) == ("pixel", (1, 8, 24), (1, 8, 24, 3))
+    assert flat.scores[0, 0].argmax() == 8 and flat.scores[0, :, :8].eq(0).all() and flat.scores[0, :, 16:].eq(0).all()
+    assert flat.pictures[0, 0, 8:16].eq(200).all() and flat.pictures[0, 0, :8].eq(0).all()
+    assert tuple(e.unrolled(2).scores.shape) == (1, 16, 16) and e.unrolled(2).scores[0, 8:, 8:].eq(0).all()
+    assert show.encode(show.figure(e)).startswith(b"\x89PNG")
+    with pytest.raises(InputError, match="for videos"):
+        flat.unrolled()
