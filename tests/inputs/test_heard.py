@@ -12,6 +12,7 @@ import transformers as hf
 from torch import nn
 
 import whyformer
+import whyformer.report
 from whyformer import show
 from whyformer.errors import InputError, LoadError
 from whyformer.inputs.sounds import Sound, encode, open_sound
@@ -161,6 +162,10 @@ def test_a_sound_is_kept_and_drawn(tmp_path: Path, ears: tuple[nn.Module, object
     assert [0, 1.0, 0, 1] in [list(extent) for extent in strips]
     assert show.encode(figure).startswith(b"\x89PNG")
     assert "0.50 s" in str(made[1]) and "0.50 s" in show.page(made)
+    assert len(show.encode(show.bars(made[1], k=3))) > 1000
+    whyformer.report.write_report(tmp_path / "e.safetensors", tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert "0.50 s" in html and "10000" not in html
 
 
 def test_a_model_that_hears_is_explained_by_name(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
@@ -206,5 +211,6 @@ def test_a_video_is_drawn_frame_by_frame_on_one_scale() -> None:
     assert flat.pictures[0, 0, 8:16].eq(200).all() and flat.pictures[0, 0, :8].eq(0).all()
     assert tuple(e.unrolled(2).scores.shape) == (1, 16, 16) and e.unrolled(2).scores[0, 8:, 8:].eq(0).all()
     assert show.encode(show.figure(e)).startswith(b"\x89PNG")
+    assert show.overlay(e).shape[1] == 3 * show.overlay(e.frame(0)).shape[1]
     with pytest.raises(InputError, match="for videos"):
         flat.unrolled()

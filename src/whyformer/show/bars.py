@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from whyformer.errors import InputError
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import listed
+from whyformer.show.layout import laid_out, listed
 from whyformer.show.paper import GREY, Paper
 from whyformer.show.words import agnostic, claims, figure_of, heading, short, target_name, visible, words
 
@@ -25,14 +25,15 @@ _LEFT, _WIDE, _RIGHT, _LINE, _TOP = 2.2, 3.4, 0.7, 0.24, 0.62  # inches: names, 
 def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     """The k features with the largest |score| of one sample as bars, and below them the sum of all others.
 
-    Words of a text, patches or pixels of a picture. Where the scores have no sign, their colour has none either.
+    Words of a text, stretches of a sound, patches or pixels of a picture. Where the scores have no sign, their colour
+    has none either.
 
     Raises:
         InputError: k is not at least 1.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InputError(f"k must be a whole number of at least 1, not {k!r}")
-    one = e[sample]
+    one = laid_out(e[sample])
     rows = _features(one)
     best = sorted(rows, key=lambda row: -abs(row[1]))
     shown, rest = best[:k], best[k:]

@@ -27,7 +27,7 @@ _LIGHT, _DARK = 1.0, 0.08
 
 
 def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **look: Any) -> NDArray[np.uint8]:
-    """The map of one sample on its original picture, ``[H, W, 3]``.
+    """The map of one sample on its original picture, ``[H, W, 3]``; of a video on its frames side by side.
 
     The picture is drawn in grey, so every colour comes from the map: colour = (1 - a) · grey + a · map, with
     a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed
@@ -40,6 +40,7 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above.
     """
     chosen = Look.of(look)
+    e = e if e.frames is None else e.unrolled()
     height, width = size = drawn_size(e, sample, longest)
     unit = unit_map(e, sample, size)
     scale = colours.scale_of(e, sample)

@@ -17,6 +17,7 @@ from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, r
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.result import Explanation
+from whyformer.show.layout import laid_out
 
 Track = Callable[..., Iterable[Any]]
 
@@ -179,7 +180,7 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
 def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
     known = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
     titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
-    return [Saved(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(e, titles, strict=True)]
+    return [Saved(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(laid_out(e), titles, strict=True)]
 
 
 def _json(path: Path) -> Any:
