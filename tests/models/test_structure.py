@@ -161,3 +161,24 @@ def test_carrying_a_row_equals_the_product_of_matrices() -> None:
                 product = (whole / whole.sum(-1, keepdim=True) if normalised else whole) @ product
             wanted = torch.einsum("bn,bnm->bm", row, product)
             assert torch.allclose(views.carry(row, maps, identity=with_identity, normalize_rows=normalised), wanted)
+
+
+def test_blocks_are_looked_for_again_when_the_model_has_others() -> None:
+    import gc
+    import weakref
+
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    model = nn.Module()
+    model.layers = nn.ModuleList([block() for _ in range(3)])
+    first = find_blocks(model)
+    assert find_blocks(model) == first and len(first) == 3
+    model.layers.append(block())
+    assert len(find_blocks(model)) == 4
+    model.layers[0] = block()
+    assert find_blocks(model) == list(model.layers)
+    gone = weakref.ref(model)
+    del model, first
+    gc.collect()
+    assert gone() is None

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
 from whyformer.errors import ModelError
+
+# model -> (its modules when they were looked through, the groups found); nothing here keeps a module alive
+_GROUPS: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[str, list[ref[nn.Module]]]]] = (
+    WeakKeyDictionary()
+)
 
 
 def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -20,8 +25,17 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     Blocks are the children of a container, if all are of one class, or of one kind by the last word of its name, and
     have children of their own. A child whose attention lies all in repeated blocks inside it is a stage (Swin), and its
     blocks are meant; those of stages that differ by a number in their name are one group. Else of nested containers
-    only the outer one counts.
+    only the outer one counts. Looked for again only when the model has got other modules.
     """
+    modules, known = list(model.modules()), _GROUPS.get(model)
+    if known is not None and [r() for r in known[0]] == modules:
+        return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in known[1].items()}
+    groups = _groups(model)
+    _GROUPS[model] = [ref(m) for m in modules], {n: [ref(b) for b in blocks] for n, blocks in groups.items()}
+    return groups
+
+
+def _groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     found: dict[tuple[str, type], list[nn.Module]] = {}
     taken: list[str] = []
     for name, module in model.named_modules():
