@@ -115,7 +115,8 @@ def summarize(study: Study, results: Results) -> Report:
         columns = tuple(title for title in ablation.MASKED if title != "mAP ↑")
         table = replace(table, columns=table.columns + columns, cells=more.cells | table.cells)
     panels = tuple(_pareto(results, title) for title in rows)
-    inner = perturbation.summarize(study, results).conventions if image and "Positive ↓" in rows else {}
+    perturbed = {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
+    inner = perturbation.summarize(study, perturbed).conventions if image and "Positive ↓" in rows else {}
     if not image:
         inner = activation.summarize(study, results).conventions
     return Report((table,), panels, {**inner, **conventions("leaderboard")})
