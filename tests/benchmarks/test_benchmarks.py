@@ -156,6 +156,37 @@ def test_the_leaderboard_has_the_figures_of_the_other_benchmarks(tmp_path: Path,
     assert all(one.value >= 0 for one in behind if one is not None)
 
 
+def test_the_leaderboard_takes_the_masks_of_other_pictures(tmp_path: Path, vit, bert) -> None:
+    masks, plain = picture_folder(tmp_path / "masks"), tmp_path / "plain"
+    for name in "0123":  # class folders, which have no masks
+        (plain / name).mkdir(parents=True)
+    for i in range(4):
+        (masks / "images" / f"{i}.png").rename(plain / "0123"[i] / f"plain{i}.png")
+    masks = picture_folder(tmp_path / "more", 3)
+    found = run("leaderboard", tmp_path / "a", plain, vit, bert, False, masks=str(masks), methods="libragrad,gae").report
+    (table,) = found.tables
+    other = run("perturbation", tmp_path / "b", plain, vit, bert, False, methods="gae").report.tables[0]
+    masked = run("segmentation", tmp_path / "c", masks, vit, bert, False, methods="gae", explained="target").report.tables[0]
+    assert table.cells["gae", "Positive ↓"].measured == other.cells["Positive, predicted ↓", "gae"].measured
+    assert table.cells["gae", "Positive ↓"].measured.count == 4
+    for title in ("mAP ↑", "mIoU ↑", "Energy in mask ↑"):
+        assert table.cells["gae", title].measured == masked.cells[title, "gae"].measured
+    assert "of 4" in found.conventions["clean accuracy"]
+
+
+def test_the_leaderboard_of_digit_scenes_is_by_their_masks(tmp_path: Path) -> None:
+    asked = {"model": "bundled:digits", "data": "scenes:2", "methods": "gae"}
+    report = run_benchmark("leaderboard", out=tmp_path / "a", **asked).report
+    (table,), (other,) = report.tables, run_benchmark("segmentation", out=tmp_path / "b", **asked).report.tables
+    assert "Positive ↓" not in table.columns
+    for title in ("mAP ↑", "Pixel accuracy ↑", "Energy in mask ↑"):
+        assert table.cells["gae", title].measured == other.cells[title, "gae"].measured
+    assert table.cells["gae", "Cost, forwards"].measured.value > 0
+    assert report.conventions["class explained"] == "target"
+    with pytest.raises(InputError, match="masks of their own"):
+        run_benchmark("leaderboard", out=tmp_path / "c", masks="scenes:2", **asked)
+
+
 def test_the_leaderboard_of_texts(tmp_path: Path, vit, bert) -> None:
     data = sentence_file(tmp_path / "data")
     report = run("leaderboard", tmp_path / "a", data, vit, bert, True, methods="gae,libragrad,gae:affinity=True").report

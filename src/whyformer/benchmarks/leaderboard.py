@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from whyformer import explaining
-from whyformer.benchmarks import ablation, activation, perturbation
+from whyformer.benchmarks import ablation, activation, perturbation, segmentation
 from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Curves, Report, Results, Table, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
-from whyformer.errors import WhyformerError
+from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.metrics import faithfulness
 from whyformer.evaluate.metrics.faithfulness import au_mse, auac
 from whyformer.evaluate.statistics import Interval, bootstrap
@@ -48,11 +48,19 @@ READ: dict[str, tuple[Callable[[Values], float | None], bool]] = {
     "AUAC ↑": (lambda v: 100 * float(auac(v["probability"])) if "probability" in v else None, True),
     "AU-MSE ↓": (lambda v: float(au_mse(v["change"])) if "change" in v else None, False),
     "mAP ↑": (lambda v: 100 * v["segmentation"]["average_precision"] if "segmentation" in v else None, True),
+    "Energy in mask ↑": (lambda v: 100 * v["segmentation"]["energy"] if "segmentation" in v else None, True),
 }
+SCENES = "scenes"
+"""The reader whose pictures hold several objects each: they are scored against the masks alone."""
 
 
 def prepare(study: Study) -> None:
-    if study.modality == "image":
+    if study.reader == SCENES:
+        if study.options["masks"]:
+            raise InputError("digit scenes have masks of their own: leave out --option masks")
+        study.options["explained"] = "target"
+        segmentation.prepare(study)
+    elif study.modality == "image":
         study.options["baseline"] = study.options["baseline"] or "black"
         ablation.prepare(study)
     else:
@@ -64,11 +72,24 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     """What the other benchmarks measure, and of the first sample of each batch cost and condition."""
     first = batch.samples[0].id if batch.samples else None
     spent = {c: _cost(batch, c) for c in configurations if c.kind == "method"}
-    of_texts = not isinstance(batch, Pictures)
-    for sample, c, values in (activation if of_texts else ablation).measure(batch, configurations):
+    for sample, c, values in _measured(batch, configurations):
         if sample == first and not isinstance(values, Unusable):
             values = {**values, **spent.get(c, {})}
         yield sample, c, values
+
+
+def _measured(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    if not isinstance(batch, Pictures):
+        yield from activation.measure(batch, configurations)
+    elif batch.study.reader != SCENES:
+        yield from ablation.measure(batch, configurations)
+    else:
+        for sample, c, values in segmentation.measure(batch, configurations):
+            if isinstance(values, Unusable):
+                yield sample, c, values
+            else:
+                constant = {k: values[k] for k in ("constant",) if k in values}
+                yield sample, c, {"segmentation": values, **constant}
 
 
 def _cost(batch: Batch, configuration: Configuration) -> Values:
@@ -106,19 +127,22 @@ def summarize(study: Study, results: Results) -> Report:
     image = study.modality == "image"
     rows = [title for title, (read, _) in READ.items() if any(_figures(v, read) for v in results.values())]
     table = _quality(study, results, rows)
+    inner: dict[str, Any] = {}
     if image and "mAP ↑" in rows:
         masked = {
             label: {s: v["segmentation"] for s, v in values.items() if "segmentation" in v}
             for label, values in results.items()
         }
-        more = method_table("leaderboard", "", "", study.configurations, masked, ablation.MASKED, down=True)
-        columns = tuple(title for title in ablation.MASKED if title != "mAP ↑")
+        more = method_table("leaderboard", "", "", study.configurations, masked, segmentation.FIGURES, down=True)
+        columns = tuple(title for title in segmentation.FIGURES if title not in rows)
         table = replace(table, columns=table.columns + columns, cells=more.cells | table.cells)
+        inner |= segmentation.summarize(study, masked).conventions if study.reader == SCENES else {}
     panels = tuple(_pareto(results, title) for title in rows)
-    perturbed = {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
-    inner = perturbation.summarize(study, perturbed).conventions if image and "Positive ↓" in rows else {}
+    if image and "Positive ↓" in rows:
+        perturbed = {label: {s: v for s, v in values.items() if "clean" in v} for label, values in results.items()}
+        inner |= perturbation.summarize(study, perturbed).conventions
     if not image:
-        inner = activation.summarize(study, results).conventions
+        inner |= activation.summarize(study, results).conventions
     return Report((table,), panels, {**inner, **conventions("leaderboard")})
 
 
