@@ -33,6 +33,8 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
 }
 """(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
 this rests on is in docs/results.md."""
+_ODD = (ArithmeticError, ZeroDivisionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError)
+"""What a method may end in on a model that it was not made for; no subclasses, such as running out of memory."""
 
 
 @method(
@@ -57,13 +59,19 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     if kind == "text" and LANGUAGE.get(task.model):
         kind = "language model"
     passed_over: dict[str, str] = {}
-    for name, settings in CHOICES[kind, purpose]:
+    choices = CHOICES[kind, purpose]
+    for name, settings in choices:
         chosen = METHODS[name]
         full = chosen.complete(settings)
         try:
             scores = chosen.function(replace(task, method=name), **full)
         except (MethodNotApplicable, UnknownOperation) as error:
             passed_over[name] = str(error)
+            continue
+        except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError) as error:
+            if type(error) not in _ODD or name == choices[-1][0]:  # memory, or the model's own fault
+                raise
+            passed_over[name] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue
         said = {"method": name, "settings": full, "purpose": purpose, "passed_over": passed_over}
         facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}

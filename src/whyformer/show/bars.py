@@ -11,7 +11,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, listed
 from whyformer.show.paper import GREY, Paper
-from whyformer.show.words import agnostic, claims, figure_of, heading, short, target_name, visible, words
+from whyformer.show.words import agnostic, claims, figure_of, heading, method_name, short, target_name, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     rows = _features(one)
     best = sorted(rows, key=lambda row: -abs(row[1]))
     shown, rest = best[:k], best[k:]
-    title = f"{one.method}: {heading(one)}"
+    title = f"{method_name(one)}: {heading(one)}"
     return _drawn(title, shown, rest, colours.scale_of(one).signed, claims(one), [one])
 
 
@@ -55,7 +55,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     singles = [sample for e in listed(explanations) for sample in e]
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary is of words over many texts: give explanations of texts")
-    kinds = {(e.method, target_name(e)) for e in singles}
+    kinds = {(method_name(e), target_name(e)) for e in singles}
     if len(kinds) > 1:
         named = ", ".join(sorted(f"{method} for {target}" for method, target in kinds)[:4])
         raise InputError(f"a summary is of one method and one class, and these are {named}: choose some of them")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from whyformer.errors import LoadError
 from whyformer.explanation.versions import record, versions
 from whyformer.show import figures, html, painting, paper
-from whyformer.show.words import agnostic, target_name
+from whyformer.show.words import agnostic, made_by, target_name
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -48,13 +48,13 @@ def contents(
 ) -> dict[str, bytes]:
     """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
 
-    File names are made of ``name``, the method and the classes; ``facts`` is what a JSON file holds, beside the
+    File names are made of ``name``, the method (of ``auto`` the one that it took) and the classes; ``facts`` is what a JSON file holds, beside the
     picture that the maps lie on; ``look`` are options of :class:`~whyformer.show.look.Look`.
     """
     methods = list(dict.fromkeys(e.method for e in results))
     specific = [e for e in results if not agnostic(e)]
     subjects = list(dict.fromkeys(target_name(e) for e in specific or results))
-    stem = slug(name[:40], methods[0] if len(methods) == 1 else f"{len(methods)}_methods", *subjects)
+    stem = slug(name[:40], made_by(results[0]) if len(methods) == 1 else f"{len(methods)}_methods", *subjects)
 
     def made(kind: str) -> bytes:
         if kind == "html":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
-from whyformer.show.words import agnostic, target_name, visible
+from whyformer.show.words import agnostic, method_name, target_name, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -93,7 +93,7 @@ def method_names(explanations: Sequence[Explanation]) -> list[str]:
     for e in explanations:
         twins = [other.settings for other in explanations if other.method == e.method]
         differing = {k: v for k, v in e.settings.items() if any(str(twin.get(k)) != str(v) for twin in twins)}
-        names.append(visible(f"{e.method} ({written(differing)})" if differing else e.method))
+        names.append(visible(f"{method_name(e)} ({written(differing)})" if differing else method_name(e)))
     return names
 
 

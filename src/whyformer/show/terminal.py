@@ -21,7 +21,7 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, sections
 from whyformer.show.painting import drawable
-from whyformer.show.words import Word, claims, figure_of, heading, notes, remarks, unread, visible, words
+from whyformer.show.words import Word, claims, figure_of, heading, method_name, notes, remarks, unread, visible, words
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -43,7 +43,7 @@ def plain(e: Explanation, top: int = 5) -> str:
     parts = []
     for i, sample in enumerate(laid_out(e)):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        title = f"{visible(sample.method)}, {heading(sample)}:"
+        title = f"{visible(method_name(sample))}, {heading(sample)}:"
         lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *notes([sample]), *remarks([sample])]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -180,12 +180,35 @@ def doubts(e: Explanation) -> list[str]:
     return [line for line in (found["warnings"] if found else e.warnings) if line not in known]
 
 
+def made_by(e: Explanation) -> str:
+    """The method that made the map: where ``auto`` was asked for, the one that it took."""
+    taken = e.diagnostics.get("auto")
+    found = taken.get("method") if isinstance(taken, Mapping) else None
+    return found if isinstance(found, str) else e.method
+
+
+def method_name(e: Explanation) -> str:
+    """The method as it is written above a map: ``gae``, or ``auto: libra_joint``."""
+    return e.method if made_by(e) == e.method else f"{e.method}: {made_by(e)}"
+
+
+def asides(e: Explanation) -> list[str]:
+    """What a reader of one map is to know of how it was made: what ``auto`` passed over, what ``affinity`` does."""
+    taken, spread = e.diagnostics.get("auto"), e.diagnostics.get("affinity")
+    said = []
+    if isinstance(taken, Mapping) and isinstance(taken.get("passed_over"), Mapping) and taken["passed_over"]:
+        reasons = "; ".join(f"{name}: {short(str(reason), 160)}" for name, reason in taken["passed_over"].items())
+        said.append(f"auto took {made_by(e)}, the next of its choices, for what is before it does not apply ({reasons})")
+    return said + ([spread] if isinstance(spread, str) else [])
+
+
 def remarks(explanations: Iterable[Explanation]) -> list[str]:
     """What was measured of several explanations and their warnings, each once, safe to print, with the map's name."""
     shown = list(explanations)
     said = []
     for e in shown:
-        found, name = measured(e), f"{e.method}, {target_name(e)}: " if len(shown) > 1 else ""
+        found, name = measured(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
+        said += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in asides(e)]
         if found:
             said.append(f"{name}measured for {e.label(found['followed'])}: {found['verdict']}")
         said += [f"warning: {line if found else name + line}" for line in doubts(e)]

@@ -72,6 +72,13 @@ def pick(page, box, *names):
         field.blur()
 
 
+def instead(page, name):
+    """A method in place of the one that is chosen at first."""
+    page.locator("#wf-methods input").focus()
+    page.keyboard.press("Backspace")
+    pick(page, "#wf-methods", name)
+
+
 def explain(page):
     page.get_by_role("button", name="Explain", exact=True).click()
     finished(page)
@@ -112,7 +119,7 @@ def test_values_are_read_by_pointer_and_by_keyboard(site, visit):
     area = picture.bounding_box()
     page.mouse.move(area["x"] + area["width"] * 0.8, area["y"] + area["height"] * 0.25)
     line = page.locator(".wf-value").first
-    assert re.fullmatch(r"patch in row 3, column 11: 0\.0\d+", line.inner_text())
+    assert re.fullmatch(r"patch in row 3, column 11: -?\d+\.?\d*", line.inner_text())
     page.mouse.move(0, 0)
     assert line.inner_text().strip() == ""
     page.locator("#wf-explain").focus()
@@ -158,6 +165,7 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
     page = visit(site)
     drop(page)
     page.get_by_text("The model says").wait_for()
+    instead(page, "transformer_attribution")
     explain(page)
     ran = []
     handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(lambda *_: ran.append(1))
@@ -197,13 +205,13 @@ def test_keep_what_is_shown(site, visit):
             page.get_by_role("button", name=kind.upper(), exact=True).click()
         file = started.value
         content = Path(file.path()).read_bytes()
-        assert file.suggested_filename.startswith("digits_37-transformer_attribution-3.")
+        assert file.suggested_filename.startswith("digits_37-libra_joint-3.")
         if kind == "png":
             assert Image.open(BytesIO(content)).width > 300
         elif kind == "html":
-            assert b"transformer_attribution" in content
+            assert b"auto: libra_joint" in content
         else:
-            assert json.loads(content)["explanations"][0]["method"] == "transformer_attribution"
+            assert json.loads(content)["explanations"][0]["diagnostics"]["auto"]["method"] == "libra_joint"
     code = page.locator(".wf-code")
     assert "whyformer.explain" in code.nth(0).inner_text()
     assert code.nth(1).inner_text().startswith("whyformer explain digits_37.png --model bundled:digits")

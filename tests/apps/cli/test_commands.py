@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,7 +204,7 @@ def test_a_sentence_end_to_end(tmp_path):
     assert done.stderr == ""
     assert re.search(r"1 : positive +value = +-?\d+\.\d{3}  prob = +\d+\.\d%", done.stdout)
     assert "charming" in done.stdout
-    stem = "An_utterly_charming_film_though-transformer_attribution-positive-negative"
+    stem = "An_utterly_charming_film_though-lrp_ah_ln-positive-negative"
     assert sorted(p.name for p in out.iterdir()) == [f"{stem}.{kind}" for kind in ("html", "json", "pdf", "png", "svg")]
     page = (out / f"{stem}.html").read_text()
     assert page.count("charming</span>") == 2
@@ -256,7 +257,7 @@ def test_a_picture_with_a_model_from_a_folder(photo, tiny_vit, tmp_path):
     assert "tabby, tabby cat" in done.stdout
     names = sorted(p.name for p in out.iterdir())
     assert len(names) == 3
-    assert all(re.fullmatch(r"a_photo-transformer_attribution-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
+    assert all(re.fullmatch(r"a_photo-libra_joint-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
     with Image.open(next(out.glob("*.png"))) as picture:
         assert picture.width > picture.height
     assert "<script" not in next(out.glob("*.html")).read_text()
@@ -266,6 +267,34 @@ def test_settings_reach_the_method(photo, tiny_vit):
     result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "-s", "start_layer=1", "--json", "--format", "none"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["explanations"][0]["settings"]["start_layer"] == 1
+
+
+def test_without_a_method_auto_takes_one_for_the_purpose(photo, tiny_vit):
+    for arguments, purpose, taken in ([], "faithful", "libra_joint"), (["--purpose", "localise"], "localise", "libra_attention"):
+        result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, *arguments, "--json", "--format", "none"])
+        assert result.exit_code == 0, result.output
+        (found,) = json.loads(result.stdout)["explanations"]
+        assert (found["method"], found["settings"]) == ("auto", {"purpose": purpose})
+        assert found["diagnostics"]["auto"]["method"] == taken
+        said = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, *arguments, "--format", "none"]).stdout
+        assert f"auto: {taken}" in said
+        assert ("less faithful to the model" in " ".join(said.split())) is (purpose == "localise")
+    assert "leave one of them out" in refused("explain", SENTENCE, "--purpose", "localise", "--method", "gae")
+    assert "'faithful', 'localise'" in refused("explain", SENTENCE, "--purpose", "pretty")
+    assert "name a --method" in refused("explain", SENTENCE, "--purpose", "localise", "--generate", "2")
+
+
+def test_what_auto_passed_over_is_said(monkeypatch):
+    from whyformer.methods import METHODS
+
+    def fails(task, **settings):
+        raise RuntimeError("an odd shape")
+
+    monkeypatch.setitem(METHODS, "lrp_ah_ln", replace(METHODS["lrp_ah_ln"], function=fails))
+    said = " ".join(CliRunner().invoke(cli.app, ["explain", SENTENCE, "--format", "none"]).stdout.split())
+    assert "auto: input_x_gradient" in said
+    assert "note: auto took input_x_gradient, the next of its choices" in said
+    assert "an odd shape" in said
 
 
 def test_compare_a_picture_takes_the_two_likeliest_classes(photo, tiny_vit, tmp_path):

@@ -126,6 +126,9 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
 
 
 # -- for each option -----------------------------------------------------------------------------------------------
+purposes = of(
+    lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")]
+)
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
 # colour maps that even steps and the colour-blind can do with, and the one of the papers
@@ -156,7 +159,7 @@ def configurations(incomplete: str) -> Offers:
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """``key=value`` for the settings of the methods that stand on the line before."""
     given = context.params.get("method")
-    names = given.split(",") if given else COMPARED if context.info_name == "compare" else ["transformer_attribution"]
+    names = given.split(",") if given else COMPARED if context.info_name == "compare" else ["auto"]
     offered: dict[str, list[Any]] = {}
     for name in names:
         offered |= known()["methods"].get(name.strip(), {}).get("settings", {})

@@ -81,7 +81,7 @@ def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[st
 
 @dataclass(kw_only=True)
 class Perturb(opt.Input):
-    method: str = "transformer_attribution"
+    method: str = "auto"
     target: str | None = None
     baseline: str = "black"
     setting: list[str] | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from whyformer.models import Loaded
 
 
-DEFAULT_METHOD = "transformer_attribution"
+DEFAULT_METHOD, SET_METHOD = "auto", "transformer_attribution"
 
 
 @dataclass(kw_only=True)
@@ -39,6 +39,7 @@ class Maps(opt.Input, opt.Drawing):
 class Explain(Maps):
     more: list[str] | None = None
     method: str | None = None
+    purpose: str | None = None
     generate: int | None = None
     continuation: str | None = None
     chat: bool = False
@@ -61,6 +62,8 @@ def explain(asked: Explain) -> None:
     from whyformer.apps.cli import answering
     from whyformer.apps.cli.several import each_of, inputs_of
 
+    if asked.purpose is not None and (asked.generate is not None or answering.wanted(asked)):
+        raise InputError("--purpose is for the map of one prediction; of answers name a --method")
     if asked.image is not None and (asked.generate is not None or asked.continuation is not None):
         generate(asked)
         return
@@ -69,7 +72,7 @@ def explain(asked: Explain) -> None:
         return
     if asked.contrast is not None:
         asked = replace(asked, target=answering.rather(asked.target, asked.contrast))
-    asked = replace(asked, method=asked.method or DEFAULT_METHOD)
+    asked = _chosen(asked)
     found = inputs_of(asked.source, asked.more or [])
     if found is None:
         _run("explain", asked, asked.method)
@@ -83,6 +86,17 @@ def compare(asked: Compare) -> None:
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
     _run("compare", asked, asked.method)
+
+
+def _chosen(asked: Explain) -> Explain:
+    """With the method: auto, where none was named, for the purpose that was; settings alone are those of SET_METHOD."""
+    given = {opt.pair(one)[0] for one in asked.setting or []}
+    if asked.purpose is None:
+        return replace(asked, method=asked.method or (SET_METHOD if given - {"purpose"} else DEFAULT_METHOD))
+    names = [name.strip() for name in (asked.method or DEFAULT_METHOD).split(",")]
+    if DEFAULT_METHOD not in names:
+        raise InputError(f"--purpose says what auto is to take, and the method is {asked.method}: leave one of them out")
+    return replace(asked, method=",".join(names), setting=[*(asked.setting or []), f"purpose={asked.purpose}"])
 
 
 def _run(command: str, asked: Maps, method: str | None) -> None:

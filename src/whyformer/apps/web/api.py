@@ -6,7 +6,7 @@ from typing import Any
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.handlers import FIRST, Asked, Handlers, Told, sentences
+from whyformer.apps.web.handlers import Asked, Handlers, Told, sentences
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.evaluate.trust import warnings
@@ -20,7 +20,7 @@ def endpoint(handlers: Handlers) -> Any:
         text: str = "",
         picture: dict | None = None,  # type: ignore[type-arg]
         model: str = "",
-        methods: list[str] = list(FIRST),  # noqa: B006 - gradio reads the default; it is never changed
+        methods: list[str] = ["transformer_attribution"],  # noqa: B006 - gradio reads the default; it is never changed
         targets: list[str] = [],  # noqa: B006
         settings: dict = {},  # type: ignore[type-arg]  # noqa: B006
         truncate: bool = False,

@@ -31,7 +31,7 @@ from whyformer.show.html import render
 from whyformer.targets import class_index
 
 _LOG = logging.getLogger("whyformer.web")
-FIRST = ("transformer_attribution",)
+FIRST = ("auto",)
 CANCELLED = "Cancelled."
 RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended")
 """The parts of the page that an explanation fills, in the order of its outputs."""
