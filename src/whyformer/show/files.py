@@ -48,8 +48,9 @@ def contents(
 ) -> dict[str, bytes]:
     """Explanations as files: ``{file name: content}``, one for each kind ("png", "svg", "pdf", "html", "json").
 
-    File names are made of ``name``, the method (of ``auto`` the one that it took) and the classes; ``facts`` is what a JSON file holds, beside the
-    picture that the maps lie on; ``look`` are options of :class:`~whyformer.show.look.Look`.
+    File names are made of ``name``, the method (of ``auto`` the one that it took) and the classes; ``facts`` is
+    what a JSON file holds, beside the picture that the maps lie on; ``look`` are options of
+    :class:`~whyformer.show.look.Look`.
     """
     methods = list(dict.fromkeys(e.method for e in results))
     specific = [e for e in results if not agnostic(e)]

@@ -198,7 +198,9 @@ def asides(e: Explanation) -> list[str]:
     said = []
     if isinstance(taken, Mapping) and isinstance(taken.get("passed_over"), Mapping) and taken["passed_over"]:
         reasons = "; ".join(f"{name}: {short(str(reason), 160)}" for name, reason in taken["passed_over"].items())
-        said.append(f"auto took {made_by(e)}, the next of its choices, for what is before it does not apply ({reasons})")
+        said.append(
+            f"auto took {made_by(e)}, the next of its choices, for what is before it does not apply ({reasons})"
+        )
     return said + ([spread] if isinstance(spread, str) else [])
 
 

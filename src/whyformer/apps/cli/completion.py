@@ -126,9 +126,7 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
 
 
 # -- for each option -----------------------------------------------------------------------------------------------
-purposes = of(
-    lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")]
-)
+purposes = of(lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")])
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
 # colour maps that even steps and the colour-blind can do with, and the one of the papers

@@ -95,7 +95,9 @@ def _chosen(asked: Explain) -> Explain:
         return replace(asked, method=asked.method or (SET_METHOD if given - {"purpose"} else DEFAULT_METHOD))
     names = [name.strip() for name in (asked.method or DEFAULT_METHOD).split(",")]
     if DEFAULT_METHOD not in names:
-        raise InputError(f"--purpose says what auto is to take, and the method is {asked.method}: leave one of them out")
+        raise InputError(
+            f"--purpose says what auto is to take, and the method is {asked.method}: leave one of them out"
+        )
     return replace(asked, method=",".join(names), setting=[*(asked.setting or []), f"purpose={asked.purpose}"])
 
 
