@@ -21,6 +21,7 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
+from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
@@ -44,6 +45,7 @@ def explain(
     truncate: bool = False,
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
+    verify: int = 0,
     **settings: Any,
 ) -> Explanation:
     """Explain a prediction: which patches, pixels or tokens made the model say this class.
@@ -68,6 +70,10 @@ def explain(
             stands around it, such as another kind of bar (it may raise, to stop the work).
         rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: for this call what
             :func:`whyformer.rules.register` says for all.
+        verify: of a text, so many of the best tokens are taken out one at a time, and the scores of these are handed
+            out again in the order of what the target loses without each (:func:`whyformer.methods.verifying.verified`;
+            ``diagnostics["verified"]``). Of one prompt of a language model with keys and values kept, a pass for each
+            over the tokens from the changed one on; else over the whole text.
         **settings: the method's settings; see :func:`whyformer.methods`.
 
     Returns:
@@ -77,9 +83,10 @@ def explain(
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
+    check(verify)
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
     with declared(rules):
-        return ready.explain(method, target, progress=progress, **settings)
+        return ready.explain(method, target, progress=progress, verify=verify, **settings)
 
 
 # no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
@@ -128,7 +135,8 @@ class Ready:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, resolver.counted)
+        track, read = tracking(progress), resolver.read
+        return Task(self.model, inputs, resolver.callable, track, name, read, resolver.counted, resolver.last)
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
@@ -146,12 +154,13 @@ class Ready:
         return list(best.T.tolist())
 
     def explain(
-        self, method: str, target: Target = None, *, progress: bool | Track = False, **settings: Any
+        self, method: str, target: Target = None, *, progress: bool | Track = False, verify: int = 0, **settings: Any
     ) -> Explanation:
         """As :func:`explain`."""
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
-            return self._behind(*span).explain(method, Span(-len(span[1]), -1), progress=progress, **settings)
+            target = Span(-len(span[1]), -1)
+            return self._behind(*span).explain(method, target, progress=progress, verify=verify, **settings)
         chosen = find(method)
         full = chosen.complete(settings)
         if chosen.modality != "both" and self.inputs.modality != chosen.modality:
@@ -164,6 +173,7 @@ class Ready:
         try:
             with task.at_work():
                 scores = chosen.function(task, **full)
+                scores = verified(task, scores, verify) if verify else scores
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:
             told = self.told(error, task)

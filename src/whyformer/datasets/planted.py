@@ -76,6 +76,7 @@ Sentence = Callable[[str, str, str], str]
 # kind -> (answers, sentence of (name, thing, answer), question of (name, thing))
 _FACTS: dict[str, tuple[tuple[str, ...], Sentence, Callable[[str, str], str]]] = {
     "colour": (_COLOURS, lambda n, t, a: f"{n}'s {t} is {a}.", lambda n, t: f"Answer: {n}'s {t} is"),
+    "owned": (_COLOURS, lambda n, t, a: f"{n} has a {a} {t}.", lambda n, t: f"Answer: {n}'s {t} is"),
     "asked colour": (
         _COLOURS, lambda n, t, a: f"{n} has a {a} {t}.",
         lambda n, t: f"Question: What color is {n}'s {t}? Answer: The color of {n}'s {t} is",

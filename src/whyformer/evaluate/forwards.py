@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whyformer.models.kinds import last_row_alone
 from whyformer.models.readout import plain_logits
 
 
@@ -37,15 +38,20 @@ class Forwards:
         return np.concatenate(found) if found else np.zeros((0, 0))
 
     def ids(self, rows: Sequence[Any]) -> NDArray[np.float64]:
-        """``[n, C]`` logits of token rows of any lengths; rows of like length share a batch."""
+        """``[n, C]`` logits of token rows of any lengths; rows of like length share a batch, of a language model that
+        can compute its last row alone those of the same length."""
         order, device = sorted(range(len(rows)), key=lambda i: len(rows[i])), self.place["device"]
         found: list[NDArray[np.float64]] = []
-        for start in range(0, len(order), self.batch_size):
-            ids, mask = padded([rows[i] for i in order[start : start + self.batch_size]], self.pad)
-            found.append(self._run(input_ids=ids.to(device), attention_mask=mask.to(device)))
+        alone = last_row_alone(self.model)
+        groups = [list(own) for _, own in groupby(order, key=lambda i: len(rows[i]))] if alone else [order]
+        chunks = [own[i : i + self.batch_size] for own in groups for i in range(0, len(own), self.batch_size)]
+        for chunk in chunks:
+            ids, mask = padded([rows[i] for i in chunk], self.pad)
+            more: dict[str, Any] = alone or {"attention_mask": mask.to(device)}
+            found.append(self._run(input_ids=ids.to(device), **more))
         return np.concatenate(found)[np.argsort(order)] if found else np.zeros((0, 0))
 
-    def _run(self, *args: Tensor, **kwargs: Tensor) -> NDArray[np.float64]:
+    def _run(self, *args: Tensor, **kwargs: Any) -> NDArray[np.float64]:
         return plain_logits(self.model, args, kwargs).double().cpu().numpy()
 
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import Track
 from whyformer.explanation.generation import Generation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Prompt, answered, prompts_of
 from whyformer.generation.steps import Steps
 from whyformer.methods import find
+from whyformer.methods.verifying import check
 from whyformer.models.loading import model_name, opened
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Target
+
+DEFAULT, SHARE = "attnlrp", 2 / 3
 
 
 def explain_generation(
     model: nn.Module | str,
     prompt: Any,
     continuation: Any = None,
-    method: str = "attnlrp",
+    method: str | None = None,
     processor: Any = None,
     *,
     images: Any = None,
@@ -36,6 +39,7 @@ def explain_generation(
     dtype: torch.dtype | str | None = None,
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
+    verify: int = 0,
     **settings: Any,
 ) -> Generation | list[Generation]:
     """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
@@ -51,7 +55,9 @@ def explain_generation(
             ids.
         continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
             generates, the likeliest token each time.
-        method: a name from :func:`whyformer.methods`.
+        method: a name from :func:`whyformer.methods`. None: ``"attnlrp"``, and where log-probabilities of text are
+            explained with ``share=2/3``, summed over what enters the first two thirds of the blocks, which measured
+            best (docs/results.md); with share=0 where the model has no such blocks.
         processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
             name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
@@ -61,6 +67,8 @@ def explain_generation(
             ``"probability"``; ``"contrast"``, its logit minus that of the best other token; or a target over one row of
             logits, the same for every step (``targets.Contrast(" is", " are")``).
         device, dtype, progress, rules: as for :func:`whyformer.explain`.
+        verify: as for :func:`whyformer.explain`, of each step: so many of its best tokens are taken out one at a time,
+            and stand in the order of what the target loses without each.
         **settings: the method's settings.
 
     Returns:
@@ -71,7 +79,10 @@ def explain_generation(
         InputError: an empty prompt, more tokens than the model takes, a token outside of its vocabulary, or a model
             that is no language model.
     """
-    find(method).complete(settings)
+    name_of_method = method or DEFAULT
+    find(name_of_method).complete(settings)
+    check(verify)
+    summed = method is None and images is None and target in (None, "log_probability") and "share" not in settings
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
     name = model if isinstance(model, str) else model_name(model)
@@ -90,5 +101,9 @@ def explain_generation(
     with declared(rules) if rules else nullcontext():
         for one, answer in zip(prompts, answers, strict=True):
             steps = Steps(model, tokenizer, name, answered(model, one, answer, tokenizer, max_new_tokens))
-            made.append(steps.explain(method, target, progress, settings))
+            if summed:
+                with suppress(MethodNotApplicable):
+                    made.append(steps.explain(DEFAULT, target, progress, {**settings, "share": SHARE}, verify))
+                    continue
+            made.append(steps.explain(name_of_method, target, progress, settings, verify))
     return made[0] if alone else made

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from whyformer.engine.places import Places, entering_places
 from whyformer.engine.probes import Probe
-from whyformer.engine.run import Recording, Root
+from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
 from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
+from whyformer.models.kinds import last_row_alone
 from whyformer.models.structure import block_groups
 from whyformer.rules.core import Composite
 
@@ -53,6 +54,7 @@ class Sources:
 
     model: nn.Module
     inputs: Inputs
+    last: bool
     recordings: list[weakref.ref[Recording]]
 
     def blocks(self) -> int:
@@ -70,6 +72,14 @@ class Sources:
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """The error for a model on which this method cannot work."""
         raise TypeError("only a whole task has a method")
+
+    def fed(self, inputs: Inputs) -> Feed:
+        """What is fed; where only the last row is read, a language model computes the logits of that one alone."""
+        args, kwargs = inputs.feed
+        padded = inputs.mask is not None and (inputs.mask.dim() != 2 or not bool(inputs.mask[:, -1].all()))
+        if not self.last or padded or (inputs.mask is None and "attention_mask" in kwargs):
+            return args, kwargs
+        return args, {**last_row_alone(self.model), **kwargs}
 
     @cached_property
     def structure(self) -> Structure:

@@ -39,6 +39,7 @@ class Task(Sources):
         resolve: logits ``[B, C]`` -> target callable for these samples.
         read: output of the model -> those logits, the row that the target is about.
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
+        last: whether it is that of the last real token, so that a language model need not compute any other.
         progress: wraps an iterable of long work; shows a bar where one is wanted.
         recordings: what was recorded for it and for its copies.
         replay: where one recorded pass serves several targets, what keeps it (:mod:`whyformer.methods.replay`).
@@ -51,6 +52,7 @@ class Task(Sources):
     method: str
     read: Callable[[Output], Tensor] = row_of
     counted: bool = False
+    last: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
     replay: Replay | None = field(default=None, repr=False)
 
@@ -90,7 +92,7 @@ class Task(Sources):
         options = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples, **options}
         if self.replay is not None:
             return self.replay.record(self.inputs, composite, probes, options)
-        recording = record(self.model, self.inputs.feed, composite, *probes, **options)
+        recording = record(self.model, self.fed(self.inputs), composite, *probes, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
 
@@ -186,7 +188,7 @@ class Task(Sources):
         """The logits that the target is about, of a plain forward pass without gradients."""
         given = inputs or self.inputs
         try:
-            return plain_logits(self.model, *given.feed, self.read, given.samples)
+            return plain_logits(self.model, *self.fed(given), self.read, given.samples)
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise

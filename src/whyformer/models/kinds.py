@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,14 @@ def is_language_model(output: Output) -> bool:
     if output.model not in LANGUAGE:
         LANGUAGE[output.model] = _language(output)
     return LANGUAGE[output.model]
+
+
+def last_row_alone(model: nn.Module) -> dict[str, Any]:
+    """The argument with which a model that is known to be a language model computes its logits for the last token
+    alone; none where it does not take it."""
+    if not LANGUAGE.get(model, False):
+        return {}
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def _language(output: Output) -> bool:

@@ -1,0 +1,163 @@
+"""``verify``: the best tokens are taken out one by one, and stand in the order of what the target loses."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import whyformer
+import zoo
+from whyformer import targets
+from whyformer.errors import InputError
+from whyformer.methods import verifying
+
+PROMPT = [2, 9, 5, 17, 30, 9, 4]
+ANSWER = [9, 11]
+
+
+@cache
+def llama() -> Any:
+    return zoo.llama_lm()[0].double()
+
+
+def log_probability(model: Any, ids: list[int], token: int) -> float:
+    with torch.no_grad():
+        return float(model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[token])
+
+
+def lost_by_hand(ids: list[int], token: int, j: int) -> float:
+    return log_probability(llama(), ids, token) - log_probability(llama(), ids[:j] + ids[j + 1 :], token)
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "rollout", "occlusion"])
+def test_what_is_lost_is_measured_and_decides(method: str) -> None:
+    mask = torch.ones(1, len(PROMPT), dtype=torch.long)
+    given, target = {"input_ids": torch.tensor([PROMPT]), "attention_mask": mask}, targets.LogProbability(11)
+    plain = whyformer.explain(llama(), given, method, target)
+    e = whyformer.explain(llama(), given, method, target, verify=3)
+    (told,) = e.diagnostics["verified"]
+    assert told["passes"] == "partial"
+    assert len(told["tokens"]) == 3
+    assert len(PROMPT) - 1 not in told["tokens"], "behind the last token the model reads"
+    by_hand = [lost_by_hand(PROMPT, 11, j) for j in told["tokens"]]
+    assert told["lost"] == pytest.approx(by_hand, abs=1e-10)
+    assert by_hand == sorted(by_hand, reverse=True)
+    best = e.scores[0, told["tokens"]].tolist()
+    assert best == sorted(best, reverse=True)
+    others = [j for j in range(len(PROMPT)) if j not in told["tokens"]]
+    assert torch.equal(e.scores[0, others], plain.scores[0, others])
+    assert sorted(e.scores[0].tolist()) == pytest.approx(sorted(plain.scores[0].tolist()), abs=1e-12)
+
+
+def test_other_places_of_the_token_that_is_said_come_first() -> None:
+    # token 9 stands at 1 and 5, and is what is explained
+    scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
+    ready = whyformer.explaining.begin(llama(), torch.tensor([PROMPT]))
+    task = ready.task(targets.LogProbability(9), "verify")
+    made = verifying.verified(task, whyformer.methods.task.Scores(scores, task.forward()), 2)
+    assert sorted(made.diagnostics["verified"][0]["tokens"]) == [1, 5]
+    task = ready.task(targets.LogProbability(11), "verify")
+    made = verifying.verified(task, whyformer.methods.task.Scores(scores, task.forward()), 2)
+    assert sorted(made.diagnostics["verified"][0]["tokens"]) == [2, 5]
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "occlusion"])
+def test_each_step_of_an_answer_is_verified_as_by_itself(method: str) -> None:
+    g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, method, verify=2)
+    for t, token in enumerate(ANSWER):
+        ids = [*PROMPT, *ANSWER[:t]]
+        e = whyformer.explain(llama(), torch.tensor([ids]), method, targets.LogProbability(token), verify=2)
+        assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
+        assert g[t].diagnostics["verified"][0]["tokens"] == e.diagnostics["verified"][0]["tokens"]
+
+
+def test_a_batch_is_verified_as_each_by_itself() -> None:
+    ids = torch.tensor([PROMPT, [0, 0, *PROMPT[:5]]])
+    given = {"input_ids": ids, "attention_mask": (torch.arange(7) >= torch.tensor([[0], [2]])).long()}
+    both = whyformer.explain(llama(), given, "attnlrp", targets.LogProbability(11), verify=2)
+    alone = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", targets.LogProbability(11), verify=2)
+    assert both.diagnostics["verified"][1]["passes"] == "whole"
+    assert torch.allclose(both.scores[1, 2:], alone.scores[0], atol=1e-10)  # rotary angles are float32
+    assert both.diagnostics["verified"][1]["lost"] == pytest.approx(alone.diagnostics["verified"][0]["lost"], abs=1e-5)
+
+
+def test_where_nothing_is_kept_the_passes_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, target = torch.tensor([PROMPT]), targets.LogProbability(11)
+    partial = whyformer.explain(llama(), given, "attnlrp", target, verify=3)
+    monkeypatch.setattr(verifying, "_AGREES", {llama(): False})
+    whole = whyformer.explain(llama(), given, "attnlrp", target, verify=3)
+    assert [e.diagnostics["verified"][0]["passes"] for e in (partial, whole)] == ["partial", "whole"]
+    assert torch.equal(partial.scores, whole.scores)
+
+
+def test_a_window_of_keys_cannot_go_on() -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.MistralConfig(**shape, num_key_value_heads=2, sliding_window=3)
+    model = zoo.randomise(transformers.MistralForCausalLM(config).eval()).double()
+    e = whyformer.explain(model, torch.tensor([PROMPT]), "input_x_gradient", targets.LogProbability(11), verify=2)
+    (told,) = e.diagnostics["verified"]
+    assert told["passes"] == "whole"
+    with torch.no_grad():
+        rows = [model(torch.tensor([PROMPT[:j] + PROMPT[j + 1 :]])).logits[0, -1].log_softmax(-1)[11] for j in told["tokens"]]
+        clean = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)[11]
+    assert told["lost"] == pytest.approx([float(clean - r) for r in rows], abs=1e-10)
+
+
+def test_a_classifier_of_texts_too() -> None:
+    text = "A charming film, though it drags."
+    e = whyformer.explain("bundled:sst2", text, "rollout", verify=3)
+    (told,) = e.diagnostics["verified"]
+    occluded = whyformer.explain("bundled:sst2", text, "occlusion")
+    assert told["lost"] == pytest.approx(occluded.scores[0, told["tokens"]].tolist(), abs=1e-5)
+    assert told["baseline"] == occluded.diagnostics["baseline"]
+
+
+@pytest.mark.parametrize("given", [-1, True, 2.5, 1000])
+def test_a_number_that_is_none_is_refused(given: Any) -> None:
+    with pytest.raises(InputError, match="verify is how many of the best tokens"):
+        whyformer.explain(llama(), torch.tensor([PROMPT]), "attnlrp", verify=given)
+    with pytest.raises(InputError, match="verify is how many of the best tokens"):
+        whyformer.explain_generation(llama(), PROMPT, ANSWER, verify=given)
+
+
+def test_a_picture_has_no_tokens_to_take_out() -> None:
+    with pytest.raises(InputError, match="this input is a picture: leave it out"):
+        whyformer.explain("bundled:digits", Image.new("L", (28, 28)), "rollout", verify=2)
+
+
+def test_the_default_sums_over_two_thirds_of_the_blocks() -> None:
+    g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER)
+    assert (g.method, g.settings) == ("attnlrp", {"share": 2 / 3})
+    for t, token in enumerate(ANSWER):
+        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
+        e = whyformer.explain(llama(), ids, "attnlrp", targets.LogProbability(token), share=2 / 3)
+        assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
+    named: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, "attnlrp")
+    logit: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit")
+    assert named.settings == logit.settings == {"share": 0.0}
+    assert not torch.allclose(named.matrix, g.matrix)
+
+
+def test_blocks_that_cannot_be_found_leave_the_input_alone() -> None:
+    class Apart(torch.nn.Module):
+        """Blocks that are in no list."""
+
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = inner.model.embed_tokens, inner.model.norm, inner.lm_head
+            self.config = inner.config
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(input_ids)
+            return self.head(self.norm(x.cumsum(1)))
+
+    g: Any = whyformer.explain_generation(Apart(llama()).eval(), PROMPT, ANSWER)
+    assert g.settings == {"share": 0.0}
+    assert g.matrix[0].abs().max() > 0
