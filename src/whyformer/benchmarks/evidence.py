@@ -51,6 +51,7 @@ def prepare(study: Study) -> None:
     if not getattr(study.processor, "is_fast", False):
         raise InputError("evidence needs a language model with a fast tokenizer")
     wanted, kept, seen = int(study.options["prompts"]), list[Planted](), 0
+    wanted = min(wanted, int(study.options["count"] or wanted))
     drawn = [made for p in study.samples if (made := _rendered(p, study.processor)) is not None]
     for start in range(0, len(drawn), _AT_ONCE):
         if len(kept) >= wanted:
@@ -129,7 +130,8 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
                 try:
                     start = time.process_time()
                     e = explaining.explain(study.model, {"input_ids": ids}, c.method, target, **c.settings)
-                    figures["cost"] = (time.process_time() - start) / plain()
+                    if prompt.id in removed:
+                        figures["cost"] = (time.process_time() - start) / plain()
                 except MemoryError:
                     raise
                 except Exception as error:

@@ -53,7 +53,7 @@ def generate(asked: Explain) -> None:
             loaded.model, given.content, asked.continuation, asked.method and names[0], loaded.processor,
             images=None if asked.image is None else [_existing(p) for p in asked.image],
             max_new_tokens=asked.generate or 32, target=None if asked.target is None else asked.target[0],
-            progress=bars.track, **settings,
+            progress=bars.track, verify=asked.verify or 0, **settings,
         )  # fmt: skip
     assert not isinstance(g, list)
     from whyformer.explanation.versions import record, versions
