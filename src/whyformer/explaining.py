@@ -135,8 +135,8 @@ class Ready:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        track, read = tracking(progress), resolver.read
-        return Task(self.model, inputs, resolver.callable, track, name, read, resolver.counted, resolver.last)
+        facts = (resolver.counted, resolver.last, resolver.worded)
+        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""

@@ -132,22 +132,27 @@ def test_a_picture_has_no_tokens_to_take_out() -> None:
         whyformer.explain("bundled:digits", Image.new("L", (28, 28)), "rollout", verify=2)
 
 
-def test_the_default_sums_over_two_thirds_of_the_blocks() -> None:
+def test_words_are_explained_over_two_thirds_of_the_blocks() -> None:
     g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER)
-    assert (g.method, g.settings) == ("attnlrp", {"share": 2 / 3})
     for t, token in enumerate(ANSWER):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        e = whyformer.explain(llama(), ids, "attnlrp", targets.LogProbability(token), share=2 / 3)
-        assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-    named: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, "attnlrp")
+        for target in (targets.LogProbability(token), targets.Token(-1, token, of="log_probability")):
+            e = whyformer.explain(llama(), ids, "attnlrp", target)
+            summed = whyformer.explain(llama(), ids, "attnlrp", target, share=2 / 3)
+            assert torch.equal(e.scores, summed.scores)
+            assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
+            assert e.diagnostics["share"] == g[t].diagnostics["share"] == 2 / 3
     logit: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit")
-    assert named.settings == logit.settings == {"share": 0.0}
-    assert not torch.allclose(named.matrix, g.matrix)
+    published: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit", share=0)
+    assert torch.equal(logit.matrix, published.matrix)
+    assert logit[0].diagnostics["share"] == 0
+    span = whyformer.explain(llama(), torch.tensor([[*PROMPT, *ANSWER]]), "attnlrp", targets.Span(7, 8))
+    assert torch.allclose(g.span(0, 1).scores[0], span.scores[0], atol=1e-12)
 
 
-def test_blocks_that_cannot_be_found_leave_the_input_alone() -> None:
+def test_a_classifier_and_a_model_without_blocks_keep_the_published_form() -> None:
     class Apart(torch.nn.Module):
-        """Blocks that are in no list."""
+        """Nothing of it is repeated."""
 
         def __init__(self, inner: Any) -> None:
             super().__init__()
@@ -155,9 +160,10 @@ def test_blocks_that_cannot_be_found_leave_the_input_alone() -> None:
             self.config = inner.config
 
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            x = self.embed(input_ids)
-            return self.head(self.norm(x.cumsum(1)))
+            return self.head(self.norm(self.embed(input_ids).cumsum(1)))
 
     g: Any = whyformer.explain_generation(Apart(llama()).eval(), PROMPT, ANSWER)
-    assert g.settings == {"share": 0.0}
+    assert g[0].diagnostics["share"] == 0
     assert g.matrix[0].abs().max() > 0
+    e = whyformer.explain("bundled:sst2", "A charming film.", "attnlrp", targets.LogProbability(1))
+    assert e.diagnostics["share"] == 0

@@ -261,7 +261,7 @@ def summarize(study: Study, results: Results) -> Report:
 
 BENCHMARK = Benchmark(
     "evidence", "a language model's planted facts: where its answer came from", "text",
-    "attnlrp,attnlrp of 2/3=attnlrp:share=0.66,gim,cp_lrp,libra=input_x_gradient:composite='libra',input_x_gradient,"
+    "attnlrp of 2/3=attnlrp:share=0.667,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,libra=input_x_gradient:composite='libra',input_x_gradient,"
     "rollout", {},
     {"prompts": 300, "draw": 0, "removal": 60, "count": None, "files": None, "longest": None},
     prepare, measure, summarize, own_data=own_data,

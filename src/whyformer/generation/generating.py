@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.errors import InputError
 from whyformer.explaining import Track
 from whyformer.explanation.generation import Generation
 from whyformer.generation.pictures import with_images
@@ -22,14 +22,12 @@ from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Target
 
-DEFAULT, SHARE = "attnlrp", 2 / 3
-
 
 def explain_generation(
     model: nn.Module | str,
     prompt: Any,
     continuation: Any = None,
-    method: str | None = None,
+    method: str = "attnlrp",
     processor: Any = None,
     *,
     images: Any = None,
@@ -55,9 +53,7 @@ def explain_generation(
             ids.
         continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
             generates, the likeliest token each time.
-        method: a name from :func:`whyformer.methods`. None: ``"attnlrp"``, and where log-probabilities of text are
-            explained with ``share=2/3``, summed over what enters the first two thirds of the blocks, which measured
-            best (docs/results.md); with share=0 where the model has no such blocks.
+        method: a name from :func:`whyformer.methods`.
         processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
             name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
@@ -79,10 +75,8 @@ def explain_generation(
         InputError: an empty prompt, more tokens than the model takes, a token outside of its vocabulary, or a model
             that is no language model.
     """
-    name_of_method = method or DEFAULT
-    find(name_of_method).complete(settings)
+    find(method).complete(settings)
     check(verify)
-    summed = method is None and images is None and target in (None, "log_probability") and "share" not in settings
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
     name = model if isinstance(model, str) else model_name(model)
@@ -101,9 +95,5 @@ def explain_generation(
     with declared(rules) if rules else nullcontext():
         for one, answer in zip(prompts, answers, strict=True):
             steps = Steps(model, tokenizer, name, answered(model, one, answer, tokenizer, max_new_tokens))
-            if summed:
-                with suppress(MethodNotApplicable):
-                    made.append(steps.explain(DEFAULT, target, progress, {**settings, "share": SHARE}, verify))
-                    continue
-            made.append(steps.explain(name_of_method, target, progress, settings, verify))
+            made.append(steps.explain(method, target, progress, settings, verify))
     return made[0] if alone else made

@@ -15,11 +15,14 @@ from whyformer.composites.named import COMPOSITES, CompositeName, conservative
 from whyformer.engine.probes import BlockFlows
 from whyformer.engine.trace import Key
 from whyformer.methods.gradients.input_gradients import explain_roots, multiply
-from whyformer.methods.registry import method
+from whyformer.methods.registry import Checked, method, or_none
 from whyformer.methods.task import Scores, Task
+from whyformer.models.kinds import LANGUAGE
 from whyformer.rules.core import Composite
 
-Share = Annotated[float, ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)]
+_PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
+Share = Annotated[float, _PART]
+OptionalShare = Annotated[float | None, or_none(_PART)]
 
 
 def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
@@ -110,8 +113,13 @@ def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "lib
 _SHARE = """
 
 Args:
-    share: 0 for x ⊙ m at the model's input; else summed over what enters the first ``share`` of the blocks.
+    share: 0 for x ⊙ m at the model's input; else summed over what enters the first ``share`` of the blocks.{0}
 """
+_CHOSEN = """
+        None: {0:.3f} where log-probabilities of a language model's tokens are explained, which measured best
+        (docs/results.md; where it has no blocks, and for encoder–decoders and pictures, 0), and 0, the published form,
+        for any other target; ``diagnostics["share"]`` says which."""
+OF_WORDS = 2 / 3
 
 
 def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
@@ -123,28 +131,44 @@ def _named(name: str, summary: str, citation: str, formula: str, composite: Comp
     """Register gradient × input under a composite."""
 
     def explained(task: Task, *, share: Share = 0.0) -> Scores:
-        if share:
-            scores = over_blocks(task, COMPOSITES[composite], share)
-        else:
-            scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
-        figure = scores.diagnostics.get("conservation")
-        if composite == "cp_lrp" or figure is None:
-            return scores
-        # by its definition the sum is another one, which is no reason for doubt
-        return replace(scores, diagnostics={**scores.diagnostics, "conservation": {**figure, "promised": False}})
+        return _at_or_over(task, composite, share)
 
-    explained.__name__, explained.__doc__ = name, formula + _SHARE
+    explained.__name__, explained.__doc__ = name, formula + _SHARE.format("")
     _register(summary, citation)(explained)
 
 
-_named(
-    "attnlrp",
+def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
+    """At the model's input, or summed over blocks."""
+    if share:
+        scores = over_blocks(task, COMPOSITES[composite], share)
+    else:
+        scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
+    figure = scores.diagnostics.get("conservation")
+    if composite == "cp_lrp" or figure is None:
+        return scores
+    # by its definition the sum is another one, which is no reason for doubt
+    return replace(scores, diagnostics={**scores.diagnostics, "conservation": {**figure, "promised": False}})
+
+
+def attnlrp(task: Task, *, share: OptionalShare = None) -> Scores:
+    """R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V,
+    QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias."""
+    if share is not None:
+        return _at_or_over(task, "attnlrp", share)
+    chosen = 0.0
+    if task.worded and task.structure.plain and task.blocks():
+        if task.model not in LANGUAGE:
+            task.forward()
+        chosen = OF_WORDS if LANGUAGE.get(task.model) else 0.0
+    scores = _at_or_over(task, "attnlrp", chosen)
+    return replace(scores, diagnostics={**scores.diagnostics, "share": chosen})
+
+
+attnlrp.__doc__ = str(attnlrp.__doc__) + _SHARE.format(_CHOSEN.format(OF_WORDS))
+_register(
     "attention-aware relevance: gradient × input with products shared and softmax differentiated",
     "Achtibat et al.: AttnLRP, ICML 2024; Arras et al. 2025 for this form",
-    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
-    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias.",
-    "attnlrp",
-)
+)(attnlrp)
 _named(
     "cp_lrp",
     "gradient × input with attention, norms' deviations and gates held constant",

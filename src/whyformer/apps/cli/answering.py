@@ -47,7 +47,7 @@ def answer(asked: Any) -> None:
         prompt = [{"role": "user", "content": given.content}] if asked.chat else given.content
         with bars.step("writing and explaining"):
             made: Any = explain_generation(
-                loaded.model, prompt, asked.continuation, asked.method and method.name, loaded.processor,
+                loaded.model, prompt, asked.continuation, method.name, loaded.processor,
                 max_new_tokens=32 if asked.generate is None else asked.generate,
                 target=targets[0], progress=bars.track, verify=asked.verify or 0, **settings,
             )  # fmt: skip

@@ -14,7 +14,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.apps.cli.explaining import Explain
 
-DEFAULT = "attnlrp"
+METHOD = "attnlrp"
 _FORMATS = ("png", "svg", "pdf", "json")
 
 
@@ -33,7 +33,7 @@ def generate(asked: Explain) -> None:
     formats = opt.chosen_formats(("png" if seeing else "none") if asked.format is None else asked.format, _FORMATS)
     if not seeing and set(formats) - {"json"}:
         raise InputError("without a picture there is no film strip: use --format json, or none")
-    names = [n.strip() for n in (asked.method or DEFAULT).split(",") if n.strip()]
+    names = [n.strip() for n in (asked.method or METHOD).split(",") if n.strip()]
     if len(names) != 1:
         raise InputError("one method at a time explains a text that is generated")
     settings = dict(map(opt.pair, asked.setting or []))
@@ -50,7 +50,7 @@ def generate(asked: Explain) -> None:
         if seeing and loaded.modality != "both":
             raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")
         g = explain_generation(
-            loaded.model, given.content, asked.continuation, asked.method and names[0], loaded.processor,
+            loaded.model, given.content, asked.continuation, names[0], loaded.processor,
             images=None if asked.image is None else [_existing(p) for p in asked.image],
             max_new_tokens=asked.generate or 32, target=None if asked.target is None else asked.target[0],
             progress=bars.track, verify=asked.verify or 0, **settings,
