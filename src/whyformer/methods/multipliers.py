@@ -151,8 +151,6 @@ def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
 
 
 def attnlrp(task: Task, *, share: OptionalShare = None) -> Scores:
-    """R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V,
-    QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias."""
     if share is not None:
         return _at_or_over(task, "attnlrp", share)
     chosen = 0.0
@@ -164,7 +162,10 @@ def attnlrp(task: Task, *, share: OptionalShare = None) -> Scores:
     return replace(scores, diagnostics={**scores.diagnostics, "share": chosen})
 
 
-attnlrp.__doc__ = str(attnlrp.__doc__) + _SHARE.format(_CHOSEN.format(OF_WORDS))
+attnlrp.__doc__ = (
+    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
+    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias."
+) + _SHARE.format(_CHOSEN.format(OF_WORDS))
 _register(
     "attention-aware relevance: gradient × input with products shared and softmax differentiated",
     "Achtibat et al.: AttnLRP, ICML 2024; Arras et al. 2025 for this form",
