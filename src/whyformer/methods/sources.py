@@ -311,3 +311,13 @@ def _made_of(side: Inputs, lookup: Lookup) -> Inputs:
     if tokens is not None:
         tokens = [[own[i] if i >= 0 else "·" for i in line] for own, line in zip(tokens, rows.tolist(), strict=True)]
     return replace(side, mask=mask, special=picked(side.special, True), features=Features(tokens))
+
+
+def readout_row(gradient: Tensor) -> Tensor:
+    """``[B, N]`` which rows of the last block's output feed the logits, from the gradient ``[B, N, D]`` there.
+
+    The norm of each row's gradient, scaled to sum 1: one-hot for a CLS or last-token readout, even for a mean.
+    """
+    norms = gradient.double().norm(dim=-1) if gradient.dim() == 3 else gradient.double().abs()
+    total = norms.sum(-1, keepdim=True)
+    return torch.where(total > 0, norms / torch.where(total > 0, total, 1), 0).to(gradient.dtype)

@@ -20,7 +20,7 @@ from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.inputs import Inputs
 from whyformer.methods.replay import Replay
-from whyformer.methods.sources import Scores, Sources
+from whyformer.methods.sources import Scores, Sources, readout_row
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.models.structure import block_groups, find_blocks
@@ -342,13 +342,3 @@ class Task(Sources):
         blocks = [] if recording is None else [recording.mode.attention_blocks[i] for i in attentions]
         known = [b for b in blocks if b is not None]
         return len(known) > len(set(known))
-
-
-def readout_row(gradient: Tensor) -> Tensor:
-    """``[B, N]`` which rows of the last block's output feed the logits, from the gradient ``[B, N, D]`` there.
-
-    The norm of each row's gradient, scaled to sum 1: one-hot for a CLS or last-token readout, even for a mean.
-    """
-    norms = gradient.double().norm(dim=-1) if gradient.dim() == 3 else gradient.double().abs()
-    total = norms.sum(-1, keepdim=True)
-    return torch.where(total > 0, norms / torch.where(total > 0, total, 1), 0).to(gradient.dtype)
