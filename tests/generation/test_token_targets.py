@@ -144,3 +144,38 @@ def test_a_masked_model_takes_single_tokens_only() -> None:
     model, inputs = zoo.gpt2()
     with pytest.raises(InputError):
         whyformer.explain(model, inputs, "input_x_gradient", targets.Token(-1, "ab"), Letters())
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (512, "token 512 is out of range: the vocabulary has 512 tokens, 0 to 511"),
+        (targets.LogProbability(600), "token 600 is out of range"),
+        (targets.Contrast(3, 600), "token 600 is out of range"),
+        (targets.Token(-1, 600, of="log_probability"), "token 600 is out of range"),
+        (targets.Token(99, 3), "position 99 is outside sample 0, which has .* tokens"),
+        (targets.Span(3, 99), "position 99 is outside sample 0"),
+        (targets.Span(4, 3), "the span ends at 3, before its start at 4"),
+        (targets.Span(0, 3), "a span starts at 1 or later"),
+    ],
+)
+def test_what_is_outside_is_told_in_words_of_texts(story: tuple[Any, Any], target: Any, said: str) -> None:
+    model, tokenizer = story
+    with pytest.raises(InputError, match=said):
+        whyformer.explain(model, PROMPT, "attnlrp", target, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompt": "   "}, "the prompt is empty"),
+        ({"prompt": PROMPT * 200}, "the model takes at most 512: shorten them"),
+        ({"continuation": " girl" * 600}, "the model takes at most 512: shorten them"),
+        ({"continuation": ""}, "the continuation is empty"),
+        ({"continuation": [3], "target": targets.Contrast(3, 600)}, "token 600 is out of range"),
+    ],
+)
+def test_bad_texts_are_told_in_a_sentence(story: tuple[Any, Any], given: dict[str, Any], said: str) -> None:
+    model, tokenizer = story
+    with pytest.raises(InputError, match=said):
+        whyformer.explain_generation(model, **{"prompt": PROMPT, **given}, processor=tokenizer)

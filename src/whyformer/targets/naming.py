@@ -62,8 +62,10 @@ def _named(name: str, labels: Mapping[int, str]) -> list[int]:
     return exact or [i for i, label in labels.items() if wanted in [p.strip().casefold() for p in label.split(",")]]
 
 
-def in_range(index: int, classes: int | None) -> int:
+def in_range(index: int, classes: int | None, words: bool = False) -> int:
     if index < 0 or (classes is not None and index >= classes):
+        if words and classes:
+            raise InputError(f"token {index} is out of range: the vocabulary has {classes} tokens, 0 to {classes - 1}")
         known = f"the model has {classes} classes, 0 to {classes - 1}" if classes else "classes count from 0"
         raise InputError(f"class {index} is out of range: {known}")
     return index

@@ -130,12 +130,12 @@ class Resolver:
         parts = ", ".join(map(repr, self.tokenizer.convert_ids_to_tokens(ids)))
         raise InputError(f"{wanted!r} is not one token but {len(ids)} ({parts}): name one token")
 
-    def _check_named(self, classes: int | None) -> None:
+    def _check_named(self, classes: int | None, words: bool = False) -> None:
         """The classes that a target over the row names."""
         if isinstance(self.target, Logit | Probability | LogProbability | Contrast):
             for named in (self.target.index, getattr(self.target, "other", 0)):
                 for index in torch.as_tensor(named).flatten().tolist():
-                    in_range(index, classes)
+                    in_range(index, classes, words)
 
     # -- what is read ------------------------------------------------------------------------------------------------
     def read(self, output: Output) -> Tensor:
@@ -157,11 +157,11 @@ class Resolver:
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
         """The target for samples with these logits (the row that was read)."""
         if callable(self.target) and not self.raw:
-            self._check_named(logits.shape[-1])
+            self._check_named(logits.shape[-1], self._words(logits))
             own = self.target
             return own if _ours(own) else lambda logits: _numbers(own(logits), len(logits))
         indices = self.indices(logits)
-        in_range(int(indices.max()), logits.shape[-1])
+        in_range(int(indices.max()), logits.shape[-1], self._words(logits))
         of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
         if of == "log_probability":
             return LogProbability(chosen)
