@@ -132,22 +132,37 @@ def test_a_picture_has_no_tokens_to_take_out() -> None:
         whyformer.explain("bundled:digits", Image.new("L", (28, 28)), "rollout", verify=2)
 
 
-def test_words_are_explained_over_two_thirds_of_the_blocks() -> None:
+def test_words_are_explained_over_most_of_the_blocks() -> None:
     g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER)
     for t, token in enumerate(ANSWER):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
         for target in (targets.LogProbability(token), targets.Token(-1, token, of="log_probability")):
             e = whyformer.explain(llama(), ids, "attnlrp", target)
-            summed = whyformer.explain(llama(), ids, "attnlrp", target, share=2 / 3)
+            summed = whyformer.explain(llama(), ids, "attnlrp", target, share=0.8)
             assert torch.equal(e.scores, summed.scores)
             assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-            assert e.diagnostics["share"] == g[t].diagnostics["share"] == 2 / 3
+            assert e.diagnostics["share"] == g[t].diagnostics["share"] == 0.8
     logit: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit")
     published: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit", share=0)
     assert torch.equal(logit.matrix, published.matrix)
     assert logit[0].diagnostics["share"] == 0
     span = whyformer.explain(llama(), torch.tensor([[*PROMPT, *ANSWER]]), "attnlrp", targets.Span(7, 8))
     assert torch.allclose(g.span(0, 1).scores[0], span.scores[0], atol=1e-12)
+
+
+def test_where_a_target_is_read_the_input_counts() -> None:
+    ids, target = torch.tensor([PROMPT]), targets.LogProbability(11)
+    blocks = len(llama().model.layers)
+    once = whyformer.explain(llama(), ids, "attnlrp", target, share=0)
+    summed = whyformer.explain(llama(), ids, "attnlrp", target, share=1)
+    assert summed.scores[0, -1] == pytest.approx(blocks * float(once.scores[0, -1]), abs=1e-12)
+    plain = whyformer.explain(llama(), ids, "libragrad", target, composite="attnlrp", share=1)
+    assert torch.allclose(summed.scores[0, :-1], plain.scores[0, :-1], atol=1e-12)
+    assert summed.scores[0, -1] != pytest.approx(float(plain.scores[0, -1]), abs=1e-6)
+    padded = {"input_ids": torch.tensor([PROMPT, [0, 0, *PROMPT[:5]]]), "attention_mask": torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])}
+    both = whyformer.explain(llama(), padded, "attnlrp", target)
+    alone = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", target)
+    assert torch.allclose(both.scores[1, 2:], alone.scores[0], atol=1e-6)
 
 
 def test_a_classifier_and_a_model_without_blocks_keep_the_published_form() -> None:

@@ -261,7 +261,7 @@ def summarize(study: Study, results: Results) -> Report:
 
 BENCHMARK = Benchmark(
     "evidence", "a language model's planted facts: where its answer came from", "text",
-    "attnlrp of 2/3=attnlrp:share=0.667,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
+    "attnlrp of 4/5=attnlrp:share=0.8,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
     "libra=input_x_gradient:composite='libra',input_x_gradient,rollout,gae,transformer_attribution", {},
     {"prompts": 300, "draw": 0, "removal": 60, "count": None, "files": None, "longest": None},
     prepare, measure, summarize, own_data=own_data,

@@ -25,10 +25,14 @@ Share = Annotated[float, _PART]
 OptionalShare = Annotated[float | None, or_none(_PART)]
 
 
-def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
+def over_blocks(task: Task, composite: Composite, share: float, *, read_at_input: bool = False) -> Scores:
     """S_j = Σ_b Σ_d h_b[j, d] · m_b[j, d] over the first ``share`` of the blocks, h_b what enters block b and m_b what
     the composite sends back there; of all blocks and tokens FullGrad⁺ (Mehri et al., CVPR 2025), its bias terms left
     out. One forward and one backward pass.
+
+    Args:
+        read_at_input: of a language model, the tokens behind which the target is read count in each block with what
+            they have in the first: what is at their rows later was brought there from other tokens.
 
     Raises:
         MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
@@ -53,6 +57,11 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
             raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
     figure = _conservation(task, recording.logits, found)
+    if read_at_input and task.structure.plain and LANGUAGE.get(task.model) and recording.readout is not None:
+        read = recording.readout.abs().amax(-1) > 0
+        for key, parts in found.items():  # the first block's come last
+            if read.shape == parts[-1].shape:
+                summed[key] = torch.where(read, len(parts) * parts[-1], summed[key])
     if task.structure.plain:
         (values,) = summed.values() or [None]
         if values is None:
@@ -116,10 +125,12 @@ Args:
     share: 0 for x ⊙ m at the model's input; else summed over what enters the first ``share`` of the blocks.{0}
 """
 _CHOSEN = """
-        None: {0:.3f} where log-probabilities of a language model's tokens are explained, which measured best
+        Of a language model, the tokens behind which the target is read count in each block with what they have in the
+        first, for what is at their rows later was brought there from other tokens.
+        None: {0} where log-probabilities of a language model's tokens are explained, which measured best
         (docs/results.md; where it has no blocks, and for encoder–decoders and pictures, 0), and 0, the published form,
         for any other target; ``diagnostics["share"]`` says which."""
-OF_WORDS = 2 / 3
+OF_WORDS = 0.8
 
 
 def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
@@ -140,7 +151,7 @@ def _named(name: str, summary: str, citation: str, formula: str, composite: Comp
 def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
     """At the model's input, or summed over blocks."""
     if share:
-        scores = over_blocks(task, COMPOSITES[composite], share)
+        scores = over_blocks(task, COMPOSITES[composite], share, read_at_input=composite == "attnlrp")
     else:
         scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
     figure = scores.diagnostics.get("conservation")

@@ -1,0 +1,114 @@
+"""Peak extra memory and time of explaining the last token of a long text, beside a plain forward and backward pass.
+
+    python benchmarks/long_inputs.py [--tokens 512,2048] [--methods NAMES] [--layers 8] [--width 512]
+
+Time and memory are measured in a process of their own each: a Llama with random weights (float32, one thread), the
+highest resident memory during the work beyond that before it, and the processor's time, of the second of two runs (the
+first has learned the model's structure). The plain pass computes the logits of the last token alone and keeps what its
+backward pass to the embeddings needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+METHODS = "plain,input_x_gradient,attnlrp:share=0,attnlrp:share=0.8,cp_lrp,libra,lrp_ah_ln"
+
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Where memory is measured, what is freed goes back to the system, which takes time."""
+
+
+def peak_reset() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def resident(what: str) -> float:
+    """Resident memory in MiB: "VmRSS" now, "VmHWM" the highest since the last reset."""
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(what))
+    return int(line.split()[1]) / 1024
+
+
+def one(name: str, tokens: int, layers: int, width: int) -> dict[str, float]:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import whyformer
+    from whyformer import targets
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32000, hidden_size=width, intermediate_size=width * 8 // 3 // 64 * 64, num_hidden_layers=layers,
+        num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), max_position_embeddings=16384,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 32000, (1, tokens), generator=generator)
+    method, _, given = name.partition(":")
+    settings = {k: float(v) for k, _, v in [given.partition("=")] if k}
+    if method == "libra":
+        method, settings = "input_x_gradient", {"composite": "libra"}
+
+    def work(ids: torch.Tensor) -> None:
+        if method == "plain":
+            embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+            row = model(inputs_embeds=embedded, use_cache=False, logits_to_keep=1).logits[:, -1]
+            torch.autograd.grad(row.log_softmax(-1)[:, 5].sum(), embedded)
+        else:
+            whyformer.explain(model, {"input_ids": ids}, method, targets.LogProbability(5), **settings)
+
+    work(ids[:, :64])
+    before, found = resident("VmRSS"), {}
+    for _ in range(2):
+        peak_reset()
+        start = time.process_time()
+        work(ids)
+        found = {"seconds": time.process_time() - start, "MiB": resident("VmHWM") - before}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="512,2048")
+    parser.add_argument("--methods", default=METHODS)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(one(asked.one, int(asked.tokens), asked.layers, asked.width)))
+        return
+    print("| tokens | method | MiB | × plain | seconds | × plain |\n| ---: | --- | ---: | ---: | ---: | ---: |")
+    for tokens in asked.tokens.split(","):
+        plain: dict[str, float] = {}
+        for name in asked.methods.split(","):
+            size = ["--tokens", tokens, "--layers", str(asked.layers), "--width", str(asked.width)]
+            command = [sys.executable, __file__, *size, "--one", name]
+            timed, weighed = (
+                subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **more})
+                for more in ({}, RETURNED)
+            )
+            if timed.returncode or weighed.returncode:
+                said = (timed.stderr + weighed.stderr).strip().splitlines()[-1]
+                print(f"| {tokens} | {name} | failed: {said[:80]} | | | |", flush=True)
+                continue
+            found = {
+                **json.loads(timed.stdout.splitlines()[-1]),
+                "MiB": json.loads(weighed.stdout.splitlines()[-1])["MiB"],
+            }
+            plain = plain or found
+            ratios = {k: found[k] / max(plain[k], 1e-9) for k in found}
+            print(
+                f"| {tokens} | {name} | {found['MiB']:.0f} | {ratios['MiB']:.2f} | {found['seconds']:.2f} | "
+                f"{ratios['seconds']:.2f} |", flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
