@@ -56,7 +56,9 @@ def test_a_conversation_is_answered_and_explained(shared: Path) -> None:
     assert words.pieces[best].strip() in ("fruits", "three", "Name")
     span = g.span(0, 3)
     summed = g.matrix[:4].sum(0)[: span.scores.shape[1]]
-    torch.testing.assert_close(span.scores[0], summed, atol=2e-3 * float(summed.abs().max()), rtol=0)
+    # but for the tokens behind which the span is read, see share of attnlrp
+    before = slice(0, g.start - 1)
+    torch.testing.assert_close(span.scores[0, before], summed[before], atol=2e-3 * float(summed.abs().max()), rtol=0)
 
 
 @pytest.mark.slow

@@ -133,7 +133,8 @@ class Generation:
     def span(self, first: int, last: int) -> Explanation:
         """The explanation of the log-probability of some steps together, ``last`` included: Σ log p(token t).
 
-        One forward and one backward pass of the model.
+        One forward and one backward pass of the model. It is the sum of these steps' rows for every method that is
+        linear in its target; of ``attnlrp`` over blocks but for the tokens behind which the span's are read.
 
         Raises:
             InputError: there are no such steps, or the model is not at hand (the result was loaded, or merged).
