@@ -14,7 +14,8 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, Track, begin
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS, Method, find
-from whyformer.targets import Target
+from whyformer.methods.together import Together
+from whyformer.targets import Resolver, Target
 
 Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
 
@@ -112,6 +113,9 @@ def each(
 ) -> Iterator[Explanation | Refusal]:  # fmt: skip
     """Each method for each target, or once why there is none, as soon as it is there (see :func:`compare`).
 
+    Methods of one target share its forward pass and its gradients, so of several targets all are made before the first
+    method's are there.
+
     Args:
         methods: with settings, as :func:`read_method` gives them.
         once: (key, function that makes an explanation) -> explanation, to remember them or to stand around the work;
@@ -119,22 +123,47 @@ def each(
             that of any class.
     """
     resolvers = [(target, ready.resolver(target)) for target in targets]  # all are checked before any work
-    for method, given in methods:
-        settings = method.complete(given)
-        agnostic: list[tuple[Any, Explanation]] = []  # and the row that it is about
-        for target, resolver in resolvers:
-            make = partial(ready.explain, method.name, target, progress=progress, **settings)
-            try:
-                known = next((e for reading, e in agnostic if reading == resolver.reading), None)
-                made = known or (make() if once is None else once((method.name, settings, target), make))
-            except WhyformerError as error:
-                yield Refusal(method.name, settings, error)
-                break
-            if made.diagnostics.get("class_specific") is False:
-                agnostic.append((resolver.reading, made))
-            if known is not None:
-                index, names = resolver.describe(made.logits)
-                written = resolver.written()
-                facts = made.diagnostics if written is None else {**made.diagnostics, "target": written}
-                made = replace(made, target=index, target_names=names, diagnostics=facts)
-            yield made
+    asked = [(method.name, method.complete(given)) for method, given in methods]
+    relevance = any(method.relevance for method, _ in methods)
+    found: list[list[Explanation | Refusal]] = [[] for _ in asked]
+    for target, resolver in resolvers:
+        together = Together(relevance, off=len(asked) == 1)
+        try:
+            for (name, settings), made in zip(asked, found, strict=True):
+                if made and isinstance(made[-1], Refusal):
+                    continue
+                make = partial(together.around, partial(_made, ready, name, target, progress, settings))
+                if once is not None:
+                    make = partial(once, (name, settings, target), make)
+                earlier = [(e, r) for e, (_, r) in zip(made, resolvers, strict=False) if isinstance(e, Explanation)]
+                try:
+                    made.append(_one(make, resolver, earlier))
+                except WhyformerError as error:
+                    made.append(Refusal(name, settings, error))
+                if len(resolvers) == 1:
+                    yield made[-1]
+        finally:
+            together.release()
+    if len(resolvers) > 1:
+        for made in found:
+            yield from made
+
+
+def _made(
+    ready: Ready, name: str, target: Target, progress: bool | Track, settings: dict[str, Any], together: Together | None
+) -> Explanation:
+    return ready.explain(name, target, progress=progress, together=together, **settings)
+
+
+def _one(
+    make: Callable[[], Explanation], resolver: Resolver, earlier: Sequence[tuple[Explanation, Resolver]]
+) -> Explanation:
+    """An explanation; of a method that is the same for all classes an earlier one's scores."""
+    same = (e for e, r in earlier if e.diagnostics.get("class_specific") is False and r.reading == resolver.reading)
+    known = next(same, None)
+    if known is None:
+        return make()
+    index, names = resolver.describe(known.logits)
+    written = resolver.written()
+    facts = known.diagnostics if written is None else {**known.diagnostics, "target": written}
+    return replace(known, target=index, target_names=names, diagnostics=facts)

@@ -21,6 +21,7 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
 from whyformer.methods.task import Scores, Task
+from whyformer.methods.together import Together
 from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
@@ -154,9 +155,10 @@ class Ready:
         return list(best.T.tolist())
 
     def explain(
-        self, method: str, target: Target = None, *, progress: bool | Track = False, verify: int = 0, **settings: Any
-    ) -> Explanation:
-        """As :func:`explain`."""
+        self, method: str, target: Target = None, *, progress: bool | Track = False, verify: int = 0,
+        together: Together | None = None, **settings: Any,
+    ) -> Explanation:  # fmt: skip
+        """As :func:`explain`; ``together`` is what it shares with other methods of the same target, if anything."""
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
             target = Span(-len(span[1]), -1)
@@ -169,7 +171,7 @@ class Ready:
                 f"this input is {self.inputs.modality}"
             )
         resolver = self.resolver(target)
-        task = self.task(resolver, method, progress)
+        task = replace(self.task(resolver, method, progress), together=together)
         try:
             with task.at_work():
                 scores = chosen.function(task, **full)

@@ -64,6 +64,20 @@ def test_a_stream_is_lazy_and_endless_input_is_fine(bert):
         list(whyformer.explain_many(bert.model, endless(), "gae", processor=bert.processor, on_error="raise"))
 
 
+@pytest.mark.parametrize("size", [4, "auto"])
+def test_a_generator_loses_no_row_to_the_trial(bert, tmp_path, size):
+    """What the first few rows are looked at for must not take them from the job: an iterator cannot go back."""
+    texts = [f"{'very ' * (i % 5)}good film" for i in range(150)]
+    maps = whyformer.explain_many(bert.model, iter(texts), "gae", processor=bert.processor, batch_size=size, out=tmp_path / "out", rows_per_part=70)
+    assert maps.table(["row"]).column("row").to_pylist() == list(range(150))
+    assert maps.table(["text"]).column("text").to_pylist() == texts
+    rows = open_source(iter(texts)).rows
+    assert [r.index for r in itertools.islice(rows(0), 40)] == list(range(40))
+    assert [r.index for r in rows(10)] == list(range(10, 150))
+    with pytest.raises(InputError, match="an iterator can be read once, and item 64 is wanted again"):
+        list(rows(0))
+
+
 class Listed(Dataset):
     """A map-style data set without a length that is known to iterators."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from whyformer.engine.isolation import here
 from whyformer.engine.probes import BlockCalls, BlockFlows, BlockInputs, Entering, Reached, Until, asked
 from whyformer.engine.shares import Shares
-from whyformer.engine.trace import Path, Trace
+from whyformer.engine.trace import Path, Trace, is_lookup
 from whyformer.rules.core import Pass
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def block_hooks(
                 output = _put(output, path, batch_first(leaf.clone(), mode.run, back=True))
                 recording.ended.append(name)
             elif hidden.requires_grad:
-                output = _put(output, path, _tapped(hidden, _listen(recording, name)))
+                recording.outputs[name] = _tapped(hidden, _listen(recording, name))
+                output = _put(output, path, recording.outputs[name])
         return output if wanted else None
 
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,3 +205,25 @@ def _replace(args: tuple[Any, ...], kwargs: dict[str, Any], name: str | int | No
     if isinstance(name, int):
         return (*args[:name], value, *args[name + 1 :]), kwargs
     return args, {**kwargs, str(name): value}
+
+
+def lookups(recording: Recording, wanted: Mapping[Any, str], values: Mapping[str, Tensor]) -> Callable[..., Any] | None:
+    """Lets the graph begin at some look-ups, by their numbers."""
+    if not wanted:
+        return None
+    count = 0
+
+    def watch(mode: Any, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        nonlocal count
+        if not is_lookup(name, args):
+            return result
+        count += 1
+        own = wanted.get(count - 1)
+        if own is None:
+            return result
+        value = values.get(own, result)
+        leaf = recording.begun[own] = mode.add_root(value.detach().clone().requires_grad_())
+        with mode:
+            return leaf.clone()  # the model may change it in place
+
+    return watch

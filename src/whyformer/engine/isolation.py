@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,11 +38,10 @@ def alone(model: nn.Module) -> Iterator[None]:
     Raises:
         ModelError: at the end, a parameter was written to or replaced, or training mode was switched on.
     """
-    before, trained = _parameters(model), {id(m) for m in model.modules() if m.training}
+    before, trained = parameters(model), {id(m) for m in model.modules() if m.training}
     with inside(None):
         yield
-    after = _parameters(model)
-    changed = [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
+    changed = changes(model, before)
     if changed:
         raise ModelError(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
@@ -95,13 +94,19 @@ def without_autocast(carrier: str) -> Iterator[None]:
 _State = tuple[Tensor, Tensor, int, int]
 
 
-def _parameters(model: nn.Module) -> dict[str, _State]:
+def parameters(model: nn.Module) -> dict[str, _State]:
     """Name -> (parameter, its memory, which stays taken meanwhile, count of changes, address).
 
     Buffers may change: rotary tables grow in a forward pass.
     """
     named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
     return {n: (p, p.detach(), 0 if p.is_inference() else p._version, _address(p)) for n, p in named}
+
+
+def changes(model: nn.Module, before: Mapping[str, _State]) -> list[str]:
+    """The parameters that are no longer as :func:`parameters` found them."""
+    after = parameters(model)
+    return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
 
 
 def _address(parameter: Tensor) -> int:

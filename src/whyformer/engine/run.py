@@ -13,12 +13,12 @@ from torch.utils.checkpoint import CheckpointError
 
 from whyformer.engine import audit
 from whyformer.engine.canonizers import canonized
-from whyformer.engine.hooks import batch_first, block_hooks
+from whyformer.engine.hooks import batch_first, block_hooks, lookups
 from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
 from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
-from whyformer.engine.trace import Path, is_lookup
+from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -61,6 +61,7 @@ class Recording:
         block_sums: block -> ``[B]`` total relevance at its input, after a relevance pass.
         readouts: ``[B, N, D]`` gradient at each end after a gradient pass: of those that were asked for, by name, or
             (None) at the last block's output.
+        outputs: these outputs themselves, where the graph goes through them.
         begun: name -> the leaf at which the graph begins for that input.
         moved: whether a root was fed another value than its own.
         half: (type, logits) of a model in half precision, whose float32 copy was recorded (relevance carrier).
@@ -78,6 +79,7 @@ class Recording:
     kept: bool = False
     started: tuple[Tensor, Tensor] = field(init=False)
     readouts: dict[Any, Tensor] = field(default_factory=dict)
+    outputs: dict[Any, Tensor] = field(default_factory=dict)
     begun: dict[str, Tensor] = field(default_factory=dict)
     moved: bool = False
     half: tuple[str, Tensor] | None = None
@@ -104,8 +106,9 @@ class Recording:
         return self.mode.attentions
 
     def backward(
-        self, seed: Tensor, *, relevance: bool = False, keep: bool = False, at: Starts | None = None
-    ) -> list[Tensor]:
+        self, seed: Tensor, *, relevance: bool = False, keep: bool = False, at: Starts | None = None,
+        ends: list[Tensor] | None = None,
+    ) -> list[Tensor]:  # fmt: skip
         """Send ``seed`` ``[B, C]`` back from the logits to the roots, as ∂(seed · logits) at the tensors they are of;
         what arrives at each root is returned.
 
@@ -113,17 +116,19 @@ class Recording:
             relevance: carry relevance instead of gradients (relevance carrier only).
             keep: another backward pass will follow.
             at: (tensor of the graph, what starts there) instead of the logits and the seed.
+            ends: tensors of the graph at which it ends, and what arrives there is returned, instead of the roots.
         """
         keep = keep or self.kept
+        roots, self.run.ends = (self.roots, None) if ends is None else (ends, frozenset(map(id, ends)))
         self._prepare(relevance, keep)
         with self._going_back():
             starts = self.starts(seed) if at is None else at
             flows = torch.autograd.grad(
-                [t for t, _ in starts], self.roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
+                [t for t, _ in starts], roots, [s for _, s in starts], retain_graph=keep, allow_unused=True
             )
         if not keep:
             self._let_go()
-        found = list(zip(self.roots, flows, strict=True))
+        found = list(zip(roots, flows, strict=True))
         reached = [f is not None and (self.moved or bool(f.any())) for r, f in found if r.dim()]
         if reached and not any(reached) and bool(seed.any()):
             raise ModelError(
@@ -208,13 +213,15 @@ class Recording:
         if hasattr(self, "logits"):
             self.logits = self.logits.detach()
         self.read.clear()
+        self.outputs.clear()
         vars(self).pop("output", None)
 
     def release(self) -> None:
         """Let go of the graph and of all that was recorded on the way, whether or not it was used."""
         self._let_go()
         self.mode.block_input = self.mode.anchor = None
-        self.mode.roots.clear()
+        for kept in (self.mode.roots, self.mode.anchors):
+            kept.clear()
         self.cuts = None
         for probe in self.mode.probes:
             if isinstance(probe, BlockInputs | BlockCalls | Projections):
@@ -285,7 +292,7 @@ def record(
             place[one.place] = recording.begun[name] = mode.add_root(value.detach().clone().requires_grad_())
     entries = {name: one for name, one in starts.items() if one.kind == "entry"}
     looked_up = {one.place: name for name, one in starts.items() if one.kind == "lookup"}
-    mode.watch = next((p for p in probes if callable(p)), None) or _lookups(recording, looked_up, values)
+    mode.watch = next((p for p in probes if callable(p)), None) or lookups(recording, looked_up, values)
     mode.grouped = bool(blocks)
     if root in ("embedding", "output") and not blocks:
         raise ModelError(
@@ -324,27 +331,3 @@ def record(
             f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
         )
     return recording
-
-
-def _lookups(
-    recording: Recording, wanted: Mapping[Any, str], values: Mapping[str, Tensor]
-) -> Callable[..., Any] | None:
-    """Lets the graph begin at some look-ups, by their numbers."""
-    if not wanted:
-        return None
-    count = 0
-
-    def watch(mode: Interception, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        nonlocal count
-        if not is_lookup(name, args):
-            return result
-        count += 1
-        own = wanted.get(count - 1)
-        if own is None:
-            return result
-        value = values.get(own, result)
-        leaf = recording.begun[own] = mode.add_root(value.detach().clone().requires_grad_())
-        with mode:
-            return leaf.clone()  # the model may change it in place
-
-    return watch

@@ -87,10 +87,13 @@ def from_python(data: Any, column: str | None = None, files: bool = True) -> Sou
         )
     loader = isinstance(data, torch.utils.data.DataLoader)
     count = None if loader or not isinstance(data, Sized) else len(data)
+    once = _Once(data) if isinstance(data, Iterator) else None
 
     def rows(start: int) -> Iterator[Row]:
-        if loader:
-            items: Iterator[Any] = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
+        if once is not None:
+            items: Iterator[Any] = once.items(start)
+        elif loader:
+            items = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
         elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
             items = _from(data, start)
         else:
@@ -101,6 +104,40 @@ def from_python(data: Any, column: str | None = None, files: bool = True) -> Sou
     listed = isinstance(data, list | tuple) and all(isinstance(one, str | Path) for one in data)
     digest = hashlib.sha256(json.dumps([str(one) for one in data]).encode()).hexdigest() if listed else None
     return Source(type(data).__name__, rows, count, digest)
+
+
+HEAD = 64
+"""So many of an iterator's first items are kept: a trial may look at them before the work begins."""
+
+
+@dataclass
+class _Once:
+    """An iterator, which can be read once: a generator, a file, a stream."""
+
+    data: Iterator[Any]
+    head: list[Any] = field(default_factory=list)
+    taken: int = 0
+
+    def items(self, start: int) -> Iterator[Any]:
+        """Its items from one on.
+
+        Raises:
+            InputError: they were read before, and are gone.
+        """
+        for at in itertools.count(start):
+            if at >= len(self.head) and at < self.taken:
+                raise InputError(
+                    f"an iterator can be read once, and item {at} is wanted again: hand over a list or a Dataset"
+                )
+            while at >= self.taken:
+                try:
+                    item = next(self.data)
+                except StopIteration:
+                    return
+                self.taken += 1
+                if self.taken <= HEAD:
+                    self.head.append(item)
+            yield self.head[at] if at < len(self.head) else item
 
 
 def _from(data: Any, start: int) -> Iterator[Any]:

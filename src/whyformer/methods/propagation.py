@@ -33,6 +33,7 @@ def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composi
     signed=True,
     citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
     anywhere=True,
+    relevance=True,
 )
 def lrp(
     task: Task, *, rule: LinearRule = "separate", alpha: Alpha = 1.0, epsilon: Amount = 1e-6, gamma: Amount = 0.25
@@ -60,6 +61,7 @@ def lrp(
     "relevance of the last block's attention (the propagation stops there)",
     family="propagation",
     citation="Voita et al. 2019 in the form of the CVPR 2021 baseline",
+    relevance=True,
 )
 def partial_lrp(
     task: Task,

@@ -100,6 +100,8 @@ class Method:
         signed: True if scores below 0 are possible and speak against the target, or a function of the complete settings
             that says so. A map without such scores is shown in other colours, which claim less.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
+        relevance: True if it propagates relevance by Chefer et al.'s rules: the pass that it records serves methods of
+            gradients too (:mod:`whyformer.methods.together`).
     """
 
     name: str
@@ -115,6 +117,7 @@ class Method:
     class_specific: bool = True
     signed: bool | Callable[[dict[str, Any]], bool] = False
     anywhere: bool = False
+    relevance: bool = False
 
     def signs(self, settings: dict[str, Any]) -> bool:
         """Whether scores made with these complete settings have a sign."""

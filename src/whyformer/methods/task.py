@@ -21,6 +21,7 @@ from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.inputs import Inputs
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources, readout_row
+from whyformer.methods.together import Together
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.models.structure import block_groups, find_blocks
@@ -44,6 +45,7 @@ class Task(Sources):
         progress: wraps an iterable of long work; shows a bar where one is wanted.
         recordings: what was recorded for it and for its copies.
         replay: where one recorded pass serves several targets, what keeps it (:mod:`whyformer.methods.replay`).
+        together: where one serves several methods, what they share (:mod:`whyformer.methods.together`).
     """
 
     model: nn.Module
@@ -57,6 +59,7 @@ class Task(Sources):
     worded: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
     replay: Replay | None = field(default=None, repr=False)
+    together: Together | None = field(default=None, repr=False)
 
     def seed(self, logits: Tensor) -> Tensor:
         """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
@@ -94,7 +97,8 @@ class Task(Sources):
         options = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples, **options}
         if self.replay is not None:
             return self.replay.record(self.inputs, composite, probes, options)
-        recording = record(self.model, self.fed(self.inputs), composite, *probes, **options)
+        shared = None if self.together is None else self.together.record(self, composite, probes, options)
+        recording = shared or record(self.model, self.fed(self.inputs), composite, *probes, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
 

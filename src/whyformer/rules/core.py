@@ -42,6 +42,8 @@ class Pass:
         rows: number of texts that go through the blocks, where a sample is several (multiple choice); 0: B.
         sequence_first: True where the model lays out tokens as ``[N, B, D]``.
         ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
+        table: the composite whose rules are in force, where one graph serves several of relevance.
+        ends: the ``id`` of each tensor at which this pass ends, where these are not the graph's own roots.
     """
 
     relevance: bool = False
@@ -50,12 +52,26 @@ class Pass:
     rows: int = 0
     sequence_first: bool = False
     ledger: dict[str, list[Tensor]] = field(default_factory=dict)
+    table: Composite | None = None
+    ends: frozenset[int] | None = None
 
     def take(self, given: Tensor | None) -> None:
         """Read the number of samples and of texts off the first of the model's inputs."""
         self.batch = int(given.shape[0]) if given is not None and given.dim() else 1
         several = given is not None and given.dim() == 3 and not given.is_floating_point()
         self.rows = given.shape[:2].numel() if several and given is not None else 0
+
+    def reached(self, needs: Sequence[bool], nodes: Sequence[tuple[Any, int]]) -> tuple[bool, ...]:
+        """Which operands, of those that carry, this pass goes on to; ``nodes`` are what they came from."""
+        ends = self.ends
+        if ends is None:
+            return tuple(needs)
+
+        def goes_on(node: Any) -> bool:
+            leaf = getattr(node, "variable", None)
+            return id(leaf) in ends if leaf is not None else bool(torch._C._will_engine_execute_node(node))
+
+        return tuple(need and goes_on(node) for need, (node, _) in zip(needs, nodes, strict=True))
 
     def per_sample(self, value: Tensor) -> Tensor:
         """Sum of each sample, ``[B]``; the mean sum where rows do not lie sample by sample (tokens of an expert)."""
@@ -211,7 +227,8 @@ class Ruled(torch.autograd.Function):
             ctx.read = ctx.output = None
         if output is not None and output._version != ctx.version:  # changed in place since
             output = ctx.compute(*operands)
-        call = Call(operands, output, tuple(ctx.needs_input_grad[4:]), ctx.compute, ctx.run, ctx.info)
+        needs = ctx.run.reached(ctx.needs_input_grad[4:], ctx.next_functions)
+        call = Call(operands, output, needs, ctx.compute, ctx.run, ctx.info)
         if ctx.run.relevance:
             if rule.relevance is None:
                 raise TypeError(f"the rule '{rule.name}' carries multipliers, not relevance")

@@ -24,6 +24,7 @@ _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Vi
     "relevance × gradient of every attention map, rolled out over the blocks",
     family="propagation",
     citation=_CITATION + ", Eq. 13–14",
+    relevance=True,
 )
 def transformer_attribution(
     task: Task,

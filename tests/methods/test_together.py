@@ -1,0 +1,222 @@
+"""Methods that share one pass give exactly what each gives alone."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from snapshot import assert_unchanged, snapshot
+from whyformer import comparing
+from whyformer.comparing import Refusal, compare, each, read_method
+from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.explaining import begin
+from whyformer.methods import METHODS, together
+from whyformer.methods.together import Together
+from zoo import bert, build, hf_swin, hf_vit
+
+NINE = [
+    "raw_attention", "rollout", "gradcam_attention", "partial_lrp", "lrp", "transformer_attribution", "gae", "lrp_ah_ln", "input_x_gradient",
+]  # fmt: skip
+TARGETS = [None, [1, 3]]
+MODELS = {
+    "vit sdpa": lambda: hf_vit("sdpa"), "vit eager": lambda: hf_vit("eager"), "bert sdpa": lambda: bert("sdpa"), "bert eager": lambda: bert("eager"),
+}  # fmt: skip
+
+
+def doubled(builder):
+    model, inputs = builder()
+    wide = (
+        {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+        if isinstance(inputs, dict)
+        else inputs.double()
+    )
+    return model.double(), wide
+
+
+def assert_same(found, alone):
+    """To 1e-12 in float64, with all that was measured on the way."""
+    assert (found.scores - alone.scores).abs().max() <= 1e-12 * alone.scores.abs().max()
+    assert (found.logits - alone.logits).abs().max() <= 1e-12 * alone.logits.abs().max()
+    assert torch.equal(found.target, alone.target)
+    assert found.diagnostics.keys() == alone.diagnostics.keys()
+    mine, wanted = found.diagnostics.get("conservation", {}), alone.diagnostics.get("conservation", {})
+    assert mine.keys() == wanted.keys()
+    for name, figures in wanted.items():
+        for one, other in zip(
+            *([f[k] for k in sorted(f)] if isinstance(f, dict) else [f] for f in (mine[name], figures)), strict=True
+        ):
+            assert one == pytest.approx(other, rel=1e-7, abs=1e-9), (found.method, name)
+
+
+def sharing(ready, shared, method, target, **settings):
+    return shared.around(lambda together: ready.explain(method, target, together=together, **settings))
+
+
+def one_by_one(ready, methods, target):
+    """Each method, sharing; what fails in sharing must not be hidden by the second try."""
+    shared = Together(any(METHODS[m].relevance for m in methods))
+    found = [sharing(ready, shared, m, target) for m in methods]
+    assert shared.failed == []
+    shared.release()
+    return found, shared
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_pair_of_the_nine(name):
+    model, inputs = doubled(MODELS[name])
+    before, ready = snapshot(model), begin(model, inputs)
+    alone = {(m, t): ready.explain(m, TARGETS[t]) for m in NINE for t in (0, 1)}
+    for number, pair in enumerate(combinations(NINE, 2)):
+        pair = pair[:: 1 if number % 2 else -1]
+        found, _ = one_by_one(ready, pair, TARGETS[number % 2])
+        for e in found:
+            assert_same(e, alone[e.method, number % 2])
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf_deit_teacher",
+        "timm_vit_mean",
+        "torchvision_vit",
+        "electra",
+        "distilbert",
+        "modernbert_mean",
+        "gpt2",
+        "encoder_sequence_first",
+    ],
+)
+def test_all_nine_in_other_models(name):
+    """Fused and written norms, mean and CLS read out, tokens first, causal masks; in both orders, all from one pass but LRP(AH+LN)."""
+    ready = begin(*build(name))
+    for target, methods in zip(TARGETS, (NINE, NINE[::-1]), strict=True):
+        found, shared = one_by_one(ready, methods, target)
+        assert shared.views >= 8  # some ask for more than one pass
+        for e in found:
+            assert_same(e, ready.explain(e.method, target))
+
+
+def test_settings_that_begin_elsewhere():
+    """Upper halves, one block, other rules: which graph a method asks for is its own affair."""
+    ready = begin(*doubled(MODELS["bert sdpa"]))
+    asked = [
+        ("gae", {"start_layer": 1}), ("gae", {"start_layer": -1}), ("gradcam_attention", {"block": 0}), ("transformer_attribution", {"start_layer": 2}),
+        ("transformer_attribution", {"weighting": "attention"}), ("partial_lrp", {"block": 1, "rule": "gamma"}), ("lrp", {"rule": "shared", "alpha": 2.0}),
+        ("lrp", {"rule": "epsilon"}), ("saliency", {}), ("rollout", {"gradient_weighted": True}), ("attention_flow", {}),
+    ]  # fmt: skip
+    shared = Together(True)
+    for method, settings in asked:
+        assert_same(sharing(ready, shared, method, 2, **settings), ready.explain(method, 2, **settings))
+    assert shared.failed == []
+    assert shared.views == len(asked)
+
+
+def test_two_forward_passes_and_four_backward_do_for_nine(monkeypatch):
+    """LRP(AH+LN) has rules of its own; the others share a pass, and the gradients: their cost is counted, not timed."""
+    model, inputs = doubled(MODELS["vit sdpa"])
+    ready, passes, real = begin(model, inputs), [], torch.autograd.grad
+
+    def counted(outputs, roots, *args, **kwargs):
+        passes.append(any(root.dim() == 4 for root in roots))  # down to the pixels
+        return real(outputs, roots, *args, **kwargs)
+
+    forwards = []
+    model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    ready.task().structure  # noqa: B018 - measured once for each model
+    ready.explain("gradcam_attention")
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    forwards.clear()
+    found = list(each(ready, [read_method(m) for m in NINE], [1]))
+    assert [e.method for e in found] == NINE
+    assert len(forwards) == 2
+    assert (
+        sum(passes) == 3
+    )  # LRP; all gradients; LRP(AH+LN). Transformer Attribution's relevance stops at the first map
+
+
+def test_several_targets_keep_their_order_and_a_refusal_is_told_once():
+    model, inputs = doubled(MODELS["bert sdpa"])
+    ready, methods = (
+        begin(model, inputs),
+        [("gae", {}), ("vit_cx", {}), ("rollout", {}), ("transformer_attribution", {})],
+    )
+    asked = [(METHODS[m], s) for m, s in methods]
+    found = list(each(ready, asked, [0, 2, 4]))
+    told = [(one.method, isinstance(one, Refusal) or one.target.tolist()) for one in found]
+    assert told == [
+        *[("gae", [c, c]) for c in (0, 2, 4)], ("vit_cx", True), *[("rollout", [c, c]) for c in (0, 2, 4)],
+        *[("transformer_attribution", [c, c]) for c in (0, 2, 4)],
+    ]  # fmt: skip
+    for one in found:
+        if not isinstance(one, Refusal):
+            assert_same(one, ready.explain(one.method, one.target[0].item()))
+
+
+@pytest.mark.parametrize("of", ["several streams", "half precision"])
+def test_what_one_graph_may_not_serve_is_made_apart(of):
+    """Each method records for itself, so all is the same to the last bit."""
+    model, inputs = build("t5") if of == "several streams" else hf_vit()
+    if of == "several streams":
+        ready = begin(model, {**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
+    else:
+        ready = begin(model.bfloat16(), inputs.bfloat16())
+    shared = Together(True)
+    for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
+        assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
+    assert shared.views == 0
+
+
+def test_windows_have_a_pass_too_and_what_refuses_them_does():
+    ready, shared = begin(*doubled(hf_swin)), Together(True)
+    for method in ("lrp", "input_x_gradient"):
+        assert_same(sharing(ready, shared, method, 1), ready.explain(method, 1))
+    assert shared.failed == []
+    with pytest.raises(MethodNotApplicable, match="windows"):
+        sharing(ready, shared, "gae", 1)
+
+
+def test_maps_that_are_too_large_are_not_kept(monkeypatch):
+    monkeypatch.setattr(together, "LIMIT", 1000)
+    ready, shared = begin(*doubled(MODELS["vit sdpa"])), Together(True)
+    for method in ("gae", "transformer_attribution"):
+        assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
+    assert shared.off
+    assert shared.views == 0
+
+
+def test_a_model_that_was_changed_between_two_methods_is_recorded_again():
+    model, inputs = doubled(MODELS["bert sdpa"])
+    ready, shared = begin(model, inputs), Together(True)
+    sharing(ready, shared, "gae", 1)
+    with torch.no_grad():
+        model.classifier.weight.mul_(-3)
+        model.bert.encoder.layer[0].output.dense.weight.add_(0.1)
+    assert_same(
+        sharing(ready, shared, "transformer_attribution", 1), ready.explain("transformer_attribution", 1)
+    )
+
+
+def test_what_fails_is_told_as_it_is_alone():
+    """A refusal, and a slip in the target, among methods that share; the others are not touched."""
+    model, inputs = doubled(MODELS["bert sdpa"])
+    with pytest.raises(InputError, match="99"):
+        compare(model, inputs, ["gae", "rollout"], [99])
+    found = compare(model, inputs, ["gae", ("gae", {"aggregation": {"heads": 7}}), "transformer_attribution"], [1])
+    assert "head 7" in str(found.refusals[0].error)
+    assert [e.method for e in found.explanations] == ["gae", "transformer_attribution"]
+    assert_same(found.explanations[1], begin(model, inputs).explain("transformer_attribution", 1))
+
+
+def test_nothing_is_kept_when_all_is_done(monkeypatch):
+    made = []
+    monkeypatch.setattr(comparing, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
+    model, inputs = doubled(MODELS["vit sdpa"])
+    stream = each(begin(model, inputs), [read_method(m) for m in NINE], [1])
+    next(stream)
+    (whole,) = [shared.whole for shared in made[0]._made.values()]
+    assert whole.logits.requires_grad
+    stream.close()  # nobody wants the rest
+    assert not whole.logits.requires_grad
+    assert whole.roots == []
+    assert made[0]._made == {}
