@@ -347,7 +347,7 @@ def test_cost_is_said_before_the_work(tmp_path: Path, vit) -> None:
         say=said.append,
         track=track,
     )
-    assert started == [1]
+    assert started == [0, 1]  # the trial, and the work that its cost was said of
     assert "forward" in said[0] and "backward" in said[0] and "about" in said[0]
     assert "20 explanations to score (5 samples)" in said[0]
 

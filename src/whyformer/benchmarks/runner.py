@@ -22,6 +22,7 @@ from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards
+from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
@@ -103,14 +104,13 @@ def run_benchmark(
         todo = {s: missing for s, missing in lacking.items() if missing}
         measured = sum(map(len, todo.values()))
         if store.dropped:
-            say(
-                f"{store.dropped} damaged lines of {store.path.name} are left out, and what they said is measured again"
-            )
+            lines = amount(store.dropped, "damaged line")
+            say(f"{lines} of {store.path.name} left out: what they said is measured again")
         if measured < total:
             say(f"{total - measured} of {total} are there from an earlier run")
         if todo:
             trial = read_batch(study, [s for s in study.samples if s.id in todo][:1])
-            say(bill(benchmark, trial, todo))
+            say(bill(benchmark, trial, todo, track))
             _measure(benchmark, study, store, todo, keys, samples_per_batch, track)
         found = {
             label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
@@ -128,16 +128,23 @@ def _measure(
     for _, alike in groupby((s for s in study.samples if s.id in todo), key=lambda s: todo[s.id]):
         samples = list(alike)
         batches += [samples[i : i + size] for i in range(0, len(samples), size)]
-    for samples in track(batches, benchmark.name, len(batches)):
-        for identity, configuration, values in benchmark.measure(read_batch(study, samples), todo[samples[0].id]):
-            label = configuration.label
-            record: Record = {"sample": identity, "configuration": label, "key": keys[label]}
-            if isinstance(values, Unusable):
-                record |= {"error": values.message, "kind": values.kind}
-            else:
-                record["values"] = values
-            store.add(record)
-        store.sync()
+
+    def measured() -> Iterator[Any]:
+        """Each sample once all that was asked of it is recorded."""
+        for samples in batches:
+            for identity, configuration, values in benchmark.measure(read_batch(study, samples), todo[samples[0].id]):
+                label = configuration.label
+                record: Record = {"sample": identity, "configuration": label, "key": keys[label]}
+                if isinstance(values, Unusable):
+                    record |= {"error": values.message, "kind": values.kind}
+                else:
+                    record["values"] = values
+                store.add(record)
+            store.sync()
+            yield from samples
+
+    for _ in track(measured(), f"{benchmark.name}: samples", len(todo)):
+        pass
 
 
 def _report(benchmark: Benchmark, study: Study, found: dict[str, dict[str, Record]]) -> Report:
@@ -199,14 +206,16 @@ def _open(
 
 
 # -- what it will cost ------------------------------------------------------------------------------
-def bill(benchmark: Benchmark, trial: Batch, todo: Todo) -> str:
+def bill(
+    benchmark: Benchmark, trial: Batch, todo: Todo, track: Track = lambda work, title, total: work
+) -> str:  # fmt: skip
     """What is still to do, by measuring each configuration on the trial samples.
 
     The trial's results are thrown away. Sharing of forwards between methods makes the run cheaper than this.
     """
     total, shares = Counter[str](), {}
     missing = Counter(c for cs in todo.values() for c in cs)
-    for configuration, times in missing.items():
+    for configuration, times in track(missing.items(), f"{benchmark.name}: methods on trial", len(missing)):
         with counted(trial.study.model) as passes:
             start = time.perf_counter()
             list(benchmark.measure(trial, [configuration]))
@@ -214,8 +223,9 @@ def bill(benchmark: Benchmark, trial: Batch, todo: Todo) -> str:
         total.update({kind: round(count * times / len(trial.samples)) for kind, count in passes.items()})
     needed = timedelta(seconds=1 + round(sum(shares[c] * times for c, times in missing.items())))
     slow = sorted(((share, c.label) for c, share in shares.items()), reverse=True)[:3]
+    what = f"{amount(missing.total(), 'explanation')} to score ({amount(len(todo), 'sample')})"
     return (
-        f"{missing.total()} explanations to score ({len(todo)} samples): about {total['forward']:,} forward and "
+        f"{what}: about {total['forward']:,} forward and "
         f"{total['backward']:,} backward passes, about {needed} (h:mm:ss) by a trial on one sample (a sample: "
         f"{', '.join(f'{label} {share:.2g} s' for share, label in slow)})"
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
 from whyformer.jobs.batching import OutOfMemory, Read, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
@@ -63,7 +64,7 @@ class Cost:
 
     def sentence(self) -> str:
         """The cost in words."""
-        rows = "an unknown number of rows" if self.rows is None else f"{self.rows:,} rows"
+        rows = "an unknown number of rows" if self.rows is None else amount(self.rows, "row")
         done = f", {self.there:,} of them done" if self.there else ""
         long = (
             ""

@@ -220,7 +220,7 @@ class Run(ExitStack):
         numbers = itertools.count() if parts is None else range(parts)
         missing = (number for number in numbers if part_name(number) not in known)
         left = None if parts is None else parts - there
-        yield from track(missing, "explaining", left) if track is not None else missing
+        yield from track(missing, f"parts of {step:,} rows", left) if track is not None else missing
 
     def counted(self, made: Made) -> bool:
         """Told of every part; False if the input ended with the one before."""

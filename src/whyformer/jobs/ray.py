@@ -94,7 +94,7 @@ def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) ->
     )  # fmt: skip
     rows = made.iter_rows()
     too_large = None
-    for one in rows if track is None else track(rows, "explaining", len(items)):
+    for one in rows if track is None else track(rows, "batches", len(items)):
         if not one["fits"]:
             too_large = one["number"] if too_large is None else min(too_large, one["number"])
         elif one["file"] is not None and too_large is None:

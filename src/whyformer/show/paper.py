@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 FORMATS = ("png", "svg", "pdf")
+GENERATOR = "whyformer"  # what a file says that it was made by
 GREY = "#444444"
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Arial Unicode MS", "WenQuanYi Zen Hei")
 _NOTE = 0.14  # inches a line of remarks
@@ -101,13 +102,17 @@ def encode(drawing: Figure, kind: str = "png", dpi: int = 150) -> bytes:
         raise InputError(f"pictures are written as {', '.join(FORMATS)}, not {kind!r}")
     import matplotlib
 
-    dates: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    facts: dict[str, Any] = {  # no dates: the same drawing is the same file
+        "png": {"Software": GENERATOR},
+        "svg": {"Creator": GENERATOR, "Date": None},
+        "pdf": {"Creator": GENERATOR, "CreationDate": None},
+    }
     for axes in drawing.axes:
         for shown in axes.images:  # files of vectors hold the pixels themselves, those of pixels a smooth reduction
             shown.set_interpolation("antialiased" if kind == "png" else "none")
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "whyformer", "text.hinting": "no_hinting"}):
-        drawing.savefig(buffer, format=kind, dpi=dpi, metadata=dates[kind])
+        drawing.savefig(buffer, format=kind, dpi=dpi, metadata=facts[kind])
     return buffer.getvalue()
 
 

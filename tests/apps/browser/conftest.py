@@ -76,7 +76,7 @@ def visit(browser: Any) -> Iterator[Any]:
 
     def opened(address: str, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options)
-        context.set_default_timeout(120_000)  # the machine may be busy with other tests
+        context.set_default_timeout(int(os.environ.get("WHYFORMER_PATIENCE", 120_000)))  # the machine may be busy with other tests
         contexts.append(context)
         made = context.new_page()
         made.on("request", lambda request: None if _HERE.match(request.url) else outside.append(request.url))

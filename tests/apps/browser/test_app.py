@@ -85,7 +85,7 @@ def explain(page):
 
 
 def finished(page):
-    page.wait_for_function("document.querySelector('#wf-status').innerText.includes('in all')")
+    page.wait_for_function("document.querySelector('#wf-status')?.innerText.includes('in all')")
 
 
 def says(page, words):
@@ -104,7 +104,7 @@ def test_drop_a_picture_choose_explain_and_compare(site, visit, shoot):
     pick(page, "#wf-classes", "3", "7")
     explain(page)
     assert page.locator(".wf-map").count() == 3  # rollout is one map for any class
-    assert page.locator(".wf-chart").count() == 7
+    assert page.locator(".wf-chart").count() == 4  # of each method and class
     assert "Better than each random map" in page.locator("#wf-trust").inner_text()
     assert "rollout: the same map for every class" in page.locator("#wf-trust").inner_text()
     shoot(page, "app-picture")
@@ -185,7 +185,7 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
         for _ in range(4):
             page.keyboard.press("ArrowLeft")
         page.locator("#wf-opacity input[type=range]").dispatch_event("pointerup")
-        page.locator("#wf-code").get_by_text("opacity=0.6").first.wait_for()
+        page.locator("#wf-code").get_by_text("--opacity 0.6").first.wait_for()
         page.get_by_label("only what matters").check()
         page.locator(".wf-cell").get_by_text("the 20 % with the highest scores").wait_for()
         assert len(ran) == before  # drawn again, not computed again
@@ -289,19 +289,104 @@ def test_what_waits_in_the_queue_can_be_cancelled(site, visit):
     assert waiting.locator(".wf-map").count() == 1
 
 
-def test_a_reload_and_another_visitor_begin_afresh(site, visit):
+def test_a_reload_keeps_the_view_and_another_visitor_begins_afresh(site, visit):
     page = visit(site)
     drop(page)
+    page.get_by_text("The model says").wait_for()
+    pick(page, "#wf-methods", "rollout")
+    pick(page, "#wf-classes", "7")
     explain(page)
+    before = [m.get_attribute("data-values") for m in page.locator(".wf-map").all()]
+    assert page.url.endswith("classes=%237"), page.url
     other = visit(site)
     assert other.locator(".wf-map").count() == 0
     page.reload()
+    finished(page)
+    assert [m.get_attribute("data-values") for m in page.locator(".wf-map").all()] == before
+    assert page.locator(".wf-says li").count() == 5
+    assert page.locator("#wf-picture img").count() == 1
+    assert "rollout" in page.locator("#wf-methods").inner_text()
+    page.locator("#wf-classes .token").get_by_text("7 (").wait_for()
+    assert other.locator(".wf-map").count() == 0
+    page.goto("about:blank")
+    page.goto(site)  # without what stands behind the #
     page.locator("#wf-explain").wait_for()
     assert page.locator(".wf-map").count() == 0
-    drop(page)
+
+
+def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
+    page = visit(site)
+    type_in(page)
+    page.get_by_text("The model says").wait_for()
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#wf-settings summary").click()
+    page.locator("[data-key=start_layer]").focus()
+    page.keyboard.press("ArrowRight")
     explain(page)
-    assert page.locator(".wf-map").count() == 1
-    assert other.locator(".wf-map").count() == 0
+    page.locator("#wf-code").get_by_text("start_layer=1").first.wait_for()
+    page.reload()
+    finished(page)
+    assert page.locator("#wf-sentence textarea").input_value() == SENTENCE
+    assert page.get_by_label("a sentence").is_checked()
+    assert "start_layer=1" in page.locator("#wf-code").inner_text()
+    assert page.locator("[data-key=start_layer]").input_value() == "1"
+    explain(page)  # with what the form says
+    assert "start_layer=1" in page.locator("#wf-code").inner_text()
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
+def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
+    page = visit(site, *size)
+    page.locator(".wf-example").nth(1).click()
+    page.get_by_text("The model says").wait_for()
+    area = page.locator("#wf-explain").bounding_box()
+    assert area["y"] + area["height"] < size[1]
+    assert page.evaluate("scrollY") == 0
+    explain(page)
+    picture, column = page.locator(".wf-map").first.bounding_box(), page.locator("#wf-answer").bounding_box()
+    assert picture["width"] >= min(0.95 * column["width"] - 30, 0.79 * size[1])
+    page.wait_for_timeout(1000)
+    assert page.locator(".wf-map").first.bounding_box()["y"] < size[1]  # the map has come into sight
+    shoot(page, f"app-example-{size[0]}")
+    page.evaluate("scrollTo(0, 0)")
+    page.get_by_label("a sentence").check()
+    page.get_by_role("button", name="Warm, funny").click()
+    page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
+    assert page.locator("#wf-sentence textarea").input_value() == "Warm, funny, and full of life."
+    assert page.locator("#wf-explain").bounding_box()["y"] < size[1] - 40
+
+
+def test_progress_stands_beside_everything(site, visit):
+    page = visit(site)
+    drop(page)
+    page.get_by_text("The model says").wait_for()
+    pick(page, "#wf-methods", "occlusion", "vit_cx")
+    page.get_by_role("button", name="Explain", exact=True).click()
+    page.locator("#wf-progress .progress-bar").wait_for()
+    tracker = page.locator("#wf-progress [data-testid=status-tracker]").bounding_box()
+    for other in ("#wf-status p", "#wf-says h2", "#wf-explain"):
+        area = page.locator(other).bounding_box()
+        assert area["y"] >= tracker["y"] + tracker["height"] or area["y"] + area["height"] <= tracker["y"], other
+    finished(page)
+    assert not page.locator("#wf-progress").is_visible()
+
+
+def test_when_the_server_goes_the_page_says_so(catalogue, visit, free_port, monkeypatch):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "")  # put back at the end for the server of the other tests
+    port, found = free_port(), []
+    close = serve(catalogue, port=port, started=found.append, wait=False)
+    page = visit(found[0])
+    page.locator("#wf-explain").wait_for()
+    page.wait_for_timeout(500)
+    assert page.locator(".wf-gone").count() == 0
+    close()
+    page.locator(".wf-gone").get_by_text("is gone").wait_for()
+    close = serve(catalogue, port=port, started=found.append, wait=False)
+    page.locator(".wf-gone").get_by_text("started again").wait_for()
+    page.get_by_role("link", name="Reload the page.").click()
+    page.locator("#wf-explain").wait_for()
+    assert page.locator(".wf-gone").count() == 0
+    close()
 
 
 def test_a_local_folder_is_offered_by_name(site, visit):

@@ -165,7 +165,7 @@ def test_an_interruption_has_its_own_status(monkeypatch):
 
     monkeypatch.setattr("whyformer.apps.cli.offering.known", interrupted)
     result = CliRunner().invoke(cli.app, ["methods"])
-    assert (result.exit_code, result.output) == (130, "error: interrupted\n")
+    assert (result.exit_code, result.output) == (130, "interrupted\n")
 
 
 def test_who_stops_reading_gets_no_complaint():

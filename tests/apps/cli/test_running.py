@@ -39,7 +39,7 @@ def test_a_job_file_and_the_same_as_options_write_the_same(place):
     fits("run", file)
     assert (file["rows"], file["written"], file["failed"], file["complete"]) == (12, 22, 1, True)
     said = asked("run", "-m", str(place / "bert"), "-i", str(place / "data.csv"), "--method", "gae,rollout", "-o", str(place / "other"), "--rows-per-part", "5", status=3)
-    assert "22 explanations of 12 rows are in" in said.stdout
+    assert "22 explanations of 12 rows in" in said.stdout
     assert "1 failed: see" in said.stderr
     for file in sorted((place / "maps").glob("*.parquet")):
         assert file.read_bytes() == (place / "other" / file.name).read_bytes()
@@ -84,7 +84,7 @@ def test_several_inputs_and_folders_are_explained_one_by_one(tmp_path):
     assert len(set(files)) == 4
     assert all(f.is_file() for f in files)
     assert "broken.png is not a picture" in result.stderr
-    assert "1 of 5 inputs are left out" in result.stderr
+    assert "1 of 5 inputs left out" in result.stderr
     Image.open(files[0]).verify()
 
 

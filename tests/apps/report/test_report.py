@@ -24,6 +24,7 @@ from whyformer.apps import cli
 from whyformer.apps.report import write_report
 from whyformer.apps.report.facts import card
 from whyformer.errors import InputError, LoadError
+from whyformer.show import encode, figure, page
 
 PICTURE = Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png"
 
@@ -254,7 +255,7 @@ def test_figures_are_those_of_the_csv(tmp_path):
     ("prepare", "expected"),
     [
         (lambda f: None, "it is empty"),
-        (lambda f: (f / "a.txt").write_text("x"), "1 files of other kinds"),
+        (lambda f: (f / "a.txt").write_text("x"), "1 file of other kinds"),
         (lambda f: (f / "a.safetensors").write_text("x"), "nothing in .* can be read; a.safetensors"),
     ],
 )
@@ -304,11 +305,26 @@ def test_the_command(tmp_path):
     folder = collect(tmp_path / "in")
     done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html")])
     assert done.exit_code == 0, done.output
-    assert "6 maps of 4 inputs, 1 benchmarks" in done.stdout
+    assert "6 maps of 4 inputs, 1 benchmark" in done.stdout
     done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--json"])
     fits("report", json.loads(done.stdout))
     done = CliRunner().invoke(cli.app, ["report", str(folder), "-o", str(tmp_path / "r.html"), "--quiet"])
     assert (done.exit_code, done.output) == (0, "")
+
+
+def test_what_whyformer_drew_is_not_counted_among_what_is_left_out(tmp_path):
+    drawn = tmp_path / "drawn"
+    drawn.mkdir()
+    for kind in ("png", "svg", "pdf"):
+        (drawn / f"a.{kind}").write_bytes(encode(figure(sentence()), kind))
+    (drawn / "b.html").write_text(page(sentence()))
+    with pytest.raises(InputError, match="4 drawings of whyformer without scores"):
+        write_report(drawn, tmp_path / "r.html")
+    sentence().save(drawn / "e.safetensors")
+    assert write_report(drawn, tmp_path / "r.html").skipped == []
+    Image.new("RGB", (4, 4)).save(drawn / "holiday.png")
+    (drawn / "other.html").write_text("<p>whyformer is good</p>")
+    assert [one.file for one in write_report(drawn, tmp_path / "r.html").skipped] == ["holiday.png", "other.html"]
 
 
 def test_the_command_tells_of_damaged_files_with_status_3(tmp_path):

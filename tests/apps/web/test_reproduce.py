@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from apps.web.visiting import PICTURES, SENTENCE
 from whyformer.apps.cli import app
 from whyformer.apps.web import reproduce
+from whyformer.show import encode, figure
 
 VIEWS = [
     ("digits_37.png", {"methods": ["transformer_attribution", "rollout", "input_x_gradient"], "classes": ["3", "7"], "settings": {"transformer_attribution": {"start_layer": 1}, "rollout": {"start_layer": 1, "head_fusion": "max"}}, "opacity": 0.4, "style": "contours"}),
@@ -38,16 +39,19 @@ def seen(request, visitor, monkeypatch, tmp_path):
 
 def test_the_snippet_gives_the_same_scores(seen):
     found = {}
-    exec(reproduce.snippet(seen.session.view), found)
-    assert len(found["results"]) == len(seen.session.results)
-    for mine, shown in zip(found["results"], seen.session.results, strict=True):
+    written = reproduce.snippet(seen.session.view)
+    assert written.count("whyformer.") == 1  # one call
+    exec(written, found)
+    made = [found["e"]] if "e" in found else found["found"].explanations
+    assert len(made) == len(seen.session.results)
+    for mine, shown in zip(made, seen.session.results, strict=True):
         np.testing.assert_array_equal(mine.scores.numpy(), shown.scores.numpy())
         assert (mine.method, mine.settings, mine.target.tolist(), mine.target_names) == (shown.method, shown.settings, shown.target.tolist(), shown.target_names)
-    # and the same files: what the page downloads is what the snippet writes
+    # and the same picture: what the page downloads is what is drawn of them with the same look
     name, content = reproduce.download(seen.session, "png")
     assert name.endswith(".png")
-    with open("explanation.png", "rb") as written:
-        assert written.read() == content
+    look = seen.session.view.look if seen.session.view.source.kind == "image" else {}
+    assert content == encode(figure(made, **look))
 
 
 def test_the_command_lines_give_the_same_scores(seen):

@@ -221,7 +221,7 @@ def test_injected_markup_is_text(visitor):
 
 
 def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
-    says, classes, form, _ = visitor.handlers.look(visitor.session, *visitor.entered("digits_37.png"))
+    *_, (says, classes, form, _) = visitor.handlers.look(visitor.session, *visitor.entered("digits_37.png"))
     assert says.count("<li>") == 5
     assert len(classes["choices"]) == 10
     assert [index for _, index in classes["choices"]][:2] == ["#3", "#7"]

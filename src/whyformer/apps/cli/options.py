@@ -71,19 +71,22 @@ class Drawing(Common):
 
 
 def command(function: Callable[[Any], None]) -> Callable[..., None]:
-    """A function of one group of options as typer reads it: a parameter for each, the command's own first."""
+    """A function of one group of options as typer reads it: a parameter for each, the command's own first.
+
+    A group that ``resumes`` is of a command that, given again, goes on where it was interrupted.
+    """
     group = get_type_hints(function)["asked"]
     hints, parameters = get_type_hints(group), []
     defaults = {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
     for part in group.__mro__:
-        for name in inspect.get_annotations(part):
+        for name in (n for n in inspect.get_annotations(part) if n in defaults):
             made = Annotated[hints[name], _described(**WORDS[part.__name__][name])]  # type: ignore[valid-type]
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=made))
     parameters.sort(key=lambda p: p.name == "more")  # an argument that takes all that is left comes last
 
     def run(**given: Any) -> None:
-        with errors_as_sentences(given["debug"]):
+        with errors_as_sentences(given["debug"], getattr(group, "resumes", False)):
             function(group(**given))
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import typer
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
+from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
 
 
 @dataclass(kw_only=True)
 class Benchmark(opt.Common):
+    resumes: ClassVar[bool] = True
     name: str
     model: str
     data: str | None = None
@@ -53,7 +56,8 @@ def benchmark(asked: Benchmark) -> None:
     tell(asked, facts, outcome.report.markdown())
     remark(asked, f"wrote {', '.join(files)}")
     if unscored:
-        remark(asked, f"{unscored} explanations have no figures (see 'Samples without figures')")
+        have = "explanation has" if unscored == 1 else "explanations have"
+        remark(asked, f"{unscored:,} {have} no figures (see 'Samples without figures')")
         raise typer.Exit(INCOMPLETE)
 
 
@@ -73,8 +77,10 @@ def report(asked: Report) -> None:
 
         made = write_report(asked.sources, asked.out, title=asked.title, track=bars.track)
     facts = {k: v for k, v in asdict(made).items() if k != "path"}
-    others = f"; {len(made.skipped)} files left out, see its end" if made.skipped else ""
-    said = f"{made.explanations} maps of {made.inputs} inputs, {made.benchmarks} benchmarks{others}"
+    counts = ((made.explanations, "map"), (made.inputs, "input"), (made.benchmarks, "benchmark"))
+    maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
+    others = f"; {amount(len(made.skipped), 'file')} left out, see its end" if made.skipped else ""
+    said = f"{maps} of {inputs}, {benchmarks}{others}"
     tell(asked, record("report", **facts), f"{said} ({made.bytes / 1e6:.1f} MB)", [made.path])
     damaged = [s for s in made.skipped if s.damaged]
     for one in damaged:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
+from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
 
 
 @dataclass(kw_only=True)
 class Run(opt.Common):
+    resumes: ClassVar[bool] = True
     job: Path | None = None
     input: str | None = None
     model: str | None = None
@@ -64,7 +66,7 @@ def run(asked: Run) -> None:
             from whyformer.jobs.engines import run_job
         maps = run_job(job, track=bars.track, say=lambda text: remark(asked, text))
     facts = {name: maps.manifest[name] for name in ("rows", "written", "failed", "complete")}
-    said = f"{facts['written']:,} explanations of {facts['rows']:,} rows are in {maps.path}"
+    said = f"{amount(facts['written'], 'explanation')} of {amount(facts['rows'], 'row')} in {maps.path}"
     tell(asked, record("run", out=str(maps.path), **facts), said)
     if facts["failed"]:
         remark(asked, f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
@@ -73,7 +75,7 @@ def run(asked: Run) -> None:
 
 def _given(asked: Run) -> dict[str, Any]:
     """The options that were given, as keys of a job."""
-    own = {k: getattr(asked, k) for k in Run.__annotations__ if k not in ("job", "dry_run")}
+    own = {k: getattr(asked, k) for k in Run.__annotations__ if k not in ("resumes", "job", "dry_run")}
     given = {k: v for k, v in own.items() if v is not None and v is not False}
     if asked.methods is not None:
         given["methods"] = tuple(_method(one) for one in asked.methods.split(",") if one.strip())

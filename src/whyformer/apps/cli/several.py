@@ -14,6 +14,7 @@ import typer
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import INCOMPLETE, one_line, remark
 from whyformer.errors import InputError, WhyformerError
+from whyformer.explanation.counts import amount
 
 if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
@@ -65,5 +66,5 @@ def each_of(names: Sequence[str], asked: Any, work: Callable[[Any, Argument, dic
             failed += 1
             remark(asked, f"left out: {name}: {one_line(error)}")
     if failed:
-        remark(asked, f"{failed} of {len(names)} inputs are left out")
+        remark(asked, f"{failed} of {amount(len(names), 'input')} left out")
         raise typer.Exit(INCOMPLETE)

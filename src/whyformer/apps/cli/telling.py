@@ -33,8 +33,11 @@ method failed, or a map was constant or NaN), or files of a report that cannot b
 
 
 @contextmanager
-def errors_as_sentences(debug: bool) -> Iterator[None]:
-    """Status 2 and one sentence for what the user can mend, 1 for a bug; third-party chatter is for --debug."""
+def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
+    """Status 2 and one sentence for what the user can mend, 1 for a bug; third-party chatter is for --debug.
+
+    ``resumes``: the command, given again, goes on where it was interrupted.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -52,7 +55,8 @@ def errors_as_sentences(debug: bool) -> Iterator[None]:
             raise
         message = one_line(error)
     except KeyboardInterrupt:
-        status, message = 130, "interrupted"
+        typer.echo(f"interrupted{'; the same command goes on where this one stopped' if resumes else ''}", err=True)
+        raise typer.Exit(130) from None
     except (typer.Exit, typer.Abort, BrokenPipeError):  # the last: who read this has gone; typer ends quietly
         raise
     except Exception as error:

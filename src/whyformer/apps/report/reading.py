@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, read_table
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
+from whyformer.explanation.counts import amount
 from whyformer.explanation.result import Explanation
 from whyformer.show.layout import laid_out
 
@@ -24,6 +26,11 @@ Track = Callable[..., Iterable[Any]]
 _MOST_BYTES = 256 * 2**20
 _BESIDES = {".png", ".svg", ".pdf", ".html", ".json"}
 """What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
+_MARKS = (
+    b"Software\0whyformer", b"<dc:title>whyformer</dc:title>", b"/Creator (whyformer)",
+    b'name="generator" content="whyformer',
+)  # fmt: skip
+"""What they write into these, so that one is known by itself."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,12 @@ class Skipped:
 
 @dataclass
 class Contents:
-    """Everything that was found, in the order of the files' names."""
+    """All that was found, in the order of the files' names; ``drawn``: how many drawings of ours, without scores."""
 
     saved: list[Saved] = field(default_factory=list)
     benchmarks: list[Benchmark] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    drawn: int = 0
 
 
 class _NotOurs(Exception):  # noqa: N818
@@ -82,7 +90,10 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
                 continue
             _read(path, name, contents)
         except _NotOurs as error:
-            contents.skipped.append(Skipped(name, str(error)))
+            if _drawn_by_us(path):
+                contents.drawn += 1
+            else:
+                contents.skipped.append(Skipped(name, str(error)))
         except WhyformerError as error:
             contents.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
         except OSError as error:
@@ -142,6 +153,18 @@ def _read(path: Path, name: str, contents: Contents) -> None:
         raise _NotOurs("another kind of file")
 
 
+def _drawn_by_us(path: Path) -> bool:
+    """Whether a picture or a page says that it is one of ours: what was drawn is no source of a report."""
+    if path.suffix not in _BESIDES or not path.is_file():
+        return False
+    with suppress(OSError), path.open("rb") as file:
+        ends = file.read(2**16)
+        file.seek(max(0, path.stat().st_size - 2**16))
+        ends += file.read()
+        return any(mark in ends for mark in _MARKS)
+    return False
+
+
 def _saved(path: Path, name: str) -> list[Saved]:
     """What :meth:`Explanation.save` wrote."""
     try:
@@ -199,5 +222,12 @@ def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     damaged = [s for s in contents.skipped if s.damaged]
     if damaged:
         return InputError(f"nothing in {where} can be read; {damaged[0].file}: {damaged[0].why}")
-    others = f"{len(contents.skipped)} files of other kinds are there" if contents.skipped else "it is empty"
+    if contents.drawn:
+        drawn = f"{amount(contents.drawn, 'drawing')} of whyformer"
+        return InputError(
+            f"there is nothing to report in {where}: {drawn} without scores; a report is made of {wanted}: "
+            "explain again with --format png,json"
+        )
+    count = len(contents.skipped)
+    others = f"{amount(count, 'file')} of other kinds {'is' if count == 1 else 'are'} there" if count else "it is empty"
     return InputError(f"there is nothing to report in {where}: a report is made of {wanted}, and {others}")

@@ -6,7 +6,9 @@ from typing import Any
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.handlers import Asked, Handlers, Told, sentences
+from whyformer.apps.web.asking import Asked
+from whyformer.apps.web.handlers import Handlers
+from whyformer.apps.web.telling import Told, sentences
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.evaluate.trust import warnings

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import logging
 import time
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,92 +15,25 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps import DEFAULT_MODEL
-from whyformer.apps.web import controls, maps, reproduce, work
+from whyformer.apps.web import address, controls, examples, maps, reproduce, work
+from whyformer.apps.web.asking import Asked, look_of
 from whyformer.apps.web.limits import Catalogue, Limits
-from whyformer.apps.web.work import Session, Stopped, View
+from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
+from whyformer.apps.web.work import Session, View
 from whyformer.comparing import Refusal
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError
 from whyformer.evaluate.trust import Trust
+from whyformer.explanation.counts import amount
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.argument import sentence as as_argument
 from whyformer.methods import find, methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
-from whyformer.show.html import render
 from whyformer.targets import class_index
 
-_LOG = logging.getLogger("whyformer.web")
 FIRST = ("auto",)
-CANCELLED = "Cancelled."
-RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended")
+RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
 """The parts of the page that an explanation fills, in the order of its outputs."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the visitor has entered: the values of the page's controls, in their order there."""
-
-    kind: str
-    picture: str | None
-    sentence: str
-    model: str
-    methods: list[str]
-    classes: list[str]
-    truncate: bool
-    look: dict[str, Any]
-    settings: Any = ""
-
-    @classmethod
-    def read(cls, entered: Sequence[Any]) -> Asked:
-        """From what a browser sent, which may be anything."""
-        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, settings = entered
-        if kind not in DEFAULT_MODEL:
-            raise InputError("choose a picture or a sentence")
-        path = picture.get("path") if isinstance(picture, dict) else None
-        names, wanted = (
-            # a number that came as a number is an index, whatever the classes are called
-            [f"#{v}" if isinstance(v, int) else str(v) for v in c] if isinstance(c, list) else []
-            for c in (methods, classes)
-        )
-        return cls(
-            kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
-            look_of(style, opacity, keep), settings,
-        )  # fmt: skip
-
-
-class Told(gr.Error):  # type: ignore[misc]
-    """Work ended with something to tell the visitor, or the program that asked."""
-
-    def __str__(self) -> str:
-        return str(self.message)
-
-
-@contextmanager
-def sentences() -> Iterator[None]:
-    """Turn what goes wrong into :class:`Told`: the library's own words, or one sentence while the log has the rest."""
-    try:
-        yield
-    except WhyformerError as error:
-        raise Told(" ".join(str(error).split())) from error
-    except Stopped as error:
-        raise Told(CANCELLED) from error
-    except (Told, GeneratorExit):
-        raise
-    except Exception as error:
-        _LOG.exception("the page failed")
-        raise Told(
-            f"Something went wrong inside whyformer ({type(error).__name__}); the log of the server says more."
-        ) from error
-
-
-def status(words: str, *, error: bool = False) -> str:
-    """A line for people and screen readers."""
-    return piece("error" if error else "status", words=words)
-
-
-def piece(name: str, **facts: Any) -> str:
-    """A small piece of the page."""
-    return render("web/pieces.html", piece=name, **facts)
 
 
 @dataclass(frozen=True)
@@ -156,22 +88,34 @@ class Handlers:
     # -- controls ------------------------------------------------------------------------------------------------
     def switch(self, kind: str) -> tuple[Any, ...]:
         """Picture or sentence: the field, the model and the methods that go with it."""
-        image = kind == "image"
         return (
-            gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image), DEFAULT_MODEL[kind],
-            gr.update(choices=offered(kind)), gr.update(choices=[], value=[]), "",
+            *fields_of(kind), DEFAULT_MODEL[kind], gr.update(choices=offered(kind)), gr.update(choices=[], value=[]),
+            "", examples.offered(kind),
         )  # fmt: skip
 
-    def look(self, session: Session, *entered: Any) -> tuple[Any, ...]:
-        """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form."""
+    def example(self, kind: str, number: Any) -> tuple[Any, Any]:
+        """The picture, or the sentence, of an example that was clicked."""
+        if kind == "image":
+            place = examples.put(number, self.uploads)
+            return (gr.skip() if place is None else str(place)), gr.skip()
+        return gr.skip(), examples.sentence(number) or gr.skip()
+
+    def look(self, session: Session, *entered: Any) -> Iterator[tuple[Any, ...]]:
+        """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
+        before it, that the model is being loaded."""
+        nothing = "", gr.update(choices=[], value=[]), gr.skip()
         try:
             with sentences():
                 asked = Asked.read(entered)
                 if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
-                    return "", gr.update(choices=[], value=[]), gr.skip(), ""
+                    yield *nothing, ""
+                    return
+                if not self.catalogue.has(asked.model):
+                    yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
                 _, _, prediction = self.ready(session, asked)
         except Told as told:
-            return "", gr.update(choices=[], value=[]), gr.skip(), status(str(told), error=True)
+            yield *nothing, status(str(told), error=True)
+            return
         # the five likeliest classes first, with their probabilities, then all others by number
         best = {i: f"{name} ({100 * share:.1f} %)" for i, name, share in prediction.top()}
         rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
@@ -179,7 +123,12 @@ class Handlers:
         kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
         says = piece("classes", classes=prediction.top())
-        return says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
+        yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
+
+    def loading(self, asked: Asked) -> str:
+        """That a model is being loaded, which may take a while."""
+        self.catalogue.place(asked.model)
+        return status(f"Loading {asked.model} …", busy=True)
 
     def settings(self, session: Session, *entered: Any) -> str:
         """The form of the methods now chosen, with what was set before."""
@@ -202,19 +151,22 @@ class Handlers:
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
-                yield _shown(status=status("Reading the input …"))
-                loaded, view = self.full_view(session, Asked.read(entered))
+                asked = Asked.read(entered)
+                known = self.catalogue.has(asked.model)
+                yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
+                loaded, view = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
                     refused.append(found) if isinstance(found, Refusal) else results.append(found)
                     drawn = maps.board(session, results, refused, view.look)
-                    yield _shown(status=status(f"{len(results)} of {total} maps …"), board=drawn)
+                    yield _shown(status=status(f"{len(results)} of {amount(total, 'map')} …", busy=True), board=drawn)
                 if not results:
                     raise Told("No method gave a map; the list says why.")
-                session.view, session.results = view, results
-                done = f"{len(results)} map{'' if len(results) == 1 else 's'} in {time.monotonic() - began:.1f} s"
+                session.asked, session.view, session.results = asked, view, results
+                done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 yield _shown(
-                    status=status(f"{done}; measuring how faithful they are …"), trust="", code=recipe(view),
+                    status=status(f"{done}; measuring how faithful they are …", busy=True), trust="", code=recipe(view),
+                    address=self.address(session),
                     attended="", more=gr.update(visible=True), looks=gr.update(visible=view.source.kind == "image"),
                     block=gr.update(visible=False, value="mean"),
                 )  # fmt: skip
@@ -222,7 +174,8 @@ class Handlers:
                 for i, (e, figures) in enumerate(work.judge(session, loaded, view, list(results), track)):
                     judged.append((e, figures))
                     results[i] = figures.noted_in(e) if isinstance(figures, Trust) else e
-                    yield _shown(status=status(f"{done}; {len(judged)} measured …"), trust=maps.trusted(judged))
+                    so_far = status(f"{done}; {len(judged)} measured …", busy=True)
+                    yield _shown(status=so_far, trust=maps.trusted(judged))
                 drawn = maps.board(session, results, refused, view.look)  # with what was measured beside each map
                 yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."), board=drawn)
         except Told as told:
@@ -235,12 +188,19 @@ class Handlers:
             return
         yield from self.explain(session, *entered, progress=progress)
 
-    def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any]:
+    def address(self, session: Session) -> str:
+        """What stands behind the # of the page's address."""
+        assert session.view is not None
+        return address.written(session.asked, dict(session.view.methods), self.uploads)
+
+    def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any, Any]:
         """The same maps with another look: nothing is computed again."""
         if session.view is None or session.view.source.kind == "text":
-            return gr.skip(), gr.skip()
+            return gr.skip(), gr.skip(), gr.skip()
         session.view = replace(session.view, look=look_of(style, opacity, keep))
-        return maps.board(session, session.results, (), session.view.look), recipe(session.view)
+        session.asked = replace(session.asked, look=session.view.look)
+        drawn = maps.board(session, session.results, (), session.view.look)
+        return drawn, recipe(session.view), self.address(session)
 
     def word(self, session: Session, number: int, block: str | None) -> tuple[Any, Any]:
         """What a word attends to, and the blocks to choose from."""
@@ -270,12 +230,10 @@ class Handlers:
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
 
-def look_of(style: Any, opacity: Any, keep: Any) -> dict[str, Any]:
-    """Options of :class:`whyformer.show.look.Look` from three controls, which may hold anything."""
-    if style == "kept" and isinstance(keep, int | float):
-        return {"keep": min(1.0, max(0.01, float(keep)))}
-    look = {"opacity": min(1.0, max(0.0, float(opacity)))} if isinstance(opacity, int | float) else {}
-    return look | ({"contours": 4} if style == "contours" else {})
+def fields_of(kind: str) -> tuple[Any, ...]:
+    """Updates that show the fields of one kind of input: picture, sentence, whether to cut off."""
+    image = kind == "image"
+    return gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image)
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------

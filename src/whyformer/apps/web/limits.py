@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,8 @@ class Catalogue:
                 name = f"folder:{re.sub(r'[^A-Za-z0-9_.-]+', '_', found.name)}"
                 again = sum(n == name or n.startswith(name + "#") for n in self.folders)
                 self.folders[f"{name}#{again + 1}" if again else name] = found
-        self._loaded = lru_cache(maxsize=keep)(load)
+        self.keep = keep
+        self._loaded: dict[str, Loaded] = {}
         self._lock = threading.Lock()
 
     def names(self) -> list[str]:
@@ -128,12 +129,22 @@ class Catalogue:
             raise InputError(f"this page takes only the models it was started with: {', '.join(self.names())}")
         return hub_id(name)
 
+    def has(self, name: str) -> bool:
+        """Whether that model is loaded already."""
+        with suppress(WhyformerError):
+            return self.place(name) in self._loaded
+        return False
+
     def load(self, name: str) -> Loaded:
         """The model of that name, loaded if it is not there yet; shared by all sessions, which leave it as it is."""
         place = self.place(name)
         try:
             with self._lock:
-                return self._loaded(place)
+                found = self._loaded.pop(place, None) or load(place)
+                self._loaded[place] = found  # the youngest is the last
+                while len(self._loaded) > self.keep:
+                    self._loaded.pop(next(iter(self._loaded)))
+                return found
         except LoadError as error:
             raise LoadError(str(error).replace(place, name.strip())) from error
 

@@ -39,15 +39,14 @@ def board(
 
 
 def _original(e: Explanation) -> dict[str, Any] | None:
-    """The picture, small, and the place of a frame around what the model saw of it."""
-    shown = painting.base(e)
-    if shown is None:
+    """The picture, small, and the place of a frame around what the model saw of it; None where that is all of it."""
+    shown, shares = painting.base(e), _seen(e)
+    if shown is None or shares == (0, 0, 1, 1):
         return None
     small = shown.convert("RGB")
     small.thumbnail((PIXELS // 2, PIXELS // 2), reducing_gap=2.0)
-    shares = _seen(e)
     place = ";".join(f"{k}:{100 * s:.2f}%" for k, s in zip(("left", "top", "width", "height"), shares, strict=True))
-    return {"source": _uri(small), "frame": None if shares == (0, 0, 1, 1) else place}
+    return {"source": _uri(small), "frame": place}
 
 
 def _seen(e: Explanation) -> tuple[float, float, float, float]:
@@ -62,12 +61,14 @@ def _readable(session: Session, e: Explanation, look: Mapping[str, Any]) -> dict
     """The drawn map, and the values of its cells for the page's script."""
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid or values.shape
+    high, wide = painting.drawn_size(e, 0, PIXELS)
     # the scores themselves are the key: a map drawn once is the same for whoever asks in this session
     key = json.dumps(["drawn", hashlib.sha256(values.tobytes()).hexdigest(), e.level, e.grid, dict(look)])
     return {
         "source": session.once(key, lambda: _uri(painting.overlay(e, longest=PIXELS, **look))),
         "scores": Markup(base64.b64encode(values.tobytes()).decode()),
         "box": ",".join(f"{share:.6f}" for share in _seen(e)),
+        "aspect": f"{wide / high:.4f}",
         "rows": rows,
         "columns": columns,
     }

@@ -10,9 +10,12 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps import DEFAULT_MODEL
-from whyformer.apps.web import controls
+from whyformer.apps.web import controls, examples
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered, piece
+from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered
+from whyformer.apps.web.restoring import PARTS, restore
+from whyformer.apps.web.telling import piece
+from whyformer.apps.web.telling import status as say
 from whyformer.apps.web.work import Session
 from whyformer.show.html import asset
 
@@ -40,19 +43,20 @@ def build(handlers: Handlers) -> gr.Blocks:
         hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
             with _part("ask"):
-                kind, picture, sentence = map(_part, ("kind", "picture", "sentence"))
-                truncate, says = _part("truncate"), _part("says")
+                kind, picture, sentence, truncate = map(_part, ("kind", "picture", "sentence", "truncate"))
+                tries = _part("examples", value=examples.offered("image"))
+                with gr.Row(elem_classes="wf-go"):
+                    go, cancel = _part("explain"), _part("cancel")
+                status = _part("status", value=say("Choose an input, or try an example."))
+                waiting, says = _part("progress"), _part("says")
                 about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if hub else "")
                 named = {"choices": handlers.catalogue.names(), "value": DEFAULT_MODEL["image"], "info": about}
                 model = _part("model", allow_custom_value=hub, **named)
                 chosen = _part("methods", choices=offered("image"), value=list(FIRST))
                 classes = _part("classes")
-                with _part("settings"):
+                with _part("settings") as settings:
                     form = _part("form", value=controls.form(FIRST, {}, 0))
                 slot = _part("slot")
-                with gr.Row():
-                    go, cancel = _part("explain"), _part("cancel")
-                status = _part("status", value=piece("status", words="Choose an input."))
             with _part("answer"):
                 board = _part("board", value=piece("empty", words="The maps appear here."))
                 with _part("looks") as looks:
@@ -65,12 +69,15 @@ def build(handlers: Handlers) -> gr.Blocks:
                     with gr.Row():
                         saves = {k: gr.Button(k.upper(), elem_id=f"wf-save-{k}", size="sm") for k in KINDS}
                     code = _part("code")
-        file, number = _part("file"), _part("number")
+        file, number, place = _part("file"), _part("number"), _part("address")
 
         entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep, slot]
         parts = {
             "status": status, "board": board, "trust": trust, "code": code, "more": more, "looks": looks,
-            "block": block, "attended": attended,
+            "block": block, "attended": attended, "address": place, "kind": kind, "picture": picture,
+            "sentence": sentence, "model": model, "methods": chosen, "classes": classes, "truncate": truncate,
+            "style": style, "opacity": opacity, "keep": keep, "says": says, "form": form, "examples": tries,
+            "settings": settings,
         }  # fmt: skip
         results = [parts[name] for name in RESULTS]
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
@@ -78,16 +85,22 @@ def build(handlers: Handlers) -> gr.Blocks:
         working = {"concurrency_id": "model", "concurrency_limit": 1, "preprocess": False, **quiet}
         light = {"concurrency_limit": None, **quiet}  # in the queue like all else: the gate refuses what goes beside it
 
-        fields = [picture, sentence, truncate, model, chosen, classes, says]
+        shown = {**working, "show_progress": "minimal", "show_progress_on": waiting}
+        fields = [picture, sentence, truncate, model, chosen, classes, says, tries]
         kind.input(handlers.switch, kind, fields, **light).then(
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
         for event in (picture.upload, picture.clear, sentence.blur, model.input, truncate.input):
-            event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **working)
-        chosen.change(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
+            event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
+        chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
-        shown = {**working, "show_progress": "minimal", "show_progress_on": status}
+        def tried(kind: str, event: gr.EventData) -> tuple[Any, Any]:
+            return handlers.example(kind, event.example)
+
+        tries.click(tried, kind, [picture, sentence], **light).then(
+            handlers.look, entered, seen, js=_WITH_FORM, **shown
+        )
 
         def show_maps(
             request: gr.Request, mine: Session, *given: Any,
@@ -107,7 +120,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         cancel.click(handlers.stop, session, status, cancels=running, **light)
         drawing = [session, style, opacity, keep]
         for event in (style.input, opacity.release, keep.release):
-            event(handlers.redraw, drawing, [board, code], trigger_mode="always_last", preprocess=False, **quiet)
+            event(handlers.redraw, drawing, [board, code, place], trigger_mode="always_last", preprocess=False, **quiet)
         style.input(
             lambda chosen: (gr.update(visible=chosen != "kept"), gr.update(visible=chosen == "kept")),
             style, [opacity, keep], **light,
@@ -121,6 +134,17 @@ def build(handlers: Handlers) -> gr.Blocks:
         for name, button in saves.items():
             make = partial(handlers.download, kind=name)
             button.click(make, session, file, **light).then(None, file, None, js=_SAVE)
+        place.change(None, place, None, js="(view) => window.whyformerAddress(view)")
+
+        def show_again(
+            request: gr.Request, mine: Session, fragment: Any,
+            progress: gr.Progress = gr.Progress(),  # noqa: B008
+        ) -> Any:  # fmt: skip
+            handlers.visitors[str(request.session_hash)] = mine
+            yield from restore(handlers, mine, fragment, progress)
+
+        shown_again = [parts[name] for name in PARTS]
+        page.load(show_again, [session, slot], shown_again, js="(mine) => [mine, location.hash]", **shown)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 

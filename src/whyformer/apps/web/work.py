@@ -91,6 +91,7 @@ class Session:
         """Everything that was made for this visitor."""
         self.made: dict[str, Any] = {}
         self.sizes: dict[str, dict[int, int]] = {}
+        self.asked: Any = None  # what the view was made of, as it was entered
         self.view: View | None = None
         self.results: list[Explanation] = []
         self.used = time.monotonic()

@@ -157,4 +157,54 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     return [];
   };
+
+  // where the maps stand below the controls, as on a phone, the first of them comes into sight
+  let asked = false;
+  document.addEventListener("click", (event) => (asked ||= !!close("#wf-explain", event.target)));
+  new MutationObserver(() => {
+    const board = document.querySelector("#wf-board");
+    if (!asked || !board?.querySelector(".wf-map, .wf-word")) return;
+    asked = false;
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (board.getBoundingClientRect().top > innerHeight * 0.7) board.scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+  }).observe(document, { childList: true, subtree: true });
+
+  // behind the # of the address, so that a reload shows the view again; no server is sent it
+  window.whyformerAddress = (view) => {
+    if (view) history.replaceState(null, "", `#${view}`);
+    return [];
+  };
+
+  // when the server goes, the page says so; one that was started again knows nothing of this page
+  const ask = () => fetch("gradio_api/app_id", { cache: "no-store" }).then((answer) => answer.json()).then((found) => found.app_id);
+  let server = null, missed = 0;
+  const say = (words, again) => {
+    let line = document.querySelector(".wf-gone");
+    if (!words) return line?.remove();
+    if (!line) {
+      line = document.body.appendChild(document.createElement("p"));
+      line.className = "wf-gone";
+      line.setAttribute("role", "alert");
+    }
+    if (line.dataset.words === words) return;
+    line.dataset.words = line.textContent = words;
+    if (again) {
+      const link = line.appendChild(document.createElement("a"));
+      link.href = "";
+      link.textContent = "Reload the page.";
+      link.addEventListener("click", (event) => (event.preventDefault(), location.reload()));
+    }
+  };
+  const watch = async () => {
+    try {
+      const found = await ask();
+      server ??= found;
+      missed = 0;
+      say(found === server ? "" : "The server was started again and has forgotten this page. ", found !== server);
+    } catch {
+      if (++missed > 1) say("The server of this page is gone: what is shown stays, nothing new can be asked.", false);
+    }
+    setTimeout(watch, 3000);
+  };
+  watch();
 })();

@@ -1,0 +1,65 @@
+"""The view in the page's address (behind its #, which no server is sent): what a reload or a bookmark shows again."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps.web.limits import uploaded
+from whyformer.errors import InputError
+from whyformer.show.look import OPACITY
+
+CONTROLS = ("kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep")
+"""The controls that an address fills, in the order in which handlers take them; after them come the settings."""
+
+
+def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
+    """What was asked for (:class:`~whyformer.apps.web.handlers.Asked`), and the settings that differ from the
+    defaults, as a fragment; of a picture it names the place among the uploads."""
+    facts: dict[str, Any] = {"kind": asked.kind}
+    if asked.kind == "image":
+        facts["picture"] = Path(asked.picture).resolve().relative_to(uploads.resolve()).as_posix()
+        facts |= {"style": "kept" if "keep" in asked.look else "contours" if "contours" in asked.look else "colours"}
+        facts |= {name: asked.look[name] for name in ("opacity", "keep") if name in asked.look}
+    else:
+        facts |= {"sentence": asked.sentence} | ({"truncate": 1} if asked.truncate else {})
+    facts |= {"model": asked.model, "methods": ",".join(asked.methods), "classes": ",".join(asked.classes)}
+    given = {method: own for method, own in settings.items() if own}
+    return urlencode(facts | ({"settings": json.dumps(given)} if given else {}))
+
+
+def read(fragment: Any, uploads: Path) -> list[Any] | None:
+    """Values of :data:`CONTROLS` and the settings, as the page's controls would hold them; None where nothing is said.
+
+    Raises:
+        InputError: the picture is no longer among the uploads.
+    """
+    if not isinstance(fragment, str):
+        return None
+    facts = {key: values[-1] for key, values in parse_qs(fragment.removeprefix("#")).items()}
+    kind = facts.get("kind")
+    if kind not in ("image", "text"):
+        return None
+    picture = None
+    if kind == "image":
+        try:
+            picture = {"path": str(uploaded(uploads / facts.get("picture", ""), uploads))}
+        except InputError as error:
+            raise InputError("the picture of that view is no longer here: drop it again") from error
+    names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
+    style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
+    return [
+        kind, picture, facts.get("sentence", ""), facts.get("model", DEFAULT_MODEL[kind]), names, classes,
+        "truncate" in facts, style, _share(facts.get("opacity"), OPACITY), _share(facts.get("keep"), 0.2),
+        facts.get("settings", "{}"),
+    ]  # fmt: skip
+
+
+def _share(given: str | None, default: float) -> float:
+    with suppress(ValueError):
+        return min(1.0, max(0.0, float(given or "")))
+    return default

@@ -1,0 +1,71 @@
+"""Ctrl-C: one line, status 130, and work that can be resumed says so, and is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from whyformer.apps.cli import app
+
+ROOT = Path(__file__).parents[3]
+RESUMES = "interrupted; the same command goes on where this one stopped\n"
+
+
+def interrupted(*args: object, **kwargs: object) -> None:
+    raise KeyboardInterrupt
+
+
+COMMANDS = {
+    "whyformer.inputs.argument.read_argument": (["explain", "A film."], "interrupted\n"),
+    "whyformer.benchmarks.runner.run_benchmark": (["benchmark", "segmentation", "--model", "bundled:digits"], RESUMES),
+    "whyformer.jobs.engines.run_job": (["run", "--input", "a.csv", "--model", "bundled:sst2", "--out", "o"], RESUMES),
+}
+
+
+@pytest.mark.parametrize("place", COMMANDS)
+def test_one_line_and_its_status(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words, said = COMMANDS[place]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("text\nA film.\n")
+    monkeypatch.setattr(place, interrupted)
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, result.stderr, result.stdout) == (130, said, "")
+
+
+WORK = {
+    "explain": (["explain", "pictures", "--method", "occlusion", "--setting", "stride=1"], "out/*.png", "interrupted\n"),
+    "benchmark": (["benchmark", "perturbation", "--model", "bundled:digits", "--data", "scenes:400", "--method", "rollout"], "out/records.jsonl", RESUMES),
+    "run": (["run", "--input", "pictures", "--model", "bundled:digits", "--method", "occlusion", "--rows-per-part", "2", "--batch-size", "1"], "out/*.parquet", RESUMES),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORK)
+def test_a_real_interrupt(name: str, tmp_path: Path) -> None:
+    words, begun, said = WORK[name]
+    (tmp_path / "pictures").mkdir()
+    source = (ROOT / "examples" / "pictures" / "digits_37.png").read_bytes()
+    for i in range(60):
+        (tmp_path / "pictures" / f"{i}.png").write_bytes(source)
+    line = [sys.executable, "-c", "from whyformer.apps.cli import main; main()", *words, "--out", "out"]
+    # without the tests' own torchvision, which only imports with their help
+    place = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(line, cwd=tmp_path, env=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(600):
+        if any(path.stat().st_size for path in tmp_path.glob(begun)) or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.endswith(said)
+    assert "Traceback" not in err
+    assert out == ""
