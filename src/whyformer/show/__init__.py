@@ -6,6 +6,7 @@ from whyformer.show.film import film
 from whyformer.show.gallery import gallery
 from whyformer.show.generated import generated
 from whyformer.show.html import fragment, page
+from whyformer.show.html.heads import heads
 from whyformer.show.look import Look
 from whyformer.show.painting import overlay
 from whyformer.show.paper import encode
@@ -20,6 +21,7 @@ __all__ = [
     "fragment",
     "gallery",
     "generated",
+    "heads",
     "matrix",
     "overlay",
     "page",

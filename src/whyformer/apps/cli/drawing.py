@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whyformer.apps.cli import options as opt
@@ -36,26 +35,36 @@ def attention(asked: Attention) -> None:
     """Draw the attention maps inside a model: each block, each head, or the matrix of tokens."""
     from whyformer.inputs.argument import read_argument
 
-    formats, look = opt.chosen_formats(asked.format, _FIGURES), asked.look()
+    formats, look = opt.chosen_formats(asked.format, (*_FIGURES, "html")), asked.look()
     head = int(asked.head) if asked.head.lstrip("-").isdecimal() else asked.head
     if isinstance(head, str) and head not in ("mean", "max", "min"):
         raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
     if asked.target is not None and not asked.gradient:
         raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
     given = read_argument(asked.source)
+    if "html" in formats and given.kind == "image":
+        raise InputError("the page of heads is for text; of a picture --heads draws one map a head")
     with working(asked) as bars:
         work = Work(asked, given, bars, asked.truncate)
         with bars.step("attention"):
             import whyformer
+            from whyformer.show import files, heads
 
             maps = whyformer.attention_maps(
                 work.loaded.model, given.content, work.loaded.processor, target=asked.target, gradient=asked.gradient,
                 truncate=asked.truncate,
             )  # fmt: skip
-            which, drawing = _drawn(maps, asked, head, look)
+            contents = {}
+            if "html" in formats:
+                formats.remove("html")
+                name = files.slug(given.name[:40], "attention", "heads")
+                contents[f"{name}.html"] = heads(maps, title=given.title).encode()
+            which, drawing = _drawn(maps, asked, head, look) if formats or not contents else ("heads", None)
     facts = record("attention", model=work.loaded.name, input=given.title, blocks=maps.blocks, heads=maps.heads,
                    drawn=which)  # fmt: skip
-    tell(asked, facts, which, _written(asked.out, formats, drawing, given.name, "attention", *which.split()))
+    if drawing is not None:
+        contents |= _encoded(formats, drawing, given.name, "attention", *which.split())
+    tell(asked, facts, which, files.write_all(asked.out, contents))
 
 
 def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[str, Any]) -> tuple[str, Figure]:
@@ -120,11 +129,13 @@ def perturb(asked: Perturb) -> None:
     )  # fmt: skip
     lines = [f"probability of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]
     lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]
-    files = _written(asked.out, formats, drawing, given.name, made.method, made.target, "removed")
-    tell(asked, facts, "\n".join(lines), files)
+    from whyformer.show.files import write_all
+
+    contents = _encoded(formats, drawing, given.name, made.method, made.target, "removed")
+    tell(asked, facts, "\n".join(lines), write_all(asked.out, contents))
 
 
-def _written(folder: Path, formats: list[str], drawing: Figure, *name: str) -> list[Path]:
+def _encoded(formats: list[str], drawing: Figure, *name: str) -> dict[str, bytes]:
     from whyformer.show import encode, files
 
-    return files.write_all(folder, {f"{files.slug(*name)}.{kind}": encode(drawing, kind) for kind in formats})
+    return {f"{files.slug(*name)}.{kind}": encode(drawing, kind) for kind in formats}
