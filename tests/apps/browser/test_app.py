@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import threading
 from io import BytesIO
 from pathlib import Path
 
@@ -271,17 +272,26 @@ def test_cancel_ends_long_work(site, visit):
     assert page.locator(".wf-map").count() == 3
 
 
-def test_what_waits_in_the_queue_can_be_cancelled(site, visit):
+def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
     busy, waiting = visit(site), visit(site)
     for page in (busy, waiting):
         drop(page)
         page.get_by_text("The model says").wait_for()
-    pick(busy, "#wf-methods", "occlusion", "vit_cx")
-    busy.get_by_role("button", name="Explain", exact=True).click()
-    says(busy, re.compile("maps …|Reading"))
-    waiting.get_by_role("button", name="Explain", exact=True).click()
-    waiting.get_by_role("button", name="Cancel").click()
-    says(waiting, "Cancelled.")
+    go_on = threading.Event()
+
+    def held_up(*_):
+        go_on.wait(120)
+
+    handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(held_up)
+    try:
+        busy.get_by_role("button", name="Explain", exact=True).click()
+        says(busy, re.compile("maps? …|Reading"))
+        waiting.get_by_role("button", name="Explain", exact=True).click()
+        waiting.get_by_role("button", name="Cancel").click()
+        says(waiting, "Cancelled.")
+    finally:
+        go_on.set()
+        handle.remove()
     finished(busy)
     waiting.wait_for_timeout(500)
     assert waiting.locator(".wf-map").count() == 0
@@ -318,8 +328,9 @@ def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
     page = visit(site)
     type_in(page)
     page.get_by_text("The model says").wait_for()
+    pick(page, "#wf-methods", "transformer_attribution")
     page.get_by_role("button", name="Settings").click()
-    page.locator("#wf-settings summary").click()
+    page.locator("#wf-settings summary").last.click()
     page.locator("[data-key=start_layer]").focus()
     page.keyboard.press("ArrowRight")
     explain(page)
@@ -362,11 +373,16 @@ def test_progress_stands_beside_everything(site, visit):
     page.get_by_text("The model says").wait_for()
     pick(page, "#wf-methods", "occlusion", "vit_cx")
     page.get_by_role("button", name="Explain", exact=True).click()
-    page.locator("#wf-progress .progress-bar").wait_for()
-    tracker = page.locator("#wf-progress [data-testid=status-tracker]").bounding_box()
-    for other in ("#wf-status p", "#wf-says h2", "#wf-explain"):
-        area = page.locator(other).bounding_box()
-        assert area["y"] >= tracker["y"] + tracker["height"] or area["y"] + area["height"] <= tracker["y"], other
+    # read at once, for soon it is gone
+    areas = page.wait_for_function("""() => {
+      if (!document.querySelector("#wf-progress .progress-bar")) return null;
+      const seen = ["#wf-progress [data-testid=status-tracker]", "#wf-status p", "#wf-says h2", "#wf-explain"];
+      return seen.map((one) => document.querySelector(one).getBoundingClientRect()).map((r) => [r.top, r.bottom]);
+    }""").json_value()
+    (top, bottom), *others = areas
+    assert bottom > top + 20
+    for above, below in others:
+        assert above >= bottom or below <= top
     finished(page)
     assert not page.locator("#wf-progress").is_visible()
 

@@ -163,12 +163,12 @@ class Handlers:
                 if not results:
                     raise Told("No method gave a map; the list says why.")
                 session.asked, session.view, session.results = asked, view, results
+                seen = {"more": gr.update(visible=True), "looks": gr.update(visible=view.source.kind == "image")}
                 done = f"{amount(len(results), 'map')} in {time.monotonic() - began:.1f} s"
                 yield _shown(
                     status=status(f"{done}; measuring how faithful they are …", busy=True), trust="", code=recipe(view),
                     address=self.address(session),
-                    attended="", more=gr.update(visible=True), looks=gr.update(visible=view.source.kind == "image"),
-                    block=gr.update(visible=False, value="mean"),
+                    attended="", **seen, block=gr.update(visible=False, value="mean"),
                 )  # fmt: skip
                 judged = []
                 for i, (e, figures) in enumerate(work.judge(session, loaded, view, list(results), track)):
@@ -177,7 +177,9 @@ class Handlers:
                     so_far = status(f"{done}; {len(judged)} measured …", busy=True)
                     yield _shown(status=so_far, trust=maps.trusted(judged))
                 drawn = maps.board(session, results, refused, view.look)  # with what was measured beside each map
-                yield _shown(status=status(f"{done}; measured, {time.monotonic() - began:.1f} s in all."), board=drawn)
+                all_of_it = status(f"{done}; measured, {time.monotonic() - began:.1f} s in all.")
+                # said again: what becomes visible while the page itself is still being built is lost
+                yield _shown(status=all_of_it, board=drawn, trust=maps.trusted(judged), code=recipe(view), **seen)
         except Told as told:
             yield _shown(status=status(str(told), error=str(told) != CANCELLED))
 

@@ -26,6 +26,8 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospa
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
 _SAVE = "(file) => window.whyformerSave(file)"
+# once the page stands
+_HASH = "async (mine) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), [mine, location.hash])"
 KINDS = ("png", "html", "json")
 
 
@@ -144,7 +146,7 @@ def build(handlers: Handlers) -> gr.Blocks:
             yield from restore(handlers, mine, fragment, progress)
 
         shown_again = [parts[name] for name in PARTS]
-        page.load(show_again, [session, slot], shown_again, js="(mine) => [mine, location.hash]", **shown)
+        page.load(show_again, [session, slot], shown_again, js=_HASH, **shown)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
 

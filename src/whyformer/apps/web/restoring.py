@@ -48,12 +48,18 @@ def restore(handlers: Handlers, session: Session, fragment: Any, progress: Any =
     shown["classes"] = gr.skip()  # their names are known once the model was asked
     # a folded form would not be there for what is read from it
     shown["settings"] = gr.update(open=True) if any(given.values()) else gr.skip()
-    yield _parts(**shown, form=form, examples=examples.offered(asked.kind))
-    if not handlers.catalogue.has(asked.model) and asked.model not in handlers.catalogue.names():
-        yield _parts(status=status("Press Explain to load the model and see this view."))
-        return
-    for says, classes, form, said in handlers.look(session, *entered):
-        yield _parts(says=says, classes=classes, form=form, status=said)
+    there = handlers.catalogue.has(asked.model)
+    shown |= {"form": form, "examples": examples.offered(asked.kind)}
+    if there:  # all at once: of what comes in quick succession while the page is being built some is lost
+        *_, known = handlers.look(session, *entered)
+        shown |= dict(zip(("says", "classes", "form", "status"), known, strict=True))
+    yield _parts(**shown)
+    if not there:
+        if asked.model not in handlers.catalogue.names():
+            yield _parts(status=status("Press Explain to load the model and see this view."))
+            return
+        for says, classes, form, said in handlers.look(session, *entered):
+            yield _parts(says=says, classes=classes, form=form, status=said)
     for step in handlers.explain(session, *entered, progress=progress):
         yield _parts(**dict(zip(RESULTS, step, strict=True)))
 

@@ -35,9 +35,7 @@ def heads(maps: AttentionMaps, sample: int = 0, title: str = "whyformer") -> str
         InputError: the maps are of pictures, there is no such sample, or they hold more than 8 million numbers.
     """
     if maps.tokens is None:
-        raise InputError(
-            "this page is for text; of pictures draw one map a head: show.panels(maps.each_head())"
-        )
+        raise InputError("this page is for text; of pictures draw one map a head: show.panels(maps.each_head())")
     if not -len(maps.tokens) <= sample < len(maps.tokens):
         raise InputError(f"there is no sample {sample}: the batch has {len(maps.tokens)}, counted from 0")
     names = maps.tokens[sample]
