@@ -85,8 +85,11 @@ def test_the_maps_shown_are_those_of_the_library(visitor, catalogue):
     shown = visitor.explain("digits_37.png", methods=["transformer_attribution", "rollout"], classes=["7"])
     loaded = catalogue.load("bundled:digits")
     picture = open_picture(visitor.handlers.uploads / "digits_37.png")
-    for packed, name in zip(re.findall(r'data-values="([^"]+)"', shown["board"]), ("transformer_attribution", "rollout"), strict=True):
-        e = whyformer.explain(loaded.model, picture, name, 7, loaded.processor)
+    names = ("transformer_attribution", "rollout")
+    together = whyformer.compare(loaded.model, picture, names, [7], loaded.processor).explanations
+    for packed, e, name in zip(re.findall(r'data-values="([^"]+)"', shown["board"]), together, names, strict=True):
+        alone = whyformer.explain(loaded.model, picture, name, 7, loaded.processor)
+        np.testing.assert_allclose(e.scores[0].numpy(), alone.scores[0].numpy(), rtol=1e-4, atol=1e-7)
         np.testing.assert_array_equal(np.frombuffer(base64.b64decode(packed), "<f4"), e.scores[0].numpy())
 
 
