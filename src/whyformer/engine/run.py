@@ -133,8 +133,8 @@ class Recording:
         if reached and not any(reached) and bool(seed.any()):
             raise ModelError(
                 "nothing arrives at the input: the model cuts it off from the target on the way (detach, no_grad, "
-                "rounding, an integer kernel), or all derivatives are 0 (a head of zeros). Remove what cuts it off, "
-                "explain another target, or use occlusion"
+                "rounding, an integer kernel), or all derivatives are 0 (a head of zeros; too small for float16: use "
+                "bfloat16). Remove what cuts it off, explain another target, or use occlusion"
             )
         return [torch.zeros_like(r) if f is None else f for r, f in found]
 
