@@ -27,7 +27,7 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
         ("input_x_gradient", {}),
     ],
     ("language model", "faithful"): [("attnlrp", {}), *_TEXT],
-    ("language model", "localise"): [("attnlrp", {"share": 2 / 3}), ("attnlrp", {}), *_TEXT],
+    ("language model", "localise"): [("attnlrp", {"share": 0.8}), ("attnlrp", {}), *_TEXT],
     ("text", "faithful"): _TEXT,
     ("text", "localise"): _TEXT,
 }
