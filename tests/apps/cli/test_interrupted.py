@@ -68,4 +68,4 @@ def test_a_real_interrupt(name: str, tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert err.endswith(said)
     assert "Traceback" not in err
-    assert out == ""
+    assert out == "" or name == "explain"  # which tells of each input as it is done
