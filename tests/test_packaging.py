@@ -180,7 +180,7 @@ def test_every_dependency_of_the_project_is_pinned_in_the_constraints():
     assert wanted - {"whyformer"} <= pinned
 
 
-@pytest.mark.parametrize("name", ["scripts/demo", "scripts/test", ".ci/run"])
+@pytest.mark.parametrize("name", ["scripts/demo", "scripts/pictures", "scripts/test", ".ci/run"])
 def test_scripts_can_be_run(name):
     path = ROOT / name
     assert path.stat().st_mode & 0o111
