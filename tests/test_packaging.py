@@ -41,7 +41,7 @@ ARROWS = {
     "jobs": RESULTS | {"comparing", "evaluate", "explaining", "inputs", "methods", "models", "show", "targets"},
     "benchmarks": RESULTS | {"explaining", "evaluate", "methods", "models", "inputs", "datasets", "jobs", "targets"},
     "apps": set(),
-    "apps.report": RESULTS | {"show", "methods", "inputs"},
+    "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
     "apps.web": RESULTS | {"apps", "evaluate", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
     "apps.server": RESULTS | {"", "inputs", "jobs", "methods", "models", "show", "targets"},
     "apps.cli": RESULTS

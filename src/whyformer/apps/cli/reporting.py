@@ -69,7 +69,7 @@ class Report(opt.Common):
 
 
 def report(asked: Report) -> None:
-    """Put saved explanations and benchmark results into one HTML file that needs nothing else."""
+    """Put saved explanations, benchmark results and what jobs wrote into one HTML file that needs nothing else."""
     with working(asked) as bars:
         with bars.step("starting"):
             from whyformer.apps.report import write_report
@@ -80,7 +80,8 @@ def report(asked: Report) -> None:
     counts = ((made.explanations, "map"), (made.inputs, "input"), (made.benchmarks, "benchmark"))
     maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
     others = f"; {amount(len(made.skipped), 'file')} left out, see its end" if made.skipped else ""
-    said = f"{maps} of {inputs}, {benchmarks}{others}"
+    jobs = f", {amount(made.jobs, 'data set')}" if made.jobs else ""
+    said = f"{maps} of {inputs}, {benchmarks}{jobs}{others}"
     tell(asked, record("report", **facts), f"{said} ({made.bytes / 1e6:.1f} MB)", [made.path])
     damaged = [s for s in made.skipped if s.damaged]
     for one in damaged:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ _FIGURES = ("measured", "low", "high", "published")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark in HTML, with the names of its model and of the packages that made it where these are stated."""
+    """A benchmark in HTML, with the names of its model and of the packages that made it where these are stated; of kind
+    "data set" and "drift", what a job's folder says."""
 
     html: Markup
     model: str
     versions: str
+    kind: str = "benchmark"
 
 
 def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
@@ -42,17 +45,27 @@ def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
     alone = path.name != "report.json"
     curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
     drawn = curves.read_bytes() if not alone and curves.is_file() else None
+    return rendered(facts, file, drawn, _errors(records) if not alone and records.is_file() else [])
+
+
+def rendered(
+    facts: dict[str, Any], file: str, drawn: bytes | None = None, errors: Sequence[str] = (), kind: str = "benchmark"
+) -> Benchmark:
+    """The facts of a benchmark in its template.
+
+    Raises:
+        LoadError: the values are not those of a benchmark.
+    """
     try:
         model, versions = (str(facts["conventions"].get(key, "")) for key in ("model", "versions"))
         html = render(
             "report/benchmark.html", facts=facts, file=file, model=title(model), kinds=_KINDS, written=_written,
             figures={(f["table"], f["row"], f["column"]): f for f in facts["figures"]},
-            curves=None if drawn is None else drawing(drawn), drawn=drawn is not None,
-            errors=_errors(records) if not alone and records.is_file() else [],
+            curves=None if drawn is None else drawing(drawn), drawn=drawn is not None, errors=errors, kind=kind,
         )  # fmt: skip
     except (TypeError, KeyError, AttributeError, ValueError, TemplateError) as error:
         raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
-    return Benchmark(Markup(html), model, versions)
+    return Benchmark(Markup(html), model, versions, kind)
 
 
 def read_table(path: Path, file: str) -> Benchmark | None:

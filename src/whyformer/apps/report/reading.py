@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, read_table
+from whyformer.apps.report.jobs import MANIFEST, Job, drift, pairs, read_job, summary
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
@@ -63,6 +64,7 @@ class Contents:
 
     saved: list[Saved] = field(default_factory=list)
     benchmarks: list[Benchmark] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     drawn: int = 0
 
@@ -84,9 +86,17 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
     found = list(_files(sources, leave_out))
     contents = Contents()
     ours = {path.parent for path, _ in found if path.name == "report.json" and path.is_file()}
+    work = {path.parent for path, _ in found if path.name == MANIFEST and _is_job(path)}
     for path, name in track(found, "reading", len(found)):
         try:
+            if path.parent in work and path.name != MANIFEST:
+                continue
             if path.parent in ours and path.name in FILES[1:]:
+                continue
+            if path.parent in work:
+                job = read_job(path.parent, str(Path(name).parent) if Path(name).parent.name else path.parent.name)
+                contents.benchmarks.append(summary(job))
+                contents.jobs.append(job)
                 continue
             _read(path, name, contents)
         except _NotOurs as error:
@@ -98,6 +108,7 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
             contents.skipped.append(Skipped(name, str(error).replace(str(path), path.name), damaged=True))
         except OSError as error:
             contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
+    contents.benchmarks += [drift(*pair) for pair in pairs(contents.jobs)]
     shown = {Path(file).with_suffix("") for file in (m.file for m in contents.saved)}
     contents.skipped = [
         s
@@ -105,6 +116,15 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
         if s.damaged or Path(s.file).suffix not in _BESIDES or Path(s.file).with_suffix("") not in shown
     ]
     return contents
+
+
+def _is_job(path: Path) -> bool:
+    """Whether a manifest is that of a job."""
+    try:
+        facts = json.loads(path.read_bytes()) if path.is_file() and path.stat().st_size < _MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(facts, dict) and {"format", "job", "source"} <= facts.keys()
 
 
 def _files(sources: Sequence[Path], leave_out: Path) -> Iterator[tuple[Path, str]]:
@@ -218,7 +238,9 @@ def _json(path: Path) -> Any:
 def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     """The error where there is nothing to report: what was looked for, and what was found instead."""
     where = ", ".join(map(str, sources))
-    wanted = "saved explanations (.safetensors, or .json from --format json) and benchmarks (report.json)"
+    wanted = (
+        "saved explanations (.safetensors, or .json from --format json), benchmarks (report.json) and jobs' folders"
+    )
     damaged = [s for s in contents.skipped if s.damaged]
     if damaged:
         return InputError(f"nothing in {where} can be read; {damaged[0].file}: {damaged[0].why}")

@@ -32,7 +32,7 @@ class Written:
     """A report that was written.
 
     Attributes:
-        bytes: its size. inputs, explanations, benchmarks: what is in it. skipped: files that are not.
+        bytes: its size. inputs, explanations, benchmarks, jobs: what is in it. skipped: files that are not.
     """
 
     path: Path
@@ -40,6 +40,7 @@ class Written:
     inputs: int
     explanations: int
     benchmarks: int
+    jobs: int
     skipped: list[Skipped]
 
 
@@ -54,7 +55,8 @@ def write_report(
 
     Args:
         sources: files and folders (with all below them): explanations as :meth:`whyformer.Explanation.save` or
-            ``whyformer explain --format json`` wrote them, and the folders of ``whyformer benchmark``.
+            ``whyformer explain --format json`` wrote them, the folders of ``whyformer benchmark``, and those of
+            ``whyformer run``: words, mean maps, and what changed between runs over the same input.
         out: the file, ending in ``.html``; it appears whole or not at all.
         title: its heading.
         track: wraps the work in a progress bar.
@@ -76,7 +78,8 @@ def write_report(
     inputs = inputs_of(contents.saved)
     page = _page(contents, inputs, title, track).encode("utf-8", "backslashreplace")
     (path,) = write_all(target.parent, {target.name: page})
-    counts = len(inputs), len(contents.saved), len(contents.benchmarks)
+    alone = sum(one.kind == "benchmark" for one in contents.benchmarks)
+    counts = len(inputs), len(contents.saved), alone, len(contents.jobs)
     return Written(path, len(page), *counts, contents.skipped)
 
 
@@ -101,7 +104,8 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
     """The whole document, drawn one input after the other."""
     script, version = asset("report/page.js"), versions()["whyformer"]
     saved, benchmarks = contents.saved, contents.benchmarks
-    counts = {"input": len(inputs), "map": len(saved), "benchmark": len(benchmarks)}
+    alone = sum(one.kind == "benchmark" for one in benchmarks)
+    counts = {"input": len(inputs), "map": len(saved), "benchmark": alone, "data set": len(contents.jobs)}
     said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
     facts = {
         "explanations": inputs, "benchmarks": benchmarks, "models": models(saved, benchmarks),
@@ -111,7 +115,8 @@ def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track)
     pictures = sum(painting.base(one.first) is not None for one in inputs)
     pictures += sum(painting.drawable(one.e) for one in saved)
     most = room(pictures, len(inputs))
-    names = {"left-out": "Files left out"}
+    together = "Benchmarks and data sets" if alone else "Data sets"
+    names = {"left-out": "Files left out", "benchmarks": together if contents.jobs else "Benchmarks"}
     return render(
         "report/page.html", title=title, version=version, summary=f"{said}.", script=script, inputs=inputs,
         known=METHODS,
