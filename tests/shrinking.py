@@ -1,20 +1,17 @@
-"""Tiny random models of transformers' classes: one function shrinks any configuration, another feeds any model."""
+"""Tiny random models of transformers' classes: one function shrinks any configuration."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from zoo import CLASSES, randomise
 
 VOCABULARY = 100
-LENGTHS = (10, 7)
 SIDE = 32
 # -- shrinking ---------------------------------------------------------------------------------------------------------
 # the first pattern that matches the whole name of a setting says its value; of a list, of each of its values
@@ -132,104 +129,3 @@ def tiny(name: str, settings: Mapping[str, Any] | None = None, attention: str | 
     config = kind.config_class(**small)
     options = {} if attention is None else {"attn_implementation": attention}
     return randomise(kind._from_config(config, **options))
-
-
-# -- inputs ------------------------------------------------------------------------------------------------------------
-def noise(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def words(length: int = LENGTHS[0], lengths: tuple[int, ...] = LENGTHS, seed: int = 2) -> dict[str, Tensor]:
-    """Two sentences of unequal length, begun, ended and padded on the right."""
-    ids = torch.randint(60, VOCABULARY, (len(lengths), length), generator=torch.Generator().manual_seed(seed))
-    ids[:, 0] = 2
-    mask = torch.zeros_like(ids)
-    for row, real in enumerate(lengths):
-        ids[row, real - 1], ids[row, real:], mask[row, :real] = 3, 0, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def pictures(model: nn.Module, frames: int = 0) -> Tensor:
-    config = model.config
-    config = getattr(config, "vision_config", None) or config
-    size = getattr(config, "image_size", None) or getattr(config, "crop_size", None) or SIDE
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    channels = getattr(config, "num_channels", None) or getattr(config, "in_channels", None) or 3
-    return noise(
-        2, *([frames] if frames else []), channels if isinstance(channels, int) else 3, int(height), int(width)
-    )
-
-
-def inputs_of(model: nn.Module, kind: str) -> dict[str, Tensor]:
-    """A batch of two, as the model's forward takes it."""
-    takes = inspect.signature(model.forward).parameters
-    if kind in ("image classification", "object detection", "semantic segmentation"):
-        return {"pixel_values": pictures(model)}
-    if kind == "video classification":
-        name = next(n for n in takes if n.startswith("pixel_values"))
-        frames = getattr(model.config, "num_frames", None) or getattr(model.config, "frames_per_clip", 4)
-        return {name: pictures(model, frames)}
-    if kind == "audio classification":
-        if "input_values" in takes:
-            length = getattr(model.config, "max_length", None)
-            return {"input_values": noise(2, 400) if length is None else noise(2, length, model.config.num_mel_bins)}
-        mels = getattr(model.config, "num_mel_bins", None)
-        if mels:
-            return {"input_features": noise(2, mels, 2 * model.config.max_source_positions)}
-        return {"input_features": noise(2, 20, model.config.feature_projection_input_dim)}
-    given: dict[str, Tensor] = words()
-    if kind == "multiple choice":
-        return {n: torch.stack([t, t.flip(0)], 1) for n, t in given.items()}
-    if kind == "sequence to sequence" and "decoder_input_ids" in takes:
-        given["decoder_input_ids"] = words(5, (5, 5), seed=3)["input_ids"]
-    if kind == "two towers":
-        given["pixel_values"] = pictures(model)
-    if kind == "vision and language":
-        given = with_picture(model, given)
-    return given
-
-
-def with_picture(model: nn.Module, text: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The words behind the places of a picture."""
-    takes = inspect.signature(model.forward).parameters
-    name = type(model).__name__
-    tiles = 2 if "LlavaNext" in name or "LlavaOnevision" in name else int("Idefics" in name or "SmolVLM" in name)
-    picture: dict[str, Tensor] = {"pixel_values": pictures(model, tiles)}
-    features_take = (
-        inspect.signature(model.get_image_features).parameters if hasattr(model, "get_image_features") else {}
-    )
-    asked = "image_sizes" in features_take and features_take["image_sizes"].default is inspect.Parameter.empty
-    if "image_sizes" in takes and (tiles or asked or "Mistral" in name):
-        picture["image_sizes"] = torch.tensor([list(picture["pixel_values"].shape[-2:])] * 2)
-    if "image_grid_thw" in takes:
-        vision = model.config.vision_config
-        t = getattr(vision, "temporal_patch_size", 1)
-        picture = {
-            "pixel_values": noise(32, 3 * t * vision.patch_size**2), "image_grid_thw": torch.tensor([[1, 4, 4]] * 2)
-        }  # fmt: skip
-    mark = next(
-        (
-            getattr(model.config, n)
-            for n in ("image_token_id", "image_token_index")
-            if getattr(model.config, n, None) is not None
-        ),
-        None,
-    )
-    if mark is None:
-        return {**text, **picture}
-    features = model.get_image_features(**picture)
-    features = getattr(features, "pooler_output", features)
-    rows = (
-        sum(f.numel() // f.shape[-1] for f in features)
-        if isinstance(features, list | tuple)
-        else features.numel() // features.shape[-1]
-    )
-    front = torch.full((2, rows // 2), mark)
-    made = {
-        "input_ids": torch.cat([text["input_ids"][:, :1], front, text["input_ids"][:, 1:]], 1),
-        "attention_mask": torch.cat([torch.ones_like(front), text["attention_mask"]], 1),
-    }
-    for name in ("token_type_ids", "mm_token_type_ids"):
-        if name in takes:
-            made[name] = (made["input_ids"] == mark).long()
-    return {**made, **picture}

@@ -20,6 +20,7 @@ from whyformer.inputs.given import wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
+from whyformer.methods.diagnosis import odd_rows
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
 from whyformer.methods.verifying import check, verified
@@ -212,7 +213,8 @@ class Ready:
             task.value(task.forward())
         except Exception:  # without the method too
             return None
-        return task.refuse(f"it ended in {type(error).__name__}: {error}", verdict="is not supported yet")
+        said = odd_rows(task) or f"it ended in {type(error).__name__}: {error}"
+        return task.refuse(said, verdict="is not supported yet")
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""

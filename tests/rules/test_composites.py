@@ -99,6 +99,16 @@ EXAMPLES: dict[str, Callable[[One, Tensor], Tensor]] = {
     "mean, axis by name": lambda m, x: torch.mean(x, dim=(1, 2), keepdim=True),
     "sum": lambda m, x: x.sum(-1),
     "cumsum": lambda m, x: x.cumsum(1),
+    "conv_transpose2d": lambda m, x: F.conv_transpose2d(stretch(x * 2), m.kernel.transpose(0, 1)),
+    "conv_transpose1d": lambda m, x: F.conv_transpose1d(x * 2, m.kernel[:, :, 0].transpose(0, 1)),
+    "conv_transpose3d": lambda m, x: F.conv_transpose3d(stretch(x * 2)[:, None], m.kernel[:1, :2, None]),
+    "grid_sample": lambda m, x: F.grid_sample(stretch(x), x[:, :, None, :2].tanh(), align_corners=False),
+    "linalg_solve_triangular": lambda m, x: torch.linalg.solve_triangular(x @ x.mT + 9 * torch.eye(N), x, upper=True),
+    "fft_fftn": lambda m, x: torch.fft.fftn(x, dim=(1, 2)).real,
+    **{
+        f"fft_{name}": lambda m, x, _name=name, _axes=axes: getattr(torch.fft, _name)(x, dim=_axes).real
+        for name, axes in {"fft": -1, "fft2": (1, 2), "ifft": -1, "ifft2": (1, 2), "ifftn": (1, 2)}.items()
+    },
     "interpolate": lambda m, x: F.interpolate(stretch(x), scale_factor=2, mode="bilinear"),
     "avg_pool1d": lambda m, x: F.avg_pool1d(x, 2),
     "avg_pool2d": lambda m, x: F.avg_pool2d(stretch(x), 2),
@@ -198,6 +208,7 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mode": lambda x: x.mode(1).values,
     "msort": lambda x: x.msort(),
     "nanmedian": lambda x: x.nanmedian(1).values,
+    "logsumexp": lambda x: x.logsumexp(1),
     "sort": lambda x: x.sort(1, descending=True).values,
     "topk": lambda x: x.topk(2, 1).values,
     **{
@@ -309,7 +320,7 @@ def test_the_empty_table_is_the_gradient(name: str) -> None:
 
 # nothing is left of a value that is held constant
 HELD = {
-    "AH": {"softmax", "softmax, function"},
+    "AH": {"softmax", "softmax, function", "logsumexp"},
     "LN": {"pow, root", "sqrt", "rsqrt", "std", "var", "norm", "linalg_norm", "linalg_vector_norm"},
 }
 UNCLEAR = {"exp, of a logarithm"}
@@ -338,7 +349,7 @@ MIXED = {"msort", "linear, weights of its own", "layer_norm, scale of its own"}
 # relevance goes to the values that are kept; dropped values have none, copied values the sum
 LOSSY = {"view: masked_fill", "view: tril", "in place fill", "view: pad"}
 # units without a positive product lose theirs (methods.md §8 #8); the mixed values of a token happen to be all negative here
-DYING = {"multi_head_attention_forward"}
+DYING = {"multi_head_attention_forward", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in REFUSED])

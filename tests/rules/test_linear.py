@@ -265,11 +265,16 @@ CONVOLUTIONS: dict[str, tuple[Shape, Shape, dict[str, Any]]] = {
     "remainder": ((1, 2, 7, 9), (3, 2, 4, 4), {"stride": 4}),
     "one axis": ((2, 3, 9), (4, 3, 3), {"stride": 2, "padding": 1}),
     "tubes": ((1, 2, 4, 4, 4), (3, 2, 2, 2, 2), {"stride": 2}),
+    "transposed": ((2, 3, 4, 4), (3, 5, 2, 2), {"stride": 2, "output_padding": 0}),
+    "transposed, grouped": ((1, 4, 3, 3), (4, 3, 3, 3), {"stride": 2, "groups": 2, "output_padding": 0}),
+    "transposed, one axis": ((2, 3, 5), (3, 2, 3), {"padding": 1, "output_padding": 0}),
 }
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, info: dict[str, Any]) -> Tensor:
-    return {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}[x.dim()](x, weight, bias, **info)
+    turned = {3: functional.conv_transpose1d, 4: functional.conv_transpose2d}
+    straight = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
+    return (turned if "output_padding" in info else straight)[x.dim()](x, weight, bias, **info)
 
 
 def as_matrix(shape: Shape, weight: Tensor, info: dict[str, Any]) -> Tensor:
@@ -283,7 +288,8 @@ def run_convolution(rule: Rule, name: str, biased: bool) -> tuple[Tensor, Tensor
     """(R of x, x, the convolution as a matrix, R of y, its bias as that of the matrix)."""
     shape, kernel, options = CONVOLUTIONS[name]
     info = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **options}
-    x, weight, bias = random(*shape), random(*kernel, seed=1), random(kernel[0], seed=3) if biased else None
+    units = kernel[1] * info["groups"] if "output_padding" in info else kernel[0]
+    x, weight, bias = random(*shape), random(*kernel, seed=1), random(units, seed=3) if biased else None
     output = convolve(x, weight, bias, info)
     relevance = random(*output.shape, seed=2)
     operands = (x, weight) if bias is None else (x, weight, bias)

@@ -20,6 +20,10 @@ def _table(layer: Rule, add: linear.RelevanceRule) -> dict[str, Rule | None]:
         "input layer": Rule("input layer", linear.box, linear.layer_gradient),
         "weighted sum": weighted,
         **dict.fromkeys(("mean", "sum", "cumsum", "interpolate", "fold"), weighted),
+        # where something is sampled, and what a system of equations is divided by, are constants
+        "grid_sample": Rule("weighted sum", elementary.z_rule_of(0)),
+        "linalg_solve_triangular": Rule("weighted sum", elementary.z_rule_of(1)),
+        "transform": Rule("weighted sum", elementary.z_rule, books=False),
         **dict.fromkeys([f"{start}avg_pool{n}d" for start in ("", "adaptive_") for n in (1, 2, 3)], weighted),
         "add": Rule("add", add, elementary.add_gradient),
         "shift": Rule("shift", elementary.identity, elementary.add_gradient, books=False),

@@ -31,6 +31,8 @@ _PLAIN = dict.fromkeys(
     ),
     NATIVE,
 )
+# where something is sampled, and what a system of equations is divided by, are constants
+_PLAIN |= {"grid_sample": Rule("sampling", hold=(1,)), "linalg_solve_triangular": Rule("quotient", hold=(0,))}
 _HELD = Rule("constant", hold=(0,))
 _NORM = Rule("normalisation", gradient=multiplier.detached_norm)
 _SECANT = Rule("secant", gradient=multiplier.secant, keep_output=True)
@@ -40,7 +42,7 @@ _QUARTERS = Rule("attention, halved", share=0.5, shares=(0.5, 0.5))
 
 TABLES: dict[str, dict[str, Rule | None]] = {
     # the attention probabilities are constants: what flows, flows through the values
-    "AH": {"attention": Rule("attention", hold=(0, 1)), "softmax": _HELD},
+    "AH": {"attention": Rule("attention", hold=(0, 1)), "softmax": _HELD, "logsumexp": _HELD},
     # so is what a norm divides by, also where it is written out
     "LN": {"layer_norm": _NORM, "rms_norm": _NORM, "statistic": _HELD, "possible statistic": None},
     # ReLU needs none: its gradient is g(x)/x

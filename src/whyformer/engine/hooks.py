@@ -139,7 +139,8 @@ def batch_first(tokens: Tensor, run: Pass, *, back: bool = False) -> Tensor:
 def _tapped(hidden: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
     """The same values; the listener is told what flows back through this place."""
     copy = hidden.clone()
-    copy.register_hook(listener)
+    if copy.requires_grad:  # a parameter (learned queries) does not: nothing flows back to it
+        copy.register_hook(listener)
     return copy
 
 

@@ -149,9 +149,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
             result = func(*args, **kwargs)
             if not row.kind:
                 audit.without_derivative(self, name, result)
-            return result
+            return _in_order(name, result)
         reading = row.read(row, func, args, kwargs)
-        result = self._by_rule(name, row, reading, func, args, kwargs)
+        result = _in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
         if reading.kind == "statistic" or (self.statistics and self._of_statistics(name, reading, args, kwargs)):
             self.statistics = True
             for tensor in tensors((result,)):
@@ -242,6 +242,14 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return value
 
         return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
+
+
+def _in_order(name: str, result: Any) -> Any:
+    """What flows back to a ``batch_norm`` laid out in the usual order: of one sample with its channels last torch 2.13
+    reads the wrong values there on a CPU."""
+    if name == "batch_norm" and isinstance(result, Tensor) and result.requires_grad:
+        result.register_hook(lambda flow: flow.contiguous())
+    return result
 
 
 def _without_graph(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -65,8 +65,13 @@ _rows(
     """,
 )
 _rows("selection", "amax max", readings.largest)
+_rows("selection", "logsumexp")
 _rows("linear", "linear", readings.layer)
 _rows("linear", "conv1d conv2d conv3d", readings.convolution)
+_rows("linear", "conv_transpose1d conv_transpose2d conv_transpose3d", readings.transposed)
+_rows("linear", "grid_sample", readings.sampled)
+_rows("linear", "fft_fft fft_fft2 fft_fftn fft_ifft fft_ifft2 fft_ifftn", readings.transform)
+_rows("linear", "linalg_solve_triangular", readings.system)
 _rows("matrix product", "matmul bmm mm mv", readings.matmul)
 _rows("linear", "einsum", readings.einsum)
 _rows("linear", "add sub", readings.addition)
@@ -76,7 +81,7 @@ _rows(
     "linear",
     """
     _grouped_mm adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addbmm addcmul addmm addmv avg_pool1d
-    avg_pool2d avg_pool3d baddbmm batch_norm conv_transpose1d conv_transpose2d conv_transpose3d cumsum embedding fold
+    avg_pool2d avg_pool3d baddbmm batch_norm cumsum embedding fold
     interpolate lerp mean nansum neg rsub sum tensordot
     """,
 )

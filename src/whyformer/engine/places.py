@@ -85,9 +85,7 @@ def entering_places(
         call, blocks: the block call, and the blocks whose calls are counted.
         samples: how many samples are measured, from the first.
     """
-    others = [(n, v) for n, v in (*enumerate(feed[0]), *feed[1].items()) if isinstance(v, Tensor)]
-    said = tuple((n, tuple(v.shape), None if v.is_floating_point() else v.cpu().numpy().tobytes()) for n, v in others)
-    known, key = _ENTERING.setdefault(model, {}), (said, root.kind, root.place, call, samples)
+    known, key = _ENTERING.setdefault(model, {}), (said(feed), root.kind, root.place, call, samples)
     if key in known:
         return known[key]
     if len(known) >= MOST_KNOWN:
@@ -106,11 +104,18 @@ def entering_places(
         ((hidden, begun),) = until.found
         if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
             with torch.inference_mode(False), torch.enable_grad():
-                known[key] = [_entering(begun[""], hidden, picture, sample) for sample in range(samples)]
+                merged = root.kind == "input"
+                known[key] = [_entering(begun[""], hidden, picture, merged, sample) for sample in range(samples)]
     return known[key]
 
 
-def _entering(leaf: Tensor, hidden: Tensor, picture: bool, sample: int) -> Places | None:
+def said(feed: Feed) -> tuple[Any, ...]:
+    """What decides where inputs go: shapes, and the token ids."""
+    others = [(n, v) for n, v in (*enumerate(feed[0]), *feed[1].items()) if isinstance(v, Tensor)]
+    return tuple((n, tuple(v.shape), None if v.is_floating_point() else v.cpu().numpy().tobytes()) for n, v in others)
+
+
+def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, sample: int) -> Places | None:
     rows = hidden[sample]
     if picture:
         return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden))
@@ -119,9 +124,11 @@ def _entering(leaf: Tensor, hidden: Tensor, picture: bool, sample: int) -> Place
     fed = _fed(leaf, rows, -1, sample)
     if fed is None:
         return None
-    if leaf.dim() == 2:  # packed patches, of which a tower may have merged several into one row
-        return Places(fed.reshape(len(hidden), -1)[sample], None, len(rows))
-    return Places(fed.flatten(), None, len(rows)) if _once(fed[fed >= 0]) else None
+    if leaf.dim() == 2:
+        fed = fed.reshape(len(hidden), -1)[sample]
+    # of patches a tower may have merged several into one row, of words none
+    alone = fed[fed >= 0]
+    return Places(fed.flatten(), None, len(rows)) if alone.numel() and (merged or _once(alone)) else None
 
 
 def _once(rows: Tensor) -> bool:
@@ -134,7 +141,7 @@ def _laid_out(
     """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one, and
     ``each`` how many pictures a sample has."""
     fed = _fed(leaf, rows, sample=sample, each=each)
-    cells = None if fed is None else _cells(fed)
+    cells = None if fed is None else _cells(fed, merged=each > 1)
     if cells is not None:
         grid = tuple(int(n) for n in cells.shape) if cells.dim() in (2, 3) else None
         return Places(cells.flatten(), grid, len(rows))
@@ -230,8 +237,11 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: i
     return place.masked_fill(power == 0, -1).cpu()
 
 
-def _cells(fed: Tensor) -> Tensor | None:
-    """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice."""
+def _cells(fed: Tensor, merged: bool = False) -> Tensor | None:
+    """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice.
+
+    Of a picture cut into many (axis 0) a tower may have ``merged`` several into one row.
+    """
     cells = fed
     for axis in range(fed.dim()):
         lines = cells.movedim(axis, 0)
@@ -241,8 +251,9 @@ def _cells(fed: Tensor) -> Tensor | None:
     for axis in range(fed.dim()):  # margins that feed nothing
         lines = cells.movedim(axis, 0)
         cells = lines[(lines >= 0).flatten(1).any(1)].movedim(0, axis)
-    once = cells.numel() > 0 and len(cells.unique()) == cells.numel() and bool((cells >= 0).all())
-    return cells if once else None
+    pictures = cells if merged and cells.dim() == 3 and cells[0].numel() == 1 else cells[None]
+    once = cells.numel() > 0 and all(len(one.unique()) == one.numel() for one in pictures)
+    return cells if once and bool((cells >= 0).all()) else None
 
 
 def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:

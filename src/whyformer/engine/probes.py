@@ -231,9 +231,11 @@ class Projections:
         stage, index = source._whyformer_mixed
         row = operation(name)
         if stage == "mixed" and name in ("linear", "addmm"):
-            weight, bias = (
-                (args[2].T, args[0]) if name == "addmm" else (args[1], args[2] if len(args) > 2 else kwargs.get("bias"))
-            )
+            if name == "addmm":
+                weight, bias = args[2].T, args[0]
+            else:
+                given = bind("input weight bias", args, kwargs, bias=None)
+                weight, bias = given["weight"], given["bias"]
             bias, joined = bias if bias is None else bias.detach(), self.joined.get(index, (index,))
             self.found[index] = Projection(index, weight.detach(), bias, joined=joined)
             stage = "projected"

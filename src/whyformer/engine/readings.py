@@ -114,6 +114,37 @@ def convolution(row: Any, function: Callable[..., Any], args: Arguments, kwargs:
     )
 
 
+def transposed(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A transposed convolution with a constant kernel: a linear layer too."""
+    names = "input weight bias stride padding output_padding groups dilation"
+    a = bind(names, args, kwargs, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1)
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    info = {k: a[k] for k in ("stride", "padding", "output_padding", "groups", "dilation")}
+    operands = [x, weight] if bias is None else [x, weight, bias]
+    return Reading("layer", row.kind, operands, lambda x, w, b=None: function(x, w, b, **info), info)
+
+
+def sampled(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """``grid_sample``: linear in what is sampled; where that is done says as little as an index does."""
+    a = bind("input grid mode padding_mode align_corners", args, kwargs)
+    x, grid = a.pop("input"), a.pop("grid")
+    return Reading(row.name, row.kind, (x, grid), lambda x, g: function(x, g, **a))
+
+
+def transform(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """A Fourier transform: a weighted sum for the real and one for the imaginary part."""
+    reading = first(row, function, args, kwargs)
+    reading.role = "transform"
+    return reading
+
+
+def system(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """``solve_triangular(A, B)``: linear in B; A divides, and is constant as other denominators are."""
+    a = bind("A B", args, kwargs)
+    matrix, values = a.pop("A"), a.pop("B")
+    return Reading(row.name, row.kind, (matrix, values), lambda m, v: function(m, v, **a))
+
+
 def matmul(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
     """A product with a parameter is a linear layer, one with another constant a weighted sum."""
     x, y = args[:2]

@@ -143,7 +143,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
 
 # what stands beside features: masks, kinds and positions of tokens, labels, boxes ...
 _BESIDE = re.compile(
-    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|length|cache|langs|noise|timestep|indices"
+    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
 )
 
 _SOUND = re.compile(r"input_values|wave|audio|speech|sound")

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.engine.mixing import enters
 from whyformer.engine.places import Places, entering_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
 from whyformer.engine.trace import Key, Lookup
-from whyformer.errors import MethodNotApplicable
+from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.models.kinds import last_row_alone
@@ -114,7 +115,10 @@ class Sources:
                 found[name] = Root("entry", 0)
             elif entry is None:
                 if name not in self.structure.lookups:
-                    raise self.refuse(f"where the tokens of its input '{name}' are looked up was not seen")
+                    raise self.refuse(
+                        f"where the tokens of its input '{name}' are looked up was not seen",
+                        verdict="is not supported yet",
+                    )
                 found[name] = Root("lookup", self.structure.lookups[name].number)
             elif len(entry[1]) == 1:
                 found[name] = Root("entry", entry[0])
@@ -122,7 +126,18 @@ class Sources:
                 tokens, rows, _ = self.rows(name, entry[1])
                 mine = torch.zeros(len(rows), tokens + 1, dtype=torch.bool).scatter_(1, rows.cpu() % (tokens + 1), True)
                 found[name] = Root("entry", entry[0], mine[:, :tokens])
+                if self._shared(entry[1], entry[0], mine[:, :tokens]):
+                    found[name] = Root("lookup", self.structure.lookups[name].number)
         return found
+
+    def _shared(self, key: Key, call: int, rows: Tensor) -> bool:
+        """Whether a picture or a sound feeds the rows of a text too, so that these would take what is its own."""
+        inside = [self.sources[name] for name in key if name in self.sources]  # others are learned queries
+        others = [side for side in inside if side.modality != "text"]
+        feed = self.inputs.feed
+        return any(
+            enters(self.model, feed, Root("input", other.scored), call, self.all_blocks, rows) for other in others
+        )
 
     def _unmeasured(self, name: str) -> bool:
         """Whether other rows of a text enter its first block than were looked up, and which of them cannot be measured
@@ -136,7 +151,13 @@ class Sources:
         """Record one forward pass whose graph begins at all sources."""
         if not self.structure.plain:
             options = {"blocks": self.all_blocks, **options}
-        return self.record(composite, *probes, roots=self.roots(), **options)
+        try:
+            return self.record(composite, *probes, roots=self.roots(), **options)
+        except (ValueError, RuntimeError, IndexError) as error:
+            if "values" not in options or isinstance(error, WhyformerError):
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(f"the model fails on inputs that were changed ({said})") from error
 
     def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid
@@ -155,9 +176,9 @@ class Sources:
         if found is None:
             modality = self.sources[name].modality
             what = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
-            verdict = "is not supported yet" if modality == "tensor" else "has no meaning"
             raise self.refuse(
-                f"which {what} of '{name}' each of its rows stands for cannot be measured", verdict=verdict
+                f"which {what} of '{name}' each of its rows stands for cannot be measured",
+                verdict="is not supported yet",
             )
         return found
 
@@ -226,9 +247,11 @@ class Sources:
             return values
         # what was seen of rows in order holds for texts of any length
         looked_up = self.inputs.side(name).tensor.shape[1] if lookup.in_order else lookup.elements.shape[-1]
-        if len(entry[1]) > 1 or values.shape[1] != looked_up:
+        if (len(entry[1]) > 1 and self.roots()[name].kind == "entry") or values.shape[1] != looked_up:
             _, rows, _ = self.rows(name, entry[1], entry[0])
             rows = rows.to(values.device).expand(len(values), -1)
+            if int(rows.max()) >= values.shape[1]:
+                raise self.refuse(f"it has {values.shape[1]} rows where {int(rows.max()) + 1} enter its first block")
             values = values.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
         if lookup.in_order or name not in (self.inputs.name, *self.inputs.others):
             return values
@@ -266,7 +289,12 @@ class Sources:
                 made[name] = replace(part, values=part.values[chosen], inputs=side)
         main = made.pop(self.inputs.name, None)
         if main is None:
-            raise self.refuse(f"no attention leads from what it says to its input '{self.inputs.name}'")
+            # a block that looks at other rows only has no map; else there is one that was not found
+            led = any(self.inputs.name in key for key in self.structure.reached())
+            raise self.refuse(
+                f"no attention leads from what it says to its input '{self.inputs.name}'",
+                verdict="has no meaning" if led else "is not supported yet",
+            )
         return replace(main, diagnostics=diagnostics, parts=made)
 
     @property

@@ -29,6 +29,7 @@ from whyformer.rules.core import Composite
 
 __all__ = ["Scores", "Task", "readout_row"]
 
+NOT_YET = "is not supported yet"
 _UNSEEN = "no attention was seen in its forward pass"
 
 
@@ -114,7 +115,7 @@ class Task(Sources):
         seed = self.seed(recording.logits)
         recording.backward(seed, keep=keep)
         if recording.readout is None:
-            raise self.refuse("the output of its last block is unknown or does not reach the logits")
+            raise self.refuse("the output of its last block is unknown or does not reach the logits", verdict=NOT_YET)
         return seed, readout_row(recording.readout)
 
     def both_passes(
@@ -243,14 +244,16 @@ class Task(Sources):
                         return Places(rows[0], grid, tokens)
             raise self.refuse(
                 f"which part of the picture each of its {tokens} tokens stands for differs from sample to sample, or "
-                "cannot be measured; explain one at a time"
+                "cannot be measured; explain one at a time",
+                verdict=NOT_YET,
             )
         one = self.inputs.select(slice(0, 1))
         found = picture_places(self.model, one.feed, one.scored)
         if block is not None and (found is None or found.tokens != tokens):
             found = picture_places(self.model, one.feed, one.scored, block)
         if found is None or found.tokens != tokens:
-            raise self.refuse(f"which part of the picture each of its {tokens} tokens stands for cannot be measured")
+            said = f"which part of the picture each of its {tokens} tokens stands for cannot be measured"
+            raise self.refuse(said, verdict=NOT_YET)
         return found
 
     def cells(self, tokens: int, block: int | None = None) -> Tensor:
@@ -266,15 +269,14 @@ class Task(Sources):
         """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
         inputs = scores.inputs or self.inputs
         if inputs.turned and scores.values.shape[1] != inputs.tensor.shape[2]:
-            raise self.refuse(
-                "time is the last axis of its spectrogram, and this method's rows are not moments",
-                verdict="is not supported yet",
-            )
-        if scores.kind != "sequence":
+            said = "time is the last axis of its spectrogram, and this method's rows are not moments"
+            raise self.refuse(said, verdict=NOT_YET)
+        each = inputs.choices is not None and scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
+        if scores.kind != "sequence" and not (scores.kind == "token" and each):
             return scores
         if inputs.choices is not None:
-            if not self.structure.plain or scores.values.shape != (inputs.rows, inputs.tensor.shape[-1]):
-                raise self.refuse("its rows are not those of the texts of each sample", verdict="is not supported yet")
+            if not each or (scores.kind == "sequence" and not self.structure.plain):
+                raise self.refuse("its rows are not those of the texts of each sample", verdict=NOT_YET)
             chosen = self.value_index(scores.logits).cpu()
             values = scores.values.reshape(inputs.batch, inputs.choices, -1)
             values = values[torch.arange(inputs.batch), chosen.to(values.device)]
@@ -292,7 +294,7 @@ class Task(Sources):
             if scores.values.shape[1] != tokens:
                 raise self.refuse(
                     f"it has {scores.values.shape[1]} rows for {tokens} tokens, so which belongs to which is unknown",
-                    verdict="is not supported yet",
+                    verdict=NOT_YET,
                 )
             return scores
         places = scores.places or self.places(scores.values.shape[-1])
@@ -328,7 +330,7 @@ class Task(Sources):
         if not windows and tokens is not None and len(listed) > 1 and self._several_in_a_block(maps):
             raise self.refuse(
                 "a block of it attends more than once (to another sequence too, or with its heads one by one)",
-                verdict="is not supported yet",
+                verdict=NOT_YET,
             )
         if not windows and all(m.shape[-2:] == (n, n) for m in listed):
             return listed

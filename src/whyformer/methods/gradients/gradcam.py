@@ -44,7 +44,9 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     chosen = sorted({task.block(b, "blocks") for b in numbers})
     recording = task.record(COMPOSITES[composite], Features(tuple(chosen)))
     if not recording.roots:
-        raise task.refuse("no block of it was found or entered, so there are no features")
+        raise task.refuse(
+            "no block of it was found or entered, so there are no features", verdict="is not supported yet"
+        )
     flows = recording.backward(task.seed(recording.logits))
     rows = [batch_first(root.detach(), recording.run).flatten(1, -2) for root in recording.roots]
     if len({r.shape[:2] for r in rows}) > 1:

@@ -112,6 +112,11 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
             relevance[pair] = relevance[pair] + more if pair in relevance else more
 
         for (s, q), one in step.items():
+            if one.shape[1:] != (sizes[s], sizes[q]):
+                raise task.refuse(
+                    "what some of its rows look at changes from block to block (their keys are joined with others)",
+                    verdict="is not supported yet",
+                )
             if s == q:
                 for pair in [pair for pair in before if pair[0] == s]:
                     add(pair, one @ before[pair])

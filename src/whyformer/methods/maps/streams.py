@@ -165,5 +165,7 @@ def readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Rows -> ``[B, N]`` how much each feeds the target, from the gradients at the last block of their stream."""
     found = {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())}
     if not found:
-        raise task.refuse("the output of its last block is unknown or does not reach the logits")
+        raise task.refuse(
+            "the output of its last block is unknown or does not reach the logits", verdict="is not supported yet"
+        )
     return found

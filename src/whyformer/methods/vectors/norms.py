@@ -229,6 +229,11 @@ class _Watched:
         if block in self.blocks[: group[0]] or self.inputs.found[block].shape != (*weights.shape[::2], parts.shape[-1]):
             # of an attention behind another one, or inside a bottleneck
             summed = projection.summed
+            if summed is not None and summed.shape != bare.total().shape:
+                raise task.refuse(
+                    "its attention works in windows or over other rows than its blocks pass on, so what a row keeps of "
+                    "itself is no part of the map"
+                )
             residual = None if summed is None else summed - bare.total()
         if residual is None:
             raise task.refuse("what its attention's output is added to was not seen", verdict="is not supported yet")

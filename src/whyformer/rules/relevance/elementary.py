@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -15,13 +19,34 @@ def identity(call: Call, relevance: Tensor) -> Grads:
 
 
 def z_rule(call: Call, relevance: Tensor) -> Grads:
-    """R_i = x_i · Σ_o (∂y_o/∂x_i) R_o / y_o (TA Eq. 2): any operation that is linear in each carrying operand."""
+    """R_i = x_i · Σ_o (∂y_o/∂x_i) R_o / y_o (TA Eq. 2): any operation that is linear in each carrying operand.
+
+    The real and the imaginary part of a complex number are two numbers.
+    """
     with torch.enable_grad():
         leaves = [o.detach().requires_grad_(n) for o, n in zip(call.operands, call.needs, strict=True)]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         output = call.compute(*leaves)
-        found = iter(torch.autograd.grad(output, wanted, safe_divide(relevance, output.detach())))
-    return [leaf.detach() * next(found) if need else None for leaf, need in zip(leaves, call.needs, strict=True)]
+        found = iter(torch.autograd.grad(output, wanted, _parts(safe_divide, relevance, output.detach())))
+    multiplied = partial(_parts, torch.mul)
+    return [multiplied(leaf.detach(), next(found)) if n else None for leaf, n in zip(leaves, call.needs, strict=True)]
+
+
+def z_rule_of(operand: int) -> Callable[[Call, Tensor], Grads]:
+    """:func:`z_rule` with the other operands constant."""
+
+    def rule(call: Call, relevance: Tensor) -> Grads:
+        needs = tuple(need and i == operand for i, need in enumerate(call.needs))
+        return z_rule(replace(call, needs=needs), relevance) if any(needs) else [None] * len(needs)
+
+    return rule
+
+
+def _parts(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """``function(x, y)``, of complex numbers that of their real parts and that of their imaginary ones."""
+    if not y.is_complex():
+        return function(x, y)
+    return torch.view_as_complex(function(*(torch.view_as_real(v.contiguous().resolve_conj()) for v in (x.to(y), y))))
 
 
 def add_plain(call: Call, relevance: Tensor) -> Grads:

@@ -39,7 +39,8 @@ class Layer:
         scratch = self.weight.new_empty(copies, step, *self.weight.shape[1:])
         for start in range(0, self.weight.shape[0], step):
             some = self.weight[start : start + step]
-            yield slice(start, start + step), some, scratch[:, : some.shape[0]]
+            units = slice(None) if step == self.weight.shape[0] else slice(start, start + step)
+            yield units, some, scratch[:, : some.shape[0]]
 
     def unbiased(self, y: Tensor, part: slice) -> Tensor:
         """W x of some output units."""
@@ -114,14 +115,23 @@ def _convolution(call: Call, weight: Tensor, bias: Tensor | None = None) -> Laye
     return Layer(weight, bias, forward, add_back, weight.shape[0])
 
 
+_STRAIGHT: dict[int, Callable[..., Tensor]] = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
+_TURNED: dict[int, Callable[..., Tensor]] = {
+    3: functional.conv_transpose1d,
+    4: functional.conv_transpose2d,
+    5: functional.conv_transpose3d,
+}
+
+
 def _convolve(x: Tensor, weight: Tensor, call: Call) -> Tensor:
-    convolution = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}
-    return convolution[x.dim()](x, weight, None, **call.info)
+    table = _TURNED if "output_padding" in call.info else _STRAIGHT
+    return table[x.dim()](x, weight, None, **call.info)
 
 
 def _convolve_back(flow: Tensor, weight: Tensor, call: Call) -> Tensor:
     x = call.operands[0]
-    if isinstance(call.info["padding"], str):  # "same", "valid": torch.nn.grad takes numbers only
+    # torch.nn.grad knows no transposed convolution, and of paddings numbers only
+    if "output_padding" in call.info or isinstance(call.info["padding"], str):
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             return torch.autograd.grad(_convolve(x, weight, call), x, flow)[0]
