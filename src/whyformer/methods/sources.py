@@ -176,10 +176,8 @@ class Sources:
         if found is None:
             modality = self.sources[name].modality
             what = {"image": "part of the picture", "text": "token"}.get(modality, "moment or vector")
-            raise self.refuse(
-                f"which {what} of '{name}' each of its rows stands for cannot be measured",
-                verdict="is not supported yet",
-            )
+            said = f"which {what} of '{name}' each of its rows stands for cannot be measured"
+            raise self.refuse(said, verdict="is not supported yet")
         return found
 
     def _fed(self, name: str, call: int, samples: int) -> tuple[int, Tensor, tuple[int, ...] | None] | None:
