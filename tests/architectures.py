@@ -146,7 +146,7 @@ def listed() -> list[Architecture]:
                 continue
             seen.add(family)
             own = {
-                **SETTINGS.get(family, {}),
+                **SETTINGS.get(f"{kind}/{family}", SETTINGS.get(family, {})),
                 **(
                     {"is_decoder": True}
                     if kind.startswith("causal") and family in ("bert", "electra", "roberta")

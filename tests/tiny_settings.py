@@ -34,7 +34,7 @@ _LINEAR = {
 }
 _MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}}
 _MROPE_LINEAR = {"text_config": {**_LINEAR, **_MROPE["text_config"]}}
-# family -> what shrinking by name gets wrong
+# family, or kind/family, -> what shrinking by name gets wrong
 SETTINGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "paddleocr_vl"), _MROPE),
     "qwen2_5_vl": {**_MROPE, "vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}},
@@ -134,7 +134,7 @@ SETTINGS |= {
     "hunyuan_vl": {"text_config": {"head_dim": 8, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "mrope_section": [1, 1, 1, 1], "alpha": 1.0, "factor": 1.0}}},
     "llama4": {"vision_config": {"vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32, "intermediate_size": 128, "pixel_shuffle_ratio": 0.5}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [0, 1]}, "vision_config": {"image_size": [32, 32], "num_position_embeddings": 16, "num_key_value_heads": 4}},
-    "gemma3n_text": _GEMMA3N,
+    "gemma3n_text": _GEMMA3N, "causal language model/emu3": {}, "causal language model/mllama": {},
     "kimi_k25": {"text_config": {**_MLA, "first_k_dense_replace": 1}},
     "exaone4_5": {"vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}},
     "qwen2_5_omni_thinker": {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}, "vision_start_token_id": 20, "vision_config": {"window_size": 32, "fullatt_block_indexes": [1]}},
