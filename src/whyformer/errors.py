@@ -34,6 +34,12 @@ class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
 
 
+def on_changed_inputs(error: Exception, who: str = "") -> InputError:
+    """What a model's own error is told as where it was fed inputs that a method had changed."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return InputError(f"{who}the model fails on inputs that were changed ({said})")
+
+
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
     """The error for a name that does not exist: "<start> '<name>'. Did you mean '...'? <listing>"."""
     close = difflib.get_close_matches(name, list(known), 1)

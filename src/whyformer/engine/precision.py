@@ -36,7 +36,7 @@ def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
         − min l_float32), and ``same_class``, whether the largest logit is of the same class.
     """
     own, wide = own.double(), wide.detach().double()
-    spread = (wide.amax(-1) - wide.amin(-1)).clamp(min=1e-12) if wide.shape[-1] > 1 else wide.abs().amax(-1)
+    spread = wide.amax(-1) - wide.amin(-1) if wide.shape[-1] > 1 else wide.abs().amax(-1)
     moved = (own - wide).abs().amax(-1) / spread.clamp(min=1e-12)
     same = own.argmax(-1) == wide.argmax(-1)
     return {"model": half, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}

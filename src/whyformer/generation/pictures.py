@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,13 @@ class Beside:
             more = given.new_full((1, tokens - given.shape[1]), self.behind)
             longer[name] = torch.cat([given, more], 1)
         return {**self.fixed, **longer}
+
+
+def fitted(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Arguments on the model's device, fractions of its type."""
+    parameter = next(model.parameters(), None)
+    device, dtype = (None, None) if parameter is None else (parameter.device, parameter.dtype)
+    return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in given.items()}
 
 
 def with_images(
@@ -81,13 +88,10 @@ def _one(model: nn.Module, text: str, images: Any, processor: Any) -> tuple[list
 
 def _goes_on(model: nn.Module, ids: Tensor, beside: Beside) -> bool:
     """Whether tokens behind the prompt leave the logits of its last row as they are."""
-    parameter = next(model.parameters(), None)
-    device, dtype = (None, None) if parameter is None else (parameter.device, parameter.dtype)
 
     def at_the_end(tokens: Tensor) -> Tensor:
-        given = {"input_ids": tokens, **beside.fed(tokens.shape[1])}
-        moved = {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in given.items()}
-        return plain_logits(model, (), moved, lambda output: anything(output)[:, ids.shape[1] - 1])
+        given = fitted(model, {"input_ids": tokens, **beside.fed(tokens.shape[1])})
+        return plain_logits(model, (), given, lambda output: anything(output)[:, ids.shape[1] - 1])
 
     one, other = at_the_end(ids), at_the_end(torch.cat([ids, ids[:, -1:]], 1))
     return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max())))

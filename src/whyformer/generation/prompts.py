@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
-from whyformer.generation.pictures import Beside
+from whyformer.generation.pictures import Beside, fitted
 from whyformer.inputs.prepare import check_vocabulary, longest_text
+from whyformer.models.output import decodes
 from whyformer.targets.resolving import behind
 
 Turn = tuple[str, int, int]
@@ -163,19 +164,19 @@ def answered(model: nn.Module, prompt: Prompt, continuation: Any, tokenizer: Any
     Raises:
         InputError: the model cannot generate, the text is too long, or the continuation is of another kind.
     """
-    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
+    decoder = decodes(model)
     notes: list[str] = []
     ids = prompt.ids
-    if not decodes and tokenizer is not None and prompt.text is not None and prompt.special:
+    if not decoder and tokenizer is not None and prompt.text is not None and prompt.special:
         ids = _open(ids, prompt.text, tokenizer)
     limit = longest_text(model, tokenizer)
     check_vocabulary(torch.tensor(ids), model)
     if continuation is None:
         generate = _generator(model)
         asked = f"the prompt of {len(ids)} tokens and max_new_tokens={count}"
-        _fitting(len(ids) + (0 if decodes else count), limit, asked)
-        begin, answer = _generated(model, generate, ids, count, decodes, prompt.beside)
-    elif decodes:
+        _fitting(len(ids) + (0 if decoder else count), limit, asked)
+        begin, answer = _generated(model, generate, ids, count, decoder, prompt.beside)
+    elif decoder:
         begin, answer = [_start(model)], _own_ids(continuation, tokenizer, target=True)
     elif isinstance(continuation, str) and prompt.text is not None:
         whole = _encoded(tokenizer, prompt.text + continuation, prompt.special)
@@ -196,7 +197,7 @@ def answered(model: nn.Module, prompt: Prompt, continuation: Any, tokenizer: Any
     if not answer:
         raise InputError("the continuation is empty" if continuation is not None else "the model generated nothing")
     check_vocabulary(torch.tensor(answer), model)
-    _fitting(len(answer) if decodes else len(ids) + len(answer), limit, "prompt and continuation together")
+    _fitting(len(answer) if decoder else len(ids) + len(answer), limit, "prompt and continuation together")
     return Written(ids, answer, begin, _turns(prompt, ids, answer, tokenizer), notes, prompt.beside)
 
 
@@ -251,22 +252,19 @@ def _generator(model: nn.Module) -> Any:
 
 
 def _generated(
-    model: nn.Module, generate: Any, ids: list[int], count: int, decodes: bool, beside: Beside
+    model: nn.Module, generate: Any, ids: list[int], count: int, decoder: bool, beside: Beside
 ) -> tuple[list[int], list[int]]:
     """(what a decoder began with, the likeliest tokens one after another)."""
-    parameter = next(model.parameters(), None)
-    device, dtype = (None, None) if parameter is None else (parameter.device, parameter.dtype)
-    row = torch.tensor([ids], device=device)
-    more = {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in beside.fed(len(ids)).items()}
+    given = fitted(model, {"input_ids": torch.tensor([ids]), **beside.fed(len(ids))})
     config = getattr(model, "generation_config", None)
     padding = {} if getattr(config, "pad_token_id", None) is not None else {"pad_token_id": _pad(config)}
     with torch.no_grad():
         made = generate(
-            input_ids=row, attention_mask=torch.ones_like(row), max_new_tokens=count, do_sample=False, num_beams=1,
-            return_dict_in_generate=False, **padding, **more,
+            attention_mask=torch.ones_like(given["input_ids"]), max_new_tokens=count, do_sample=False, num_beams=1,
+            return_dict_in_generate=False, **padding, **given,
         )  # fmt: skip
     tokens: list[int] = made[0].tolist()
-    return (tokens[:1], tokens[1:]) if decodes else ([], tokens[len(ids) :])
+    return (tokens[:1], tokens[1:]) if decoder else ([], tokens[len(ids) :])
 
 
 def _pad(config: Any) -> int:

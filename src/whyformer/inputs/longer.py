@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
+from whyformer.explanation.units import joined
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.pieces import pieces
 
@@ -60,14 +61,10 @@ def _worded(side: Inputs, last: list[int], ids: list[int], tokenizer: Any) -> In
     offsets, sentences = None, None
     if known.offsets is not None and known.texts is not None:
         sentences = [text + "".join(texts) for text in known.texts]
-        offsets = [[*own, *_places(text, texts)] for own, text in zip(known.offsets, known.texts, strict=True)]
+        places = joined(texts)[1]
+        offsets = [
+            [*own, *((a + len(text), b + len(text)) for a, b in places)]
+            for own, text in zip(known.offsets, known.texts, strict=True)
+        ]
     features = replace(known, tokens=tokens, offsets=offsets, texts=sentences)
     return replace(side, mask=ones(side.mask, True), special=ones(side.special, False), features=features)
-
-
-def _places(text: str, texts: list[str]) -> list[tuple[int, int]]:
-    found, cursor = [], len(text)
-    for one in texts:
-        found.append((cursor, cursor + len(one)))
-        cursor += len(one)
-    return found

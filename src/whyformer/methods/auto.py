@@ -8,7 +8,7 @@ from typing import Any, Literal
 from whyformer.errors import MethodNotApplicable, UnknownOperation
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import LANGUAGE
+from whyformer.models.kinds import speaks
 
 Purpose = Literal["faithful", "localise"]
 
@@ -54,9 +54,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     ``diagnostics["auto"]``: the method that was used, its settings, and why those before it were not.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
-    if kind == "text" and task.model not in LANGUAGE:
-        task.forward()  # which tells whether it is a language model
-    if kind == "text" and LANGUAGE.get(task.model):
+    if kind == "text" and speaks(task.model, task.forward):
         kind = "language model"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]
@@ -68,7 +66,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         except (MethodNotApplicable, UnknownOperation) as error:
             passed_over[name] = str(error)
             continue
-        except (ArithmeticError, LookupError, NotImplementedError, RuntimeError, TypeError) as error:
+        except Exception as error:
             if type(error) not in _ODD or name == choices[-1][0]:  # memory, or the model's own fault
                 raise
             passed_over[name] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"

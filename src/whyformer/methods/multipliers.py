@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -14,10 +14,10 @@ from torch import Tensor
 from whyformer.composites.named import COMPOSITES, CompositeName, conservative
 from whyformer.engine.probes import BlockFlows
 from whyformer.engine.trace import Key
-from whyformer.methods.gradients.input_gradients import explain_roots, multiply
+from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
 from whyformer.methods.registry import Checked, method, or_none
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import LANGUAGE
+from whyformer.models.kinds import LANGUAGE, speaks
 from whyformer.rules.core import Composite
 
 _PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
@@ -74,9 +74,8 @@ def _calls(task: Task, share: float) -> dict[Key, list[int]]:
     """Rows -> the block calls that they enter, the first ``share`` of them."""
     structure = task.structure
     if structure.plain:
-        if not task.blocks():
-            raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so what enters them is unknown")
-        return {frozenset((task.inputs.name,)): list(range(math.ceil(share * task.blocks())))}
+        blocks = task.blocks("what enters them")
+        return {frozenset((task.inputs.name,)): list(range(math.ceil(share * blocks)))}
     found: dict[Key, set[int]] = defaultdict(set)
     for a in structure.attentions:
         if a.block is not None:
@@ -88,7 +87,7 @@ def _calls(task: Task, share: float) -> dict[Key, list[int]]:
     return {key: sorted(own)[: math.ceil(share * len(own))] for key, own in found.items()}
 
 
-def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, object]:
+def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, Any]:
     """Of one stream: the mean over the blocks of the products' sum, beside the target's value."""
     if len(found) != 1:
         return {}
@@ -96,8 +95,7 @@ def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) ->
     target = task.value(logits.detach()).double()
     rows = torch.stack([part.double().sum(-1) for part in parts]).mean(0)
     total = rows.reshape(task.inputs.batch, -1).sum(-1).to(target.device)  # of multiple choice all texts count
-    error = (total - target).abs() / target.abs().clamp(min=1e-12)
-    return {"conservation": {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}}
+    return conserved(total, target)
 
 
 # -- methods -------------------------------------------------------------------------------------------------------
@@ -166,9 +164,7 @@ def attnlrp(task: Task, *, share: OptionalShare = None) -> Scores:
         return _at_or_over(task, "attnlrp", share)
     chosen = 0.0
     if task.worded and task.structure.plain and task.blocks():
-        if task.model not in LANGUAGE:
-            task.forward()
-        chosen = OF_WORDS if LANGUAGE.get(task.model) else 0.0
+        chosen = OF_WORDS if speaks(task.model, task.forward) else 0.0
     scores = _at_or_over(task, "attnlrp", chosen)
     return replace(scores, diagnostics={**scores.diagnostics, "share": chosen})
 

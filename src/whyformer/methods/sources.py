@@ -17,7 +17,7 @@ from whyformer.engine.probes import Probe
 from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
 from whyformer.engine.trace import Key, Lookup
-from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
+from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.models.kinds import last_row_alone
@@ -156,8 +156,7 @@ class Sources:
         except (ValueError, RuntimeError, IndexError) as error:
             if "values" not in options or isinstance(error, WhyformerError):
                 raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise InputError(f"the model fails on inputs that were changed ({said})") from error
+            raise on_changed_inputs(error) from error
 
     def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid

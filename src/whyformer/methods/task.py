@@ -17,7 +17,7 @@ from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording, record
-from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
+from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources, readout_row
@@ -155,8 +155,7 @@ class Task(Sources):
         if not self.structure.attentions:
             raise self.refuse(_UNSEEN)
         self.refuse_streams()
-        if not self.blocks():
-            raise self.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
+        self.blocks("the last block")
         recording = self.record(GRADIENT, *probes, root="output")
         (gradient,) = recording.backward(recording.logits.detach())
         if gradient.dim() != 3:
@@ -199,15 +198,13 @@ class Task(Sources):
         except (ValueError, RuntimeError, IndexError, TypeError, KeyError) as error:
             if inputs is None or isinstance(error, WhyformerError):
                 raise
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise InputError(f"{self.method}: the model fails on inputs that were changed ({said})") from error
+            raise on_changed_inputs(error, f"{self.method}: ") from error
 
     def layer(self, number: int, name: str = "start_layer") -> int:
         """The number of a layer of attention from 0, in the stream that is read out: a block, where there is one."""
-        structure = self.structure
-        if structure.plain:
+        if self.structure.plain:
             return self.block(number, name)
-        return self.block(number, name, max((structure.depth_of(key) for key in structure.ends()), default=0))
+        return self.block(number, name, max(map(self.structure.depth_of, self.structure.ends()), default=0))
 
     def block(self, number: int, name: str = "start_layer", count: int | None = None) -> int:
         """A block number from 0, checked against the model before work starts."""
@@ -218,10 +215,13 @@ class Task(Sources):
             )
         return number % count if count else number
 
-    def blocks(self) -> int:
-        """Number of calls of the blocks that the model lists (0 if it lists none)."""
-        own = [a for a in self.structure.attentions if a.queries == self.structure.alone(self.inputs.name)]
-        return max(len(self._found), len(own)) if self._found else 0
+    def blocks(self, unknown: str | None = None) -> int:
+        """Number of calls of the blocks that the model lists; 0 if none, or refused as what is ``unknown`` then."""
+        own = sum(a.queries == self.structure.alone(self.inputs.name) for a in self.structure.attentions)
+        count = max(len(self._found), own) if self._found else 0
+        if not count and unknown is not None:
+            raise self.refuse(f"its blocks are not in an nn.ModuleList or nn.Sequential, so {unknown} is unknown")
+        return count
 
     @cached_property
     def _found(self) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from whyformer.inputs import Inputs
 from whyformer.inputs.removal import logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import LANGUAGE
-from whyformer.models.output import Output
+from whyformer.models.output import Output, decodes
 
 _FEED = {"input_ids", "attention_mask", "use_cache", "logits_to_keep"}
 _AT_ONCE = 16
@@ -176,14 +176,10 @@ def _best(task: Task, sample: int, row: Tensor, able: Tensor, count: int, logits
     """The tokens of a sample that are taken out; the one behind which a language model reads is none of them."""
     order = [j for j in row.argsort(descending=True, stable=True).tolist() if able[j]]
     if speaks:
-        last = int(able.nonzero().max()) if order and not _decodes(task.model) else -1
+        last = int(able.nonzero().max()) if order and not decodes(task.model) else -1
         order = [j for j in order if j != last]
         said = int(task.value_index(logits)[sample])
         places = [j for j in order if int(task.inputs.tensor[sample, j]) == said]
         if set(places) & set(order[:count]):
             order = list(dict.fromkeys([*order[:1], *places, *order]))
     return order[:count]
-
-
-def _decodes(model: nn.Module) -> bool:
-    return getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True

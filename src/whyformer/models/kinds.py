@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.models.output import Output, fed
+from whyformer.models.output import Output, decodes, fed
 
 LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -28,6 +28,13 @@ def is_language_model(output: Output) -> bool:
     return LANGUAGE[output.model]
 
 
+def speaks(model: nn.Module, forward: Callable[[], Any]) -> bool:
+    """Whether this is a language model; ``forward`` is run where that is not known yet."""
+    if model not in LANGUAGE:
+        forward()
+    return LANGUAGE.get(model, False)
+
+
 def last_row_alone(model: nn.Module) -> dict[str, Any]:
     """The argument with which a model that is known to be a language model computes its logits for the last token
     alone; none where it does not take it."""
@@ -39,8 +46,7 @@ def last_row_alone(model: nn.Module) -> dict[str, Any]:
 def _language(output: Output) -> bool:
     logits, tokens, config = output.logits, output.tokens, getattr(output.model, "config", None)
     assert logits is not None
-    decoding = getattr(config, "is_encoder_decoder", False) is True
-    if tokens is None or (decoding and not tokens[0].startswith("decoder_")):
+    if tokens is None or (decodes(output.model) and not tokens[0].startswith("decoder_")):
         return _generates(output)
     ids = tokens[1]
     size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", None)

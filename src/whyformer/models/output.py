@@ -19,6 +19,11 @@ _HIDDEN = ("last_hidden_state", "pooler_output", "hidden_states", "image_embeds"
 _TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
 
+def decodes(model: nn.Module) -> bool:
+    """Whether an encoder reads and a decoder writes, as the model's config says."""
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", False) is True
+
+
 @dataclass(frozen=True)
 class Output:
     """What a model returned, and for what.
@@ -111,9 +116,8 @@ class Output:
 
         More rows than a text has stand before it: those of a picture (GIT), of a prompt.
         """
-        mask, tokens = output_mask(self.model, self.args, self.kwargs), self.tokens
-        decodes = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False) is True
-        if mask is None or tokens is None or decodes or mask.shape != tokens[1].shape[:2] or mask.shape[1] >= count:
+        mask, tokens, decoder = output_mask(self.model, self.args, self.kwargs), self.tokens, decodes(self.model)
+        if mask is None or tokens is None or decoder or mask.shape != tokens[1].shape[:2] or mask.shape[1] >= count:
             return mask
         return torch.cat([mask.new_ones(len(mask), count - mask.shape[1]), mask], 1)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, listed
@@ -70,7 +71,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     best = sorted(rows, key=lambda row: -abs(row[1]))
     ((method, target),) = kinds
     signed = any(colours.scale_of(e).signed for e in singles)
-    title = f"{method}: {target}, mean over {len(singles)} text{'' if len(singles) == 1 else 's'}"
+    title = f"{method}: {target}, mean over {amount(len(singles), 'text')}"
     claimed = ("against", f"for {target}") if signed and not agnostic(singles[0]) else claims(singles[0])
     return _drawn(title, best[:k], [], signed, claimed, [])
 

@@ -13,6 +13,7 @@ from PIL import Image
 from whyformer.errors import InputError
 from whyformer.show import colours
 from whyformer.show.colours import array
+from whyformer.show.layout import laid_out
 from whyformer.show.look import Look
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
         **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above.
     """
     chosen = Look.of(look)
-    e = e if e.frames is None else e.unrolled()
+    e = laid_out(e)
     height, width = size = drawn_size(e, sample, longest)
     unit = unit_map(e, sample, size)
     scale = colours.scale_of(e, sample)

@@ -84,10 +84,13 @@ def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum")
     """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
     products = {name: recording.begun[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recording.logits.detach()).double()
-    total = _total(task, products)
+    return of_roots(task, recording.logits, products, norm, conserved(_total(task, products), target))
+
+
+def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
+    """``diagnostics["conservation"]``: the scores' sums ``[B]`` beside the target's values; |sum − value| / |value|."""
     error = (total - target).abs() / target.abs().clamp(min=1e-12)
-    figure = {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}
-    return of_roots(task, recording.logits, products, norm, {"conservation": figure})
+    return {"conservation": {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}}
 
 
 @method(

@@ -32,8 +32,7 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     """
     task.refuse_streams()
     first = task.layer(start_layer)
-    if not task.blocks():
-        raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so what enters them is unknown")
+    blocks = task.blocks("what enters them")
     products: dict[int, Tensor] = {}
     received: dict[int, Tensor] = {}
     shapes: dict[int, Tensor] = {}
@@ -50,7 +49,7 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
         else:
             received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
-    probes = Flows(observe, first), BlockFlows(frozenset(range(first, task.blocks())), seen)
+    probes = Flows(observe, first), BlockFlows(frozenset(range(first, blocks)), seen)
     recording = task.record(COMPOSITES[composite], *probes, root="embedding")
     recording.backward(task.seed(recording.logits))
     if not products:

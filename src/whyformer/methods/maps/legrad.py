@@ -34,9 +34,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     row that the head reads. Differs from the authors' code: no min–max over the map.
     """
     task.refuse_streams()
-    blocks = task.blocks()
-    if not blocks:
-        raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so what leaves them is unknown")
+    blocks = task.blocks("what leaves them")
     first = task.layer(max(0, blocks - 2) if start_layer is None else start_layer)
     maps: dict[int, Tensor] = {}
     shapes: dict[int, Tensor] = {}

@@ -61,8 +61,7 @@ def vit_cx(
         from sklearn.cluster import AgglomerativeClustering as solver  # noqa: N813
     except ImportError as error:
         raise MissingExtra('vit_cx needs scikit-learn: pip install "whyformer[methods]"') from error
-    if not task.blocks():
-        raise task.refuse("its blocks are not in an nn.ModuleList or nn.Sequential, so the last block is unknown")
+    task.blocks("the last block")
     recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
     if not recording.roots:
         raise task.refuse("its last block was not entered, so there are no features")

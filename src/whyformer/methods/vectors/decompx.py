@@ -38,10 +38,7 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     place; they are in ``diagnostics["shares"]``, with the sum and the target.
     """
     task.refuse_streams()
-    if not task.blocks():
-        raise task.refuse(
-            "its blocks are not in an nn.ModuleList or nn.Sequential, so what enters the first is unknown"
-        )
+    task.blocks("what enters the first")
     if task.structure.windowed and not task.inputs.choices:
         raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
     try:
