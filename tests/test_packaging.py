@@ -43,7 +43,7 @@ ARROWS = {
     "apps": set(),
     "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
     "apps.web": RESULTS | {"apps", "evaluate", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
-    "apps.server": RESULTS | {"", "inputs", "jobs", "methods", "models", "show", "targets"},
+    "apps.server": RESULTS | {"", "apps", "inputs", "jobs", "methods", "models", "show", "targets"},
     "apps.cli": RESULTS
     | {"apps", "comparing", "explaining", "generation", "targets", "show", "methods", "inputs", "models", "maximize", "evaluate", "benchmarks", "jobs", "__version__", "", "apps.web", "apps.report", "apps.server"},
     "web": {"apps.web"},

@@ -2,3 +2,18 @@
 
 DEFAULT_MODEL = {"image": "bundled:digits", "text": "bundled:sst2", "both": "bundled:reader"}
 """What explains an input of that kind where no model was named."""
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    import ipaddress  # not at the top: every command reads this file
+
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def without_port(host: str) -> str:
+    """What a ``Host`` header names; an IPv6 address keeps its brackets."""
+    return host if host.endswith("]") else host.rpartition(":")[0] or host

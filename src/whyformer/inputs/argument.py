@@ -38,11 +38,18 @@ class Argument:
     @cached_property
     def digest(self) -> str:
         """What stands for the content in keys."""
-        if isinstance(self.content, str):
-            return hashlib.sha256(self.content.encode("utf-8", "replace")).hexdigest()
-        if isinstance(self.content, Sound):
-            return hashlib.sha256(f"{self.content.rate}".encode() + self.content.wave.numpy().tobytes()).hexdigest()
-        return hashlib.sha256(f"{self.content.size}".encode() + self.content.tobytes()).hexdigest()
+        return checksum(self.content)
+
+
+def checksum(content: Image.Image | Sound | str) -> str:
+    """SHA-256 of a picture, a sound or a text."""
+    if isinstance(content, str):
+        known = content.encode("utf-8", "replace")
+    elif isinstance(content, Sound):
+        known = f"{content.rate}".encode() + content.wave.numpy().tobytes()
+    else:
+        known = f"{content.mode}{content.size}".encode() + content.tobytes()
+    return hashlib.sha256(known).hexdigest()
 
 
 def read_argument(source: str) -> Argument:

@@ -88,7 +88,8 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
     """(arguments of the model's forward, what is known of the sounds and of what is fed: see :func:`heard`).
 
     Raises:
-        InputError: no feature extractor, or a sound of another rate than the model hears.
+        InputError: no feature extractor, a sound of another rate than the model hears, or sounds of unequal length
+            without a mask.
     """
     ear = listener(processor)
     if ear is None:
@@ -106,6 +107,11 @@ def encode(sounds: Sequence[Sound], processor: Any) -> tuple[dict[str, Any], dic
         given = dict(ear(waves, **options))
     except ValueError:  # of unequal length
         given = dict(ear(waves, **options, padding=True))
+        if "attention_mask" not in given:
+            raise InputError(
+                "these sounds are of unequal length, and the feature extractor gives no mask of the padding, which the "
+                "model would hear: explain them one at a time, or set return_attention_mask=True if it was trained so"
+            ) from None
     seen = torch.nn.utils.rnn.pad_sequence([sound.wave for sound in sounds], batch_first=True)
     lasts = [len(sound.wave) / rate for sound in sounds]
     return given, {"sounds": seen, "sampling_rate": rate, "durations": lasts, "time": _time(given, ear, rate)}

@@ -17,6 +17,7 @@ from whyformer.comparing import Refusal, each, read_method
 from whyformer.errors import InputError, LoadError
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_targets, numbered
 from whyformer.jobs.rows import Row, digest_of
 from whyformer.methods import Method
@@ -242,6 +243,8 @@ def _shape(content: Any) -> tuple[str, Any]:
         return "text", len(content)
     if isinstance(content, Image.Image):
         return "picture", 0
+    if isinstance(content, Sound):
+        return "tensors", f"sound of {len(content.wave)}"
     return "tensors", repr([(k, v.shape if isinstance(v, Tensor) else v) for k, v in sorted(content.items())])
 
 

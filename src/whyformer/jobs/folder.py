@@ -64,15 +64,9 @@ class Folder(ExitStack):
         except OSError as error:
             raise LoadError(f"cannot write to {path}: {error.strerror}") from error
         self.callback(os.close, self._lock)
-        try:
-            import fcntl
-
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # not on this system: two jobs in one folder are then the user's to avoid
-            pass
-        except OSError as error:
+        if not lines.locked(self._lock):
             self.close()
-            raise InputError(f"another job is writing to {path}; wait for it, or give another out") from error
+            raise InputError(f"another job is writing to {path}; wait for it, or give another out")
 
     def begin(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The manifest of this job, new or as an earlier run left it.
@@ -148,9 +142,7 @@ class Folder(ExitStack):
         with _told(self.path):
             file = os.open(self.path / JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                view = memoryview(lines.written(asdict(part)))
-                while view:
-                    view = view[os.write(file, view) :]
+                lines.append(file, lines.written(asdict(part)))
                 os.fsync(file)
             finally:
                 os.close(file)

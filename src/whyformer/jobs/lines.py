@@ -1,9 +1,10 @@
-"""Lines of JSON that carry a checksum, so that one that was damaged is told from one that is whole."""
+"""Files of lines of JSON that carry a checksum, so that one that was damaged is told from one that is whole."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 _CHECK = ', "check": "'
@@ -30,3 +31,23 @@ def read(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def append(file: int, content: bytes) -> None:
+    """All of it, to a file that was opened for appending."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def locked(file: int) -> bool:
+    """Take an open file for this process; False where another one has it."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system: two processes in one folder are then the user's to avoid
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -42,16 +42,9 @@ class RecordFile(ExitStack):
         self._read()
 
     def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not on this system: two runs in one folder are then the user's to avoid
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not lines.locked(self._file):
             self.close()
-            place = self.path.parent
-            raise InputError(f"another run is writing to {place}; wait for it, or give another --out") from error
+            raise InputError(f"another run is writing to {self.path.parent}; wait for it, or give another --out")
 
     def _read(self) -> None:
         whole = []
@@ -71,7 +64,7 @@ class RecordFile(ExitStack):
         self._file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self.callback(os.close, self._file)
         self._lock()
-        self._append(content)
+        lines.append(self._file, content)
         self.sync()
         partial.replace(self.path)
 
@@ -84,13 +77,8 @@ class RecordFile(ExitStack):
         """Append a record: one write of one whole line."""
         # six digits are more than the figures show
         kept = plain(record, 6)
-        self._append(lines.written(kept))
+        lines.append(self._file, lines.written(kept))
         self.records[record["sample"], record["key"]] = kept
-
-    def _append(self, content: bytes) -> None:
-        view = memoryview(content)
-        while view:
-            view = view[os.write(self._file, view) :]
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, MissingExtra
-from whyformer.inputs.argument import read_file
+from whyformer.inputs.argument import checksum, read_file
 from whyformer.inputs.pictures import is_picture_name, open_picture
 
 CONTENT = ("text", "sentence", "input", "prompt", "image", "picture", "path", "file")
@@ -189,7 +189,7 @@ def from_item(index: int, item: Any, column: str | None = None, files: bool = Tr
         item = Path(item)
     if isinstance(item, Path):
         path = item if base is None else base / item
-        return Row(index, str(item), partial(read_path, path), columns)
+        return Row(index, str(item), partial(read_file, path), columns)
     if isinstance(item, Mapping) and any(isinstance(v, Tensor) for v in item.values()):
         columns = {k: _plain(v) for k, v in item.items() if k in ("label", "labels", "id")}
         item = {k: v for k, v in item.items() if k not in columns}
@@ -210,11 +210,6 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) or hasattr(value, "tolist") else value
 
 
-def read_path(path: Path) -> Any:
-    """The picture or the text in a file."""
-    return read_file(path)
-
-
 def read_bytes(data: bytes, name: str) -> Any:
     """The picture or the text that lies in memory."""
     if is_picture_name(name) or not name.lower().endswith(".txt"):
@@ -232,7 +227,7 @@ def _taken(item: Any) -> Any:
     if isinstance(item, Mapping) and isinstance(item.get("bytes"), bytes):  # as data sets keep pictures in columns
         return open_picture(io.BytesIO(item["bytes"]))
     if isinstance(item, Mapping) and isinstance(item.get("path"), str):
-        return read_path(Path(item["path"]))
+        return read_file(Path(item["path"]))
     if hasattr(item, "read"):
         return open_picture(item)
     if isinstance(item, Tensor):
@@ -257,14 +252,11 @@ def _with_batch(value: Tensor, least: int) -> Tensor:
 
 def digest_of(content: Any) -> str:
     """Sixteen hex digits of what a row holds."""
+    if not isinstance(content, Mapping):
+        return checksum(content)[:16]
     found = hashlib.sha256()
-    if isinstance(content, str):
-        found.update(content.encode("utf-8", "replace"))
-    elif isinstance(content, Image.Image):
-        found.update(f"{content.mode}{content.size}".encode() + content.tobytes())
-    else:
-        for name, value in sorted(content.items()):
-            found.update(f"{name}{getattr(value, 'shape', value)}".encode())
-            if isinstance(value, Tensor):
-                found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name, value in sorted(content.items()):
+        found.update(f"{name}{getattr(value, 'shape', value)}".encode())
+        if isinstance(value, Tensor):
+            found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()[:16]

@@ -14,8 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.jobs.rows import CONTENT, Row, Source, from_item, from_python, needed, raising, read_bytes, read_path
+from whyformer.jobs.rows import CONTENT, Row, Source, from_item, from_python, needed, raising, read_bytes
 
 TABLES = (".jsonl", ".csv", ".parquet")
 _KINDS = "a folder of pictures or .txt files, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these"
@@ -73,7 +74,7 @@ def _of_files(found: Sequence[tuple[str, Path]], name: str) -> Source:
     def rows(start: int) -> Iterator[Row]:
         for index in range(start, len(found)):
             called, path = found[index]
-            yield Row(index, called, partial(read_path, path))
+            yield Row(index, called, partial(read_file, path))
 
     sizes = [path.stat().st_size if path.is_file() else -1 for _, path in found]
     listing = json.dumps([(called, size) for (called, _), size in zip(found, sizes, strict=True)])

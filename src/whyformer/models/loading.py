@@ -40,6 +40,12 @@ class Loaded:
     modality: str
     name: str
 
+    @property
+    def reads(self) -> str:
+        """The modality in words."""
+        words = {"image": "pictures", "sound": "sounds", "both": "a text and a picture"}
+        return words.get(self.modality, self.modality)
+
 
 def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Loaded:
     """Load a classifier, or a model with another head that a target can be read from (:mod:`whyformer.targets`).

@@ -141,7 +141,6 @@ def _explained(command: str, asked: Maps, method: str | None, given: Argument, l
     tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
 
 
-_READS = {"image": "pictures", "text": "text", "sound": "sounds", "both": "a text and a picture (--image)"}
 _GIVEN = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
 
 
@@ -167,8 +166,8 @@ class Work:
                 known[name] = load(name, device=asked.device, dtype=asked.dtype)
             self.loaded: Loaded = known[name]
         if self.loaded.modality != kind:
-            reads, got = _READS[self.loaded.modality], _GIVEN[kind]
-            raise InputError(f"{self.loaded.name} reads {reads}, and this is {got}: choose another --model")
+            reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
+            raise InputError(f"{self.loaded.name} reads {reads}, and this is {_GIVEN[kind]}: choose another --model")
         content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
         self.ready = begin(self.loaded.model, content, self.loaded.processor, truncate=truncate)
         self.checked: list[Trust] = []

@@ -8,6 +8,8 @@ import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
+from whyformer.apps import without_port
+
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 OPEN = ("/health", "/ready", "/openapi.json", "/docs")
@@ -38,7 +40,7 @@ class Gate:
             )
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        if not self.keys and (host if host.endswith("]") else host.rpartition(":")[0] or host) not in LOCAL:
+        if not self.keys and without_port(host) not in LOCAL:
             await _refuse(send, 400, "this server answers to localhost alone")
             return
         try:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Collection
 
+from whyformer.apps import is_local
 from whyformer.apps.server.limits import Limits
 from whyformer.errors import InputError, LoadError, MissingExtra
 
@@ -17,11 +17,7 @@ def check_keys(host: str, keys: Collection[str]) -> None:
     Raises:
         InputError: no key, or one of fewer than 16 characters.
     """
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if not local and not keys:
+    if not is_local(host) and not keys:
         raise InputError(f"--host {host} opens the server to other machines, so it needs a key: set WHYFORMER_API_KEY")
     if any(len(key) < SHORTEST_KEY or not key.isascii() or not key.isprintable() for key in keys):
         raise InputError(f"a key has at least {SHORTEST_KEY} printable ASCII characters")

@@ -16,6 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 
+from whyformer.apps import without_port
+
 MOST_JSON = 2 * 2**20
 PATIENCE = 30.0
 """Seconds that a body may take to arrive, and an upload to send its next part."""
@@ -172,7 +174,7 @@ def _client(scope: Any) -> str:
 
 def _name(host: str) -> str:
     """The host without its port."""
-    return (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]").lower()
+    return without_port(host).strip("[]").lower()
 
 
 def _address_in(path: str) -> bool:

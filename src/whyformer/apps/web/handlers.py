@@ -63,8 +63,7 @@ class Handlers:
         source = self.source(asked.kind, asked.picture, asked.sentence)
         loaded = self.catalogue.load(asked.model)
         if loaded.modality != source.kind:
-            reads = "pictures" if loaded.modality == "image" else "text"
-            raise InputError(f"{asked.model} reads {reads}: choose another model, or give it {reads}")
+            raise InputError(f"{asked.model} reads {loaded.reads}: choose another model, or give it {loaded.reads}")
         view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
         return loaded, view, work.predict(session, loaded, view)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from whyformer.apps import is_local
 from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import InputError, LoadError, MissingExtra
@@ -23,10 +23,7 @@ def check_door(host: str, share: bool, password: str | None) -> bool:
     Raises:
         InputError: no password, or one of fewer than 8 characters.
     """
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
+    local = is_local(host)
     if password is not None and len(password) < SHORTEST_PASSWORD:
         raise InputError(f"the password needs at least {SHORTEST_PASSWORD} characters")
     if (share or not local) and password is None:
