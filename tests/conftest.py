@@ -20,14 +20,16 @@ import transformers
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
-# A torchvision without its compiled operators (no CPU build to match) fails at import on these two schemas.
-_TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
-for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshold", "qnms": "Tensor dets, Tensor scores, float iou_threshold"}.items():
-    try:
-        _TORCHVISION.define(f"{_name}({_arguments}) -> Tensor")
-    except RuntimeError:
-        # defined already: this torchvision came with its operators
-        pass
+# A torchvision without its compiled operators (no CPU build to match) fails at import on these two schemas; beside a torch for
+# CUDA it has them.
+if torch.version.cuda is None:
+    _TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
+    for _name, _arguments in {"nms": "Tensor dets, Tensor scores, float iou_threshold", "qnms": "Tensor dets, Tensor scores, float iou_threshold"}.items():
+        try:
+            _TORCHVISION.define(f"{_name}({_arguments}) -> Tensor")
+        except RuntimeError:
+            # defined already: this torchvision came with its operators
+            pass
 
 # its log handler keeps the standard error of the moment it is made in: not that of a command under test, closed after it
 transformers.logging.get_logger()

@@ -287,7 +287,7 @@ def finish(
     multi_label: bool,
 ) -> Explanation:  # fmt: skip
     """The explanation of laid-out scores; special tokens and padding get none."""
-    values, logits = scores.values.detach(), scores.logits.detach()
+    values, logits = scores.values.detach().cpu(), scores.logits.detach()
     level, grid, frames = "token", None, None
     if scores.kind == "pixel":
         level, frames = "pixel", values.shape[1] if values.dim() == 4 else None
@@ -300,9 +300,9 @@ def finish(
     if level == "token":
         hidden = torch.zeros_like(values, dtype=torch.bool)
         if inputs.mask is not None and inputs.mask.shape == values.shape:
-            hidden |= ~inputs.mask
+            hidden |= ~inputs.mask.cpu()
         if inputs.special is not None and inputs.special.shape == values.shape:
-            hidden |= inputs.special
+            hidden |= inputs.special.cpu()
         rows = [own[~h] for own, h in zip(values, hidden, strict=True)]
         values = values.masked_fill(hidden, 0)
     index, names = resolver.describe(logits)
@@ -313,11 +313,11 @@ def finish(
         diagnostics["input"] = inputs.notes
     features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
     known = diagnostics.get("warnings", ())
-    warned = [[*known, *of_map(row.cpu(), diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
+    warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
     if any(warned):
         diagnostics["warnings"] = warned
     return Explanation(
-        scores=values.cpu(), level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
+        scores=values, level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
         target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
         diagnostics=diagnostics,
     )  # fmt: skip

@@ -198,7 +198,8 @@ class Texts(Batch):
     baseline = "unk"
 
     def inputs(self, which: Sequence[int]) -> dict[str, Tensor]:
-        ids, mask = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
+        made = padded([self.encoded[i].ids for i in which], self.study.forwards.pad)
+        ids, mask = (tensor.to(self.study.forwards.place["device"]) for tensor in made)
         return {"input_ids": ids, "attention_mask": mask}
 
     def drawn(self, index: int) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ answer (for agreement, where it prefers the right verb; of twin facts, where onl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,7 +22,7 @@ from whyformer.benchmarks.batches import Texts
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
-from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
 from whyformer.datasets.planted import Planted, planted
 from whyformer.errors import InputError
 from whyformer.evaluate.statistics import Interval
@@ -119,7 +118,7 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
     every = max(1, len(study.samples) // max(1, int(study.options["removal"])))
     removed = {s.id for s in study.samples[::every]}
     for i, prompt in enumerate(batch.samples):
-        ids = torch.from_numpy(batch.encoded[i].ids)[None]
+        ids = torch.from_numpy(batch.encoded[i].ids)[None].to(study.forwards.place["device"])
         target: Any = LogProbability(_token(tokenizer, prompt.answer))
         if prompt.rival is not None:
             target = Contrast(target.index, _token(tokenizer, prompt.rival))
@@ -128,10 +127,10 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
             figures: Values = {"kind": prompt.kind}
             if c.kind == "method":
                 try:
-                    start = time.process_time()
+                    start = seconds(study.model)
                     e = explaining.explain(study.model, {"input_ids": ids}, c.method, target, **c.settings)
                     if prompt.id in removed:
-                        figures["cost"] = (time.process_time() - start) / plain()
+                        figures["cost"] = (seconds(study.model) - start) / plain()
                 except MemoryError:
                     raise
                 except Exception as error:
@@ -173,8 +172,9 @@ def _twin(batch: Texts, index: int, scores: Array, target: Any) -> Values:
     assert prompt.twin is not None
     asked, other = _within(spans, prompt.clue), _within(spans, prompt.twin)
     ready = explaining.begin(batch.study.model, {"input_ids": ids}, batch.study.processor)
-    made = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float())
-    again = verified(ready.task(target, "verify"), made, 3).values[0].numpy()
+    device = batch.study.forwards.place["device"]
+    made = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
+    again = verified(ready.task(target, "verify"), made, 3).values[0].cpu().numpy()
     return {name: float(s[asked].max() > s[other].max()) for name, s in (("order", scores), ("verified", again))}
 
 
@@ -205,14 +205,14 @@ def _removal(batch: Texts, index: int, scores: Array) -> Values:
 
 
 def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float:
-    """Of the processor, for a plain forward and backward pass to the embeddings with the last row's logits alone."""
+    """For a plain forward and backward pass to the embeddings with the last row's logits alone."""
     table: Any = model.get_input_embeddings()  # type: ignore[operator]
-    start = time.process_time()
+    start = seconds(model)
     with torch.enable_grad():
         embedded = table(ids).detach().requires_grad_()
         value = target(model(inputs_embeds=embedded, use_cache=False, **last_row_alone(model)).logits[:, -1])
         torch.autograd.grad(value.sum(), embedded)
-    return time.process_time() - start
+    return seconds(model) - start
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------

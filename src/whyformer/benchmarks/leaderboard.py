@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Curves, Report, Results, Table, Values, method_table
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, seconds
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.metrics import faithfulness
 from whyformer.evaluate.metrics.faithfulness import au_mse, auac
@@ -104,13 +103,13 @@ def _cost(batch: Batch, configuration: Configuration) -> Values:
     fed = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
     try:
         explained(inputs)  # what is measured once a model is not the method's cost
-        plain, began = [], time.perf_counter()
+        plain, began = [], seconds(study.model)
         scores = explained(inputs)
-        spent = time.perf_counter() - began
+        spent = seconds(study.model) - began
         for _ in range(3):
-            began = time.perf_counter()
+            began = seconds(study.model)
             plain_logits(study.model, *fed)
-            plain.append(time.perf_counter() - began)
+            plain.append(seconds(study.model) - began)
     except WhyformerError:
         return {}
     found: Values = {"cost": spent / statistics.median(plain)}

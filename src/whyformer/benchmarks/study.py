@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -31,6 +33,14 @@ class Unusable:
 Scores = NDArray[np.float64] | Unusable
 Measured = tuple[str, Configuration, Values | Unusable]
 """(sample id, configuration, its figures or why there are none)."""
+
+
+def seconds(model: nn.Module) -> float:
+    """A clock for ratios: the processor's time, or on a GPU the wall clock's once what was asked of it is done."""
+    if any(p.is_cuda for p in model.parameters()):
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
 
 
 def usable(scores: NDArray[np.float64]) -> Scores:
