@@ -23,7 +23,8 @@ from whyformer.datasets.scenes import digit_scenes
 from whyformer.errors import WhyformerError
 from zoo import LANGUAGE, build, to
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU that torch can use", allow_module_level=True)
 EVERY = {a.name: a for a in listed()}
 
 
