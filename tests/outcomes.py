@@ -227,7 +227,10 @@ class Study:
                 channels = (-3,) if hand.dim() == found.dim() + 1 else tuple(range(1, hand.dim() - 2))
                 hand = hand.sum(channels) if channels else hand
             elif value.is_floating_point():
-                hand = hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
+                columns = hand.dim() == 3 and found.shape[1] == hand.shape[2] != hand.shape[1]  # of a spectrogram
+                hand = hand.sum(1) if columns else hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
+                if hand.shape != found.shape:
+                    return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
             else:
                 own = name == "input_ids" and "attention_mask" in self.inputs
                 keep = self.inputs["attention_mask"].bool() if own else torch.ones_like(value, dtype=torch.bool)

@@ -21,6 +21,7 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
 from whyformer.methods.diagnosis import odd_rows
+from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
 from whyformer.methods.verifying import check, verified
@@ -244,7 +245,7 @@ def begin(
     if processor is None and wants_processor(inputs):
         processor = processor_of(model)
     labels, multi_label = class_names(model)
-    made = prepare(model, inputs, processor, truncate=truncate)
+    made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
     return Ready(model, made, processor, name, labels, multi_label, class_count(model))
 
 

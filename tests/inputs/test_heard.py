@@ -148,9 +148,9 @@ def test_scores_of_a_spectrogram_stand_at_their_moments() -> None:
     wanted = (leaf.detach() * gradient).sum(1)
     assert e.scores.shape == (1, 3000)
     assert torch.allclose(e.scores, wanted, atol=1e-5 * float(wanted.abs().max()))
-    for method in ("rollout", "occlusion"):
-        with pytest.raises(whyformer.errors.MethodNotApplicable, match="time is the last axis of its spectrogram"):
-            whyformer.explain(model, tone(), method, 1, processor=ear)
+    bare = whyformer.explain(model, {"input_features": leaf.detach()}, "input_x_gradient", 1)
+    assert torch.equal(bare.scores, e.scores)
+    assert whyformer.explain(model, tone(), "raw_attention", 1, processor=ear).over_time(0.5).scores.shape == (1, 60)
 
 
 def test_what_cannot_be_heard_is_told(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:

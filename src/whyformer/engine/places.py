@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.mode import Interception
+from whyformer.engine.moments import shares
 from whyformer.engine.probes import AttentionCall, Edit, Features, Maps, Reached, Until
 from whyformer.engine.run import Feed, Root, record, running
 from whyformer.models.readout import anything
@@ -71,8 +72,9 @@ def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int |
 
 
 def entering_places(
-    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], picture: bool, samples: int
-) -> list[Places | None]:
+    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], samples: int, *,
+    picture: bool = False, turned: bool = False,
+) -> list[Places | None]:  # fmt: skip
     """For each sample the rows that enter a block call and stand for the elements of one input, what attentions mix
     being constant.
 
@@ -84,8 +86,9 @@ def entering_places(
             that feed none.
         call, blocks: the block call, and the blocks whose calls are counted.
         samples: how many samples are measured, from the first.
+        picture, turned: whether the input is a picture, or vectors ``[B, D, N]`` in columns.
     """
-    known, key = _ENTERING.setdefault(model, {}), (said(feed), root.kind, root.place, call, samples)
+    known, key = _ENTERING.setdefault(model, {}), (said(feed), root.kind, root.place, call, samples, turned)
     if key in known:
         return known[key]
     if len(known) >= MOST_KNOWN:
@@ -105,7 +108,7 @@ def entering_places(
         if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
             with torch.inference_mode(False), torch.enable_grad():
                 merged = root.kind == "input"
-                known[key] = [_entering(begun[""], hidden, picture, merged, sample) for sample in range(samples)]
+                known[key] = [_entering(begun[""], hidden, picture, merged, turned, i) for i in range(samples)]
     return known[key]
 
 
@@ -115,15 +118,15 @@ def said(feed: Feed) -> tuple[Any, ...]:
     return tuple((n, tuple(v.shape), None if v.is_floating_point() else v.cpu().numpy().tobytes()) for n, v in others)
 
 
-def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, sample: int) -> Places | None:
+def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, turned: bool, sample: int) -> Places | None:
     rows = hidden[sample]
     if picture:
         return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden))
-    if leaf.dim() == 2 and len(leaf) == len(hidden):
-        return _moments(leaf, rows, sample)
-    fed = _fed(leaf, rows, -1, sample)
+    sound = merged and len(leaf) == len(hidden)
+    fed = None if sound and leaf.dim() == 2 else _fed(leaf, rows, -2 if turned else -1, sample)
     if fed is None:
-        return None
+        moments = shares(leaf, rows, sample, 2 if turned else 1) if sound else None
+        return None if moments is None else Places(moments, None, len(rows))
     if leaf.dim() == 2:
         fed = fed.reshape(len(hidden), -1)[sample]
     # of patches a tower may have merged several into one row, of words none
@@ -288,41 +291,6 @@ def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:
         cells = _lattice((moments[fed] / power[fed, None]).cpu())
         if cells is not None:
             return Places(fed.cpu()[cells].flatten(), (int(cells.shape[0]), int(cells.shape[1])), len(rows))
-    return None
-
-
-def _moments(sound: Tensor, rows: Tensor, sample: int) -> Places | None:
-    """Which row each moment of a sound ``[B, T]`` belongs to, where rows stand for T/N moments each, one after another.
-
-    That they do is measured: the centres of the rows' squared gradients (see :func:`_overlapping`) have to lie on a
-    line over the middles of these shares, about the middle of the sound, to within one row's width. A stem of strided
-    convolutions widens what a row sees; what normalises over time, or adds positions by a convolution, draws all
-    centres towards the middle (the slope of the line).
-    """
-    u = torch.zeros_like(rows, requires_grad=True)
-    (back,) = torch.autograd.grad(rows, sound, u, create_graph=True, materialize_grads=True)
-    count, width = len(rows), sound.shape[-1] / len(rows)
-    moments = torch.arange(sound.shape[-1], device=sound.device).to(sound)
-    middles = (torch.arange(count, dtype=torch.float64, device=sound.device) + 0.5) * width
-    power, weighted = (torch.zeros(count, dtype=torch.float64, device=sound.device) for _ in range(2))
-    generator = torch.Generator().manual_seed(1)
-    for drawn in range(1, PICTURES + 1):
-        v = torch.zeros_like(sound)
-        v[sample] = torch.randn(len(moments), generator=generator).to(sound)
-        plain, along = (
-            torch.autograd.grad(back, u, one, retain_graph=True, materialize_grads=True)[0].double()
-            for one in (v, v * moments)
-        )
-        power += plain.square().sum(1)
-        weighted += (along * plain).sum(1)
-        if drawn % 4:
-            continue
-        centres, about = weighted / power - middles.mean(), middles - middles.mean()
-        slope = float((centres * about).sum() / about.square().sum())
-        off = float((centres - slope * about).square().mean().sqrt())
-        if slope > 0.25 and off < slope * width and abs(float(centres.mean())) < width:
-            shares = torch.div(torch.arange(len(moments)) + 0.5, width, rounding_mode="floor").long()
-            return Places(shares.clamp(max=count - 1), None, count)
     return None
 
 

@@ -154,6 +154,10 @@ class Tally:
         self.found[name, role] = (rule, self.found.get((name, role), (rule, 0))[1] + 1)
 
 
+# where the channels of what a layer returns stand
+_CHANNELS = {"linear": -1, "matmul": -1, "addmm": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
+
+
 class Reached(Exception):  # noqa: N818 - no error: the forward pass has gone far enough
     pass
 
@@ -165,6 +169,21 @@ class Until:
 
     call: int
     found: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """The pass ends with :class:`Reached` behind the first linear map or convolution that the root reaches; ``found``
+    as of :class:`Until`, of what that returned, the channels last."""
+
+    found: list[tuple[Tensor, dict[str, Tensor]]] = field(default_factory=list)
+
+    def __call__(self, mode: Any, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Look at one operation."""
+        if here.run is mode and name in _CHANNELS and isinstance(result, Tensor) and result.requires_grad:
+            self.found.append((result.movedim(_CHANNELS[name], -1), {"": mode.roots[0]}))
+            raise Reached
+        return result
 
 
 @dataclass
@@ -289,6 +308,7 @@ Probe = (
     | Trace
     | Shares
     | Until
+    | FirstLayer
     | Tally
 )
 

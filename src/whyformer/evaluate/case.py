@@ -152,7 +152,7 @@ def _picture(scores: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _text(scores: Tensor, inputs: Inputs) -> Tensor:
-    wanted = tuple(inputs.tensor.shape[:2])
+    wanted = inputs.extent[:2]
     scores = scores[None] if scores.dim() == 1 and wanted[0] == 1 else scores
     if tuple(scores.shape) != wanted:
         raise InputError(

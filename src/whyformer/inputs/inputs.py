@@ -30,7 +30,8 @@ class Inputs:
         samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
         shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
         name: what the model's forward calls the scored argument.
-        turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last).
+        turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last); None until it
+            was measured on the model.
         mosaic: where on which picture its tiles or packed patches lie, where a processor cut pictures into such.
         others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
     """
@@ -48,7 +49,7 @@ class Inputs:
     samples: Tensor | None = None
     shared: frozenset[str] = frozenset()
     name: str = ""
-    turned: bool = False
+    turned: bool | None = None
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -62,6 +63,17 @@ class Inputs:
         value = self.args[self.scored] if isinstance(self.scored, int) else self.kwargs[self.scored]
         assert isinstance(value, Tensor)
         return value
+
+    @property
+    def axis(self) -> int:
+        """Along which axis of the tensor its features stand, of those that are no picture."""
+        return 2 if self.turned else 1
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """(batch, features), of a multiple choice (batch, choices, features), of what is no picture."""
+        shape = self.tensor.shape
+        return tuple(shape[:3] if self.choices else (shape[0], shape[self.axis]))
 
     @property
     def batch(self) -> int:
@@ -139,5 +151,5 @@ class Inputs:
         return Inputs(
             tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},
             self.modality, self.scored, cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
-            samples=cut(self._numbers), shared=self.shared, name=self.name,
+            samples=cut(self._numbers), shared=self.shared, name=self.name, turned=self.turned,
         )  # fmt: skip

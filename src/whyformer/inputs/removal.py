@@ -45,7 +45,7 @@ class Removal:
         features: ``[B, P]`` True at features that may be taken out (no special tokens, no padding).
         grid, cell: (rows, columns) of cells and (height, width) of one in pixels, for pictures.
         baseline: what stands in for a feature, by name.
-        filler: pixels ``[B, C, H, W]``, vectors ``[B, N, D]``, or a token id.
+        filler: pixels ``[B, C, H, W]``, vectors ``[B, N, D]`` (turned ``[B, D, N]``), or a token id.
         choice: ``[B]`` the text of each sample that tokens are taken out of, in a multiple choice.
     """
 
@@ -78,7 +78,8 @@ class Removal:
         if self.baseline == "delete":
             return self._delete(chosen, gone)
         if isinstance(self.filler, Tensor):
-            return chosen.with_tensor(torch.where(gone if x.dim() == 2 else gone[..., None], self.filler[samples], x))
+            at = gone if x.dim() == 2 else gone[:, None] if chosen.axis == 2 else gone[..., None]
+            return chosen.with_tensor(torch.where(at, self.filler[samples], x))
         return chosen.with_tensor(x.masked_fill(gone, self.filler))
 
     def _delete(self, chosen: Inputs, gone: Tensor) -> Inputs:
@@ -155,8 +156,8 @@ def removal(
         given = f"baseline {name!r}" if name not in allowed else "fill_id"
         raise InputError(f"{task.method}: {given} is not for {kind}; its baselines are {', '.join(allowed)}")
     if inputs.modality != "image":
-        filler = torch.zeros_like(x) if name == "zero" else x.mean(1, keepdim=True).expand_as(x)
-        return Removal(inputs, torch.ones(x.shape[:2], dtype=torch.bool), name, filler)
+        filler = torch.zeros_like(x) if name == "zero" else x.mean(inputs.axis, keepdim=True).expand_as(x)
+        return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), name, filler)
     height, width = x.shape[-2:]
     cell = (patch, patch) if patch is not None else patch_size(task.model)
     while patch is None and math.ceil(height / cell[0]) * math.ceil(width / cell[1]) > MAX_CELLS:
@@ -178,7 +179,7 @@ def _ends(task: Task) -> Tensor:
 
 def content_of(inputs: Inputs) -> Tensor:
     """``[B, N]`` True at tokens that are neither special nor padding."""
-    content = torch.ones(inputs.tensor.shape[: 2 if inputs.choices is None else 3], dtype=torch.bool)
+    content = torch.ones(inputs.extent, dtype=torch.bool)
     for known, wanted in ((inputs.mask, True), (inputs.special, False)):
         if known is not None and known.shape == content.shape:
             content &= (known if wanted else ~known).cpu()

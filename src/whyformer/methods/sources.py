@@ -183,8 +183,8 @@ class Sources:
         """What :meth:`rows` says of the rows that enter a block call, None where it cannot be measured."""
         side, lookup = self.sources[name], self.structure.lookups.get(name)
         root = Root("input", side.scored) if lookup is None else Root("lookup", lookup.number)
-        picture = side.modality == "image"
-        found = entering_places(self.model, self.inputs.feed, root, call, self.all_blocks, picture, samples)
+        kind = {"picture": side.modality == "image", "turned": bool(side.turned)}
+        found = entering_places(self.model, self.inputs.feed, root, call, self.all_blocks, samples, **kind)
         known = [places for places in found if places is not None]
         if len(known) < len(found) or not known or len({(p.tokens, p.grid, len(p.rows)) for p in known}) > 1:
             return None

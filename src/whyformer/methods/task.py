@@ -268,9 +268,6 @@ class Task(Sources):
     def lay_out(self, scores: Scores) -> Scores:
         """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
         inputs = scores.inputs or self.inputs
-        if inputs.turned and scores.values.shape[1] != inputs.tensor.shape[2]:
-            said = "time is the last axis of its spectrogram, and this method's rows are not moments"
-            raise self.refuse(said, verdict=NOT_YET)
         each = inputs.choices is not None and scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
         if scores.kind != "sequence" and not (scores.kind == "token" and each):
             return scores
@@ -285,7 +282,7 @@ class Task(Sources):
         if key is not None:
             return self.of_sources({key: scores.values}, scores.logits, scores.diagnostics)
         if inputs.modality != "image":
-            tokens = inputs.tensor.shape[1]
+            tokens = inputs.tensor.shape[inputs.axis]
             if inputs.modality == "text" and scores.values.shape[1] != tokens:  # a prompt of its own, padding inside
                 scores = replace(scores, values=self.at_tokens(inputs.name, scores.values), kind="token")
             key = frozenset({inputs.name})
