@@ -7,10 +7,15 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 from show.made import ATTACK
+from whyformer.explanation.features import Features
 from whyformer.explanation.generation import Generation
+from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.result import Explanation
 from whyformer.show import answers, grid, paper, speaking
 from whyformer.show.html import answer
 
@@ -73,13 +78,66 @@ def test_the_page_has_no_script_escapes_and_lights_up_what_was_chosen() -> None:
     mark = re.search(r'id="(g[0-9a-f]{8})"', page)
     assert mark is not None
     name = mark.group(1)
-    rules = re.findall(r"([^\n{}]+)\{background:(#[0-9a-f]+)\}", page)
+    rules = re.findall(r"([^\n{}]+)\{background:(rgb\(var\(--(?:for|against)\)[^}]*)\}", page)
     lit = {place for where, _ in rules for place in where.split(",")}
     assert f"#{name}-3:checked~p .k0" in lit  # step 0 by its first token
     assert f"#{name}-4:checked~p .k0" not in lit  # which step 1 does not use
     assert f"#{name}-1:checked~p .k4" in lit  # what the second token served
     assert f"#{name}-0:checked~p .k4" not in lit
-    assert answer.fragment(g).count('type="radio"') == 5
+    card = answer.fragment(g)
+    assert card.count('type="radio"') == 5
+    assert re.search(r"\{background:#[0-9a-f]{6}\}", card)  # a notebook's own colours are not known
+    assert "var(--for)" not in card
+
+
+def seeing(matrix: list[list[float]], diagnostics: list[dict[str, object]] | None = None) -> Generation:
+    """An answer of two tokens to a picture of four rows and the word "what"; the first step looks at its last pixel."""
+    pieces = ["<s>", *[" <image>"] * 4, " what", " one", " two"]
+    logits = torch.eye(8)[[6, 7]]
+    features = Features(image_size=(2, 2), pictures=torch.zeros(1, 2, 2, 3, dtype=torch.uint8), originals=[Image.new("RGB", (20, 20))], geometry=[Geometry((20, 20), (0.0, 0.0, 20.0, 20.0))])
+    first = Explanation(torch.tensor([[[0.0, 0.0], [0.0, 3.0]]]), "pixel", "gae", {}, torch.tensor([6]), logits[:1], ["'one'"], features)
+    return Generation(
+        matrix=torch.tensor(matrix), tokens=[p.strip() for p in pieces], pieces=pieces, ids=[0, 1, 1, 1, 1, 2, 6, 7], start=6,
+        method="gae", settings={}, explained="log-probability", value=torch.zeros(2), target=torch.tensor([6, 7]),
+        target_names=["'one'", "'two'"], logits=logits, labels={i: repr(p) for i, p in enumerate(pieces)},
+        seen={"pixel_values": Pictured(first, torch.tensor([[[0.0, 0.0], [0.0, 3.0]], [[2.0, 0.0], [0.0, 0.0]]]))},
+        diagnostics=diagnostics or [{}, {}],
+    )  # fmt: skip
+
+
+SEEING = [[0.5, 0, 0, 0, 0, 0.5, 0, 0], [0, 0, 0, 0, 0, 1.0, 1.0, 0]]
+
+
+def test_tokens_that_stand_for_a_picture_are_one_piece() -> None:
+    g = answers.folded(seeing(SEEING))
+    assert g.pieces == ["<s>", " [picture]", " what", " one", " two"]
+    assert (g.start, g.prompt, g.text, g.probability(1)) == (3, "<s> [picture] what", " one two", seeing(SEEING).probability(1))
+    assert g.matrix.tolist() == [[0.5, 0, 0.5, 0, 0], [0, 0, 1.0, 1.0, 0]]
+    scored = [[0.5, 0, 0.1, 0, 0, 0.4, 0, 0], SEEING[1]]
+    assert answers.folded(seeing(scored)).pieces == ["<s>", " <image>", " <image>", " [picture]", " what", " one", " two"]  # no score is lost
+    assert answers.folded(made()).pieces == made().pieces
+
+
+def test_what_is_on_the_picture_stands_beside_each_step() -> None:
+    g = seeing(SEEING)
+    assert [answers.share_seen(g, t) for t in range(2)] == [3 / 4, 2 / 4]
+    text = str(g)
+    assert re.search(r"' one' .*picture 75% \(most at x 1\d, y 1\d\)  <s> 0.5, what 0.5", text)
+    assert re.search(r"' two' .*picture 50% \(most at x \d, y \d\)", text)
+    page = answer.page(g)
+    maps = re.findall(r'<figure class="m m(\d)"><img alt="where on the picture: ([^"]+)"', page)
+    assert maps == [("3", " one"), ("4", " two")]
+    assert re.search(r"#g\w+-3:checked~.seen .m3\{visibility:visible\}", page)
+    assert re.search(r"#g\w+:has\(.k4:hover\) .seen .m4\{visibility:visible\}", page)
+
+
+def test_colours_claim_no_more_than_the_method_knows() -> None:
+    assert not answers.signed(seeing(SEEING))
+    assert "green: mattered (no sign)" in answer.page(seeing(SEEING))
+    assert "var(--for)" not in answer.page(seeing(SEEING)).partition("</head>")[2]
+    known = seeing(SEEING, [{"signed": True}, {"signed": True}])
+    assert answers.signed(known)
+    assert "orange: for it, blue: against it" in answer.page(known)
 
 
 def test_the_matrix_as_a_picture() -> None:

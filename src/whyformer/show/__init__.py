@@ -4,7 +4,6 @@ from whyformer.show.bars import bars, summary
 from whyformer.show.figures import figure, matrix, panels, strip
 from whyformer.show.film import film
 from whyformer.show.gallery import gallery
-from whyformer.show.generated import generated
 from whyformer.show.html import fragment, page
 from whyformer.show.html.heads import heads
 from whyformer.show.look import Look
@@ -20,7 +19,6 @@ __all__ = [
     "film",
     "fragment",
     "gallery",
-    "generated",
     "heads",
     "matrix",
     "overlay",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +16,10 @@ from whyformer.show.words import visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
+    from whyformer.explanation.result import Explanation
 
 CANDIDATES = 3
+PICTURE = "[picture]"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,35 @@ class Reason:
     text: str
     score: float
     unit: float
+
+
+def folded(g: Generation) -> Generation:
+    """The same with each run of tokens that stand for a picture as one: what they have of scores is the picture's."""
+    if not g.seen:
+        return g
+    silent = (array(g.matrix) == 0).all(0)
+
+    def key(i: int) -> tuple[object, ...]:
+        return (g.pieces[i], i < g.source) if silent[i] and i < g.start else (i,)
+
+    runs = [list(places) for _, places in groupby(range(len(g.pieces)), key)]
+    named = {own[0]: f" {PICTURE}" if own[1:] else g.pieces[own[0]] for own in runs}
+    if len(named) == len(g.pieces):
+        return g
+    at = {bound: i for i, bound in enumerate([*named, len(g.pieces)])}
+    kept = list(named)
+    return replace(
+        g, matrix=g.matrix[:, kept], pieces=list(named.values()), tokens=[g.tokens[i] for i in kept],
+        ids=[g.ids[i] for i in kept], start=at[g.start], source=at.get(g.source, 0),
+        turns=[(role, at[a], at[b]) for role, a, b in g.turns if a in at and b in at],
+        groups=None if g.groups is None else [g.groups[i] for i in kept], again=None,
+    )  # fmt: skip
+
+
+def signed(g: Generation) -> bool:
+    """Whether scores of this answer may speak against what was written: then their colours are two."""
+    known = any(own.get("signed") is True for own in g.diagnostics)
+    return known or any(colours.scale(row).signed for row in array(g.matrix))
 
 
 def scale_of(g: Generation, step: int) -> colours.Scale:
@@ -66,6 +98,29 @@ def reasons(g: Generation, step: int, count: int = 4) -> list[Reason]:
 def _strongest(scores: Array, scale: colours.Scale) -> tuple[float, float]:
     score = float(scores[np.abs(scores).argmax()])
     return score, float(scale.unit(np.array(score)))
+
+
+def share_seen(g: Generation, step: int) -> float:
+    """How much of all |score| of a step lies on the pictures of the prompt, 0 to 1."""
+    seen = sum(float(np.abs(array(own.scores[step])).sum()) for own in g.seen.values())
+    words = float(np.abs(array(g.matrix[step])).sum())
+    return seen / (seen + words) if seen else 0.0
+
+
+def seen(g: Generation, step: int) -> str:
+    """How much of a step's scores is on the pictures, and where on each the largest lies, in its own pixels."""
+    if not g.seen:
+        return ""
+    places = [place for name in g.seen if (place := _place(g[step].part(name)))]
+    return f"picture {100 * share_seen(g, step):.0f}%" + (f" ({', '.join(places)})" if places else "")
+
+
+def _place(e: Explanation) -> str:
+    if e.geometry is None or not bool(e.scores.any()):
+        return ""
+    placed = np.nan_to_num(array(e.placed()))
+    row, column = np.unravel_index(int(np.abs(placed).argmax()), placed.shape)
+    return f"most at x {column}, y {row}"
 
 
 def others(g: Generation, step: int) -> list[tuple[str, float]]:

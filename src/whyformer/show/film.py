@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from whyformer.errors import InputError
-from whyformer.show import colours
+from whyformer.show import answers, colours
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
 from whyformer.show.paper import Paper
@@ -67,10 +67,8 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
 
 def _question(g: Generation) -> str:
     """The prompt without the places for its pictures, which are as many tokens as the pictures have rows."""
-    held = max(set(g.tokens[: g.start]), key=g.tokens[: g.start].count)
-    repeated = g.tokens[: g.start].count(held) > 3
-    kept = [p for p, t in zip(g.pieces[: g.start], g.tokens, strict=False) if not (repeated and t == held)]
-    return "".join(kept).strip()
+    small = answers.folded(g)
+    return "".join(p for p in small.pieces[: small.start] if p.strip() != answers.PICTURE).strip()
 
 
 def _plain(paper: Paper, e: Explanation, x: float, y: float, wide: float, high: float) -> None:

@@ -21,6 +21,7 @@ _MOST = 90  # columns; beyond that words, then sentences
 
 def figure(g: Generation) -> Figure:
     """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read."""
+    g = answers.folded(g)
     for wider in ("word", "sentence", "turn"):
         if len(g.pieces) > _MOST and g.unit == "token":
             merged = g.by(wider)
@@ -31,10 +32,12 @@ def figure(g: Generation) -> Figure:
     top = max(measure(name, _SIZE) for name in names[:shown]) + 0.5
     wide, high = shown * _CELL, len(g) * _CELL
     lines = answers.remarks(g)
-    paper = Paper(max(left + wide + 0.2, 4.0), top + high + 0.35 + 0.14 * len(lines))
+    claim = "orange: for what was written, blue: against it" if answers.signed(g) else "green: mattered (no sign)"
+    said = f"{claim}; each row by its own largest score"
+    paper = Paper(max(left + wide, left + measure(said, 6.5), 3.8) + 0.2, top + high + 0.35 + 0.14 * len(lines))
     paper.write(short(answers.title(g), 90), 0.1, 0.1, 8.5, va="top", weight="bold")
-    unit = answers.unit(g)[:, :shown]
-    painted = colours.paint(unit, True)
+    unit, signed = answers.unit(g)[:, :shown], answers.signed(g)
+    painted = colours.mix(colours.MATTERED, unit) if not signed else colours.paint(unit, True)
     later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94
     axes = paper.axes(left, top, wide, high)
@@ -44,7 +47,6 @@ def figure(g: Generation) -> Figure:
         paper.write(name, left + (j + 0.5) * _CELL, top - 0.05, _SIZE, va="bottom", ha="center", rotation=90, **style)
     for t, name in enumerate(names[g.start :]):
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
-    said = "orange: for what was written, blue: against it; each row by its own largest score"
     paper.write(said, left, top + high + 0.08, 6.5, va="top", color=GREY)
     for i, line in enumerate(lines):
         paper.write(short(line, 140), 0.1, top + high + 0.28 + 0.14 * i, 6.5, va="top", color="#8a4b00")

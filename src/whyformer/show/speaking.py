@@ -23,13 +23,16 @@ _INK, _PAPER = "rgb(17,17,17)", "rgb(255,255,255)"
 
 
 def plain(g: Generation) -> str:
-    """The answer token by token: its probability, what else was likely, and the words before it that made it so."""
+    """The answer token by token: its probability, how much of its scores is on pictures, and the words before it that
+    made it so."""
+    g = answers.folded(g)
     lines = [f"{answers.title(g)}:", f"  prompt  {_cut(answers.shown(g.prompt), 100)}",
              f"  answer  {_cut(answers.shown(g.text), 100)}", ""]  # fmt: skip
     names = [_name(g, t) for t in range(min(len(g), _STEPS))]
     wide = max(map(cell_len, names))
     for t, name in enumerate(names):
         made = ", ".join(f"{r.text} {figure_of(r.score)}" for r in answers.reasons(g, t))
+        made = "  ".join(part for part in (answers.seen(g, t), made) if part)
         share = f"{100 * g.probability(t):5.1f}%  " if g.unit == "token" else ""
         lines.append(f"  {name}{' ' * (wide - cell_len(name))}  {share}{made}")
     if len(g) > _STEPS:
@@ -47,6 +50,7 @@ def _cut(text: str, cells: int) -> str:
 
 def render(g: Generation) -> RenderableType:
     """The prompt with what each of its words did for the whole answer, then each step with its reasons."""
+    g = answers.folded(g)
     return Group(Text(answers.title(g), style="bold"), _Whole(g), Text(), _Steps(g), *map(Text, answers.remarks(g)))
 
 
@@ -59,11 +63,11 @@ class _Whole:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         g, text = self.g, Text(overflow="fold")
         sums = array(g.matrix).sum(0)
-        scale = colours.scale(sums[: max(1, g.start - 1)])
+        scale, signed = colours.scale(sums[: max(1, g.start - 1)]), answers.signed(g)
         for i, piece in enumerate(g.pieces):
             if i < g.start:
                 value = float(scale.unit(np.array(sums[i])))
-                text.append(visible(piece, keep="\n"), style=f"{_INK} {_on(colours.ground(value))}")
+                text.append(visible(piece, keep="\n"), style=f"{_INK} {_on(colours.ground(value, signed))}")
             else:
                 text.append(visible(piece, keep="\n"), style=f"bold {_INK}")
         if console.color_system is None or console.no_color:
@@ -80,14 +84,15 @@ class _Steps:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         g, bare = self.g, console.color_system is None or console.no_color
+        signed = answers.signed(g)
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         heads = ["written", "prob", "or else", "because of"] if g.unit == "token" else ["written", "because of"]
         for head in heads:
             table.add_column(head, no_wrap=head in ("written", "prob"), justify="right" if head == "prob" else "left")
         for t in range(min(len(g), _STEPS)):
-            because = Text()
+            because = Text(f"{answers.seen(g, t)}  " if g.seen else "")
             for r in answers.reasons(g, t):
-                because.append(r.text, style="" if bare else f"{_INK} {_on(colours.ground(r.unit))}")
+                because.append(r.text, style="" if bare else f"{_INK} {_on(colours.ground(r.unit, signed))}")
                 because.append(f" {figure_of(r.score)}  ", style="dim")
             cells = [Text(_name(g, t))]
             if g.unit == "token":

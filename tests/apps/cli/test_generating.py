@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 import whyformer
 from whyformer.apps.cli import app
 from whyformer.errors import InputError
-from whyformer.show import encode, film, generated
+from whyformer.show import encode, film
 
 PICTURE = Path(__file__).parents[3] / "examples/pictures/digits_37.png"
 QUESTION = "What is on the left?"
@@ -33,6 +34,15 @@ def test_words_and_a_film_strip(tmp_path: Path) -> None:
     assert written.name == "What_is_on_the_left-attnlrp-generated.png"
     strip = Image.open(io.BytesIO(written.read_bytes()))
     assert strip.width > 2 * strip.height
+
+
+def test_a_page_with_a_map_for_each_word(tmp_path: Path) -> None:
+    code, _ = run(QUESTION, "--image", str(PICTURE), "--continuation", "3 7", "--method", "rollout", "--out", str(tmp_path), "--format", "html")
+    assert code == 0
+    page = (tmp_path / "What_is_on_the_left-rollout-generated.html").read_text(encoding="utf-8")
+    assert page.count('alt="where on the picture: ') == 2
+    assert "green: mattered (no sign)" in page  # rollout cannot speak against a word
+    assert "orange" not in page
 
 
 def test_as_json(tmp_path: Path) -> None:
@@ -82,7 +92,8 @@ def test_the_strip_has_a_picture_for_each_word() -> None:
         texts = [t.get_text() for t in figure.texts]
         assert {"3", "7", "what is on the left ?"} <= {t.replace("<s> ", "") for t in texts}
     assert encode(film(g), "svg").startswith(b"<?xml")
-    assert "picture" in generated(g)
+    assert "[picture] what is on the left" in str(g)
+    assert re.search(r"' 3' .* picture \d+% \(most at x \d+, y \d+\)", str(g))
 
 
 def test_a_text_without_a_picture_has_no_strip() -> None:
@@ -92,4 +103,4 @@ def test_a_text_without_a_picture_has_no_strip() -> None:
     g = whyformer.explain_generation(model, "what is", [7], "rollout", processor.tokenizer)
     with pytest.raises(InputError, match="without a picture"):
         film(g)
-    assert "what 0.45" in generated(g)
+    assert "what 0.45" in str(g)

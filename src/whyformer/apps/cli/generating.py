@@ -14,7 +14,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.apps.cli.explaining import Explain
 
-_FORMATS = ("png", "svg", "pdf", "json")
+_FORMATS = ("png", "svg", "pdf", "html", "json")
 
 
 def generate(asked: Explain) -> None:
@@ -52,15 +52,18 @@ def generate(asked: Explain) -> None:
             progress=bars.track, verify=asked.verify or 0, **settings,
         )  # fmt: skip
     assert not isinstance(g, list)
-    from whyformer.show import encode, film, generated
+    from whyformer.show import encode, film, speaking
     from whyformer.show.files import record_of, slug, write_all
+    from whyformer.show.html.answer import page
 
     facts = record_of("explain", [], loaded.name, given.title)
     facts["generation"] = g.to_dict()
     stem = slug(given.name[:40], g.method, "generated")
     contents = {f"{stem}.json": json.dumps(facts).encode()} if "json" in formats else {}
-    drawn = [kind for kind in formats if kind != "json"]
+    if "html" in formats:
+        contents[f"{stem}.html"] = page(g, given.title).encode()
+    drawn = [kind for kind in formats if kind not in ("html", "json")]
     if drawn:
         strip = film(g, **look)
         contents |= {f"{stem}.{kind}": encode(strip, kind) for kind in drawn}
-    tell(asked, facts, generated(g), write_all(asked.out, contents))
+    tell(asked, facts, speaking.render(g), write_all(asked.out, contents))
