@@ -16,16 +16,17 @@ class Visitor:
     handlers: Handlers
     session: Session = field(default_factory=Session)
 
-    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=0.8, keep=0.2, kind=None):
+    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=0.8, keep=0.2, kind=None, picture=None, length=16, chat=False):
         """What the page's controls hold: the picture of that name, or the sentence."""
         kind = kind or ("image" if given.endswith(".png") else "text")
+        name = given if kind == "image" else picture
         picture = None
-        if kind == "image" and given:
-            path = self.handlers.uploads / given
-            path.write_bytes((PICTURES / given).read_bytes())
+        if name:
+            path = self.handlers.uploads / name
+            path.write_bytes((PICTURES / name).read_bytes())
             picture = {"path": str(path), "meta": {"_type": "gradio.FileData"}}
-        model = model or {"image": "bundled:digits", "text": "bundled:sst2"}[kind]
-        return (kind, picture, given if kind == "text" else "", model, list(methods), [str(c) for c in classes], truncate, style, opacity, keep, json.dumps(settings or {}))
+        model = model or {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}[kind]
+        return (kind, picture, given if kind != "image" else "", model, list(methods), [str(c) for c in classes], truncate, style, opacity, keep, length, chat, json.dumps(settings or {}))
 
     def explain(self, *given, **more):
         """The last value of each part of the page after Explain."""

@@ -9,11 +9,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps.web.asking import KINDS
 from whyformer.apps.web.limits import uploaded
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
 
-CONTROLS = ("kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep")
+CONTROLS = (
+    "kind", "picture", "sentence", "model", "methods", "classes", "truncate", "style", "opacity", "keep", "length",
+    "chat",
+)  # fmt: skip
 """The controls that an address fills, in the order in which handlers take them; after them come the settings."""
 
 
@@ -21,8 +25,11 @@ def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> s
     """What was asked for (:class:`~whyformer.apps.web.handlers.Asked`), and the settings that differ from the
     defaults, as a fragment; of a picture it names the place among the uploads."""
     facts: dict[str, Any] = {"kind": asked.kind}
-    if asked.kind == "image":
+    if asked.picture is not None and asked.kind != "text":
         facts["picture"] = Path(asked.picture).resolve().relative_to(uploads.resolve()).as_posix()
+    if asked.kind == "answer":
+        facts |= {"sentence": asked.sentence, "length": asked.length} | ({"chat": 1} if asked.chat else {})
+    elif asked.kind == "image":
         facts |= {"style": "kept" if "keep" in asked.look else "contours" if "contours" in asked.look else "colours"}
         facts |= {name: asked.look[name] for name in ("opacity", "keep") if name in asked.look}
     else:
@@ -42,10 +49,10 @@ def read(fragment: Any, uploads: Path) -> list[Any] | None:
         return None
     facts = {key: values[-1] for key, values in parse_qs(fragment.removeprefix("#")).items()}
     kind = facts.get("kind")
-    if kind not in ("image", "text"):
+    if kind not in KINDS:
         return None
     picture = None
-    if kind == "image":
+    if kind == "image" or (kind == "answer" and facts.get("picture")):
         try:
             picture = {"path": str(uploaded(uploads / facts.get("picture", ""), uploads))}
         except InputError as error:
@@ -53,10 +60,14 @@ def read(fragment: Any, uploads: Path) -> list[Any] | None:
     names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
     return [
-        kind, picture, facts.get("sentence", ""), facts.get("model", DEFAULT_MODEL[kind]), names, classes,
+        kind, picture, facts.get("sentence", ""), facts.get("model", DEFAULT_MODEL[KINDS[kind]]), names, classes,
         "truncate" in facts, style, _share(facts.get("opacity"), OPACITY), _share(facts.get("keep"), 0.2),
-        facts.get("settings", "{}"),
+        _number(facts.get("length"), 16), "chat" in facts, facts.get("settings", "{}"),
     ]  # fmt: skip
+
+
+def _number(given: str | None, default: int) -> int:
+    return int(given) if given is not None and given.isdecimal() and len(given) < 6 else default
 
 
 def _share(given: str | None, default: float) -> float:

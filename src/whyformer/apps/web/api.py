@@ -33,7 +33,7 @@ def endpoint(handlers: Handlers) -> Any:
             raise Told("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
-        chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, settings)
+        chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, 0, False, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
         track = session.track(seconds=handlers.limits.seconds)

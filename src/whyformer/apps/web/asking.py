@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from whyformer.apps import DEFAULT_MODEL
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
+
+KINDS = {"image": "image", "text": "text", "answer": "both"}
+"""What may be explained, and the kind of input of the model that does it where none was named."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,18 @@ class Asked:
     classes: list[str]
     truncate: bool
     look: dict[str, Any]
+    length: int = 16
+    chat: bool = False
     settings: Any = ""
 
     @classmethod
     def read(cls, entered: Sequence[Any]) -> Asked:
         """From what a browser sent, which may be anything."""
-        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, settings = entered
-        if kind not in DEFAULT_MODEL:
-            raise InputError("choose a picture or a sentence")
+        kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, length, chat, settings = (
+            entered
+        )
+        if kind not in KINDS:
+            raise InputError("choose a picture, a sentence or an answer")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = (
             # a number that came as a number is an index, whatever the classes are called
@@ -39,7 +45,7 @@ class Asked:
         )
         return cls(
             kind, path, sentence if isinstance(sentence, str) else "", str(model or ""), names, wanted, bool(truncate),
-            look_of(style, opacity, keep), settings,
+            look_of(style, opacity, keep), length if type(length) is int else 0, bool(chat), settings,
         )  # fmt: skip
 
 

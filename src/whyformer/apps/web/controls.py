@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, WhyformerError
 from whyformer.methods import Method, find
 from whyformer.methods.maps.aggregation import AGGREGATION, HEADS, LAYERS, ROWS
 from whyformer.methods.registry import BLOCK, OPTIONAL_BLOCK, Between, OneOf
+from whyformer.models import Loaded
+from whyformer.models.structure import find_blocks
 from whyformer.show.html import render
 
 Given = Mapping[str, Mapping[str, Any]]
@@ -56,6 +59,13 @@ def _choices(values: Sequence[Any], chosen: Any, first: str = "none") -> list[tu
     names = [first if v is None else str(v).replace("_", " ") for v in values]
     same = [v == chosen and type(v) is type(chosen) for v in values]
     return list(zip(map(json.dumps, values), names, same, strict=True))
+
+
+def blocks_of(loaded: Loaded) -> int:
+    """How many blocks a model has; 0 where they cannot be told, so that their numbers are typed."""
+    with suppress(WhyformerError):
+        return len(find_blocks(loaded.model))
+    return 0
 
 
 def read_form(raw: Any) -> dict[str, dict[str, Any]]:

@@ -17,10 +17,14 @@ SENTENCES = (
     "It is a masterpiece of boredom.",  # which the bundled model takes for praise
 )
 
+PROMPTS = ("what is on the left ?", "read from left to right :", "read from right to left :")  # one to each picture
+
 
 def offered(kind: str) -> str:
     """Buttons, one an example of this kind."""
-    shown: Sequence[Any] = [(p.stem, data_uri(p.read_bytes())) for p in PICTURES] if kind == "image" else SENTENCES
+    pictures = [(p.stem, data_uri(p.read_bytes())) for p in PICTURES]
+    asked = [(*picture, prompt) for picture, prompt in zip(pictures, PROMPTS, strict=True)]
+    shown: Sequence[Any] = {"image": pictures, "text": SENTENCES, "answer": asked}[kind]
     return render("web/examples.html", kind=kind, shown=shown)
 
 
@@ -38,6 +42,6 @@ def put(number: Any, uploads: Path) -> Path | None:
     return place
 
 
-def sentence(number: Any) -> str | None:
-    """The sentence of that number, if there is one."""
-    return SENTENCES[number] if isinstance(number, int) and 0 <= number < len(SENTENCES) else None
+def sentence(number: Any, among: Sequence[str] = SENTENCES) -> str | None:
+    """The sentence (or the prompt) of that number, if there is one."""
+    return among[number] if isinstance(number, int) and 0 <= number < len(among) else None

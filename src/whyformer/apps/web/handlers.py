@@ -15,8 +15,8 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps import DEFAULT_MODEL
-from whyformer.apps.web import address, controls, examples, maps, reproduce, work
-from whyformer.apps.web.asking import Asked, look_of
+from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
+from whyformer.apps.web.asking import KINDS, Asked, look_of
 from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
 from whyformer.apps.web.work import Session, View
@@ -85,18 +85,24 @@ class Handlers:
         return loaded, replace(view, methods=chosen, targets=wanted)
 
     # -- controls ------------------------------------------------------------------------------------------------
-    def switch(self, kind: str) -> tuple[Any, ...]:
-        """Picture or sentence: the field, the model and the methods that go with it."""
+    def switch(self, kind: str, chosen: Any = None) -> tuple[Any, ...]:
+        """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it;
+        ``chosen`` are the methods now chosen."""
+        asks = kind == "answer"
+        first = {"value": [answers.METHOD]} if asks else {"value": list(FIRST)} if chosen == [answers.METHOD] else {}
+        updates = fields_of(kind)
+        updates["classes"] |= {"choices": [], "value": []}
         return (
-            *fields_of(kind), DEFAULT_MODEL[kind], gr.update(choices=offered(kind)), gr.update(choices=[], value=[]),
-            "", examples.offered(kind),
+            *updates.values(), DEFAULT_MODEL[KINDS[kind]], gr.update(choices=offered(kind), **first), "",
+            examples.offered(kind),
         )  # fmt: skip
 
     def example(self, kind: str, number: Any) -> tuple[Any, Any]:
         """The picture, or the sentence, of an example that was clicked."""
-        if kind == "image":
+        if kind in ("image", "answer"):
             place = examples.put(number, self.uploads)
-            return (gr.skip() if place is None else str(place)), gr.skip()
+            prompt = examples.sentence(number, examples.PROMPTS) if kind == "answer" else None
+            return (gr.skip() if place is None else str(place)), prompt or gr.skip()
         return gr.skip(), examples.sentence(number) or gr.skip()
 
     def look(self, session: Session, *entered: Any) -> Iterator[tuple[Any, ...]]:
@@ -106,11 +112,16 @@ class Handlers:
         try:
             with sentences():
                 asked = Asked.read(entered)
-                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():
+                if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
                     yield *nothing, ""
                     return
                 if not self.catalogue.has(asked.model):
                     yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
+                if asked.kind == "answer":
+                    blocks = controls.blocks_of(self.catalogue.load(asked.model))
+                    form = controls.form(asked.methods, controls.read_form(asked.settings), blocks)
+                    yield "", gr.skip(), form, status("Ready: press Explain.")
+                    return
                 _, _, prediction = self.ready(session, asked)
         except Told as told:
             yield *nothing, status(str(told), error=True)
@@ -139,6 +150,8 @@ class Handlers:
         except Told as told:
             return status(str(told), error=True)
         with suppress(Told), sentences():
+            if asked.kind == "answer":
+                return form(controls.blocks_of(self.catalogue.load(asked.model)))
             return form(self.ready(session, asked)[2].blocks)
         return made
 
@@ -153,6 +166,9 @@ class Handlers:
                 asked = Asked.read(entered)
                 known = self.catalogue.has(asked.model)
                 yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
+                if asked.kind == "answer":
+                    yield from (_shown(**step) for step in answers.ask(self, session, asked, track))
+                    return
                 loaded, view = self.full_view(session, asked)
                 results, refused, total = [], [], len(view.methods) * len(view.targets)
                 for found in work.explain(session, loaded, view, track):
@@ -196,7 +212,7 @@ class Handlers:
 
     def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any, Any]:
         """The same maps with another look: nothing is computed again."""
-        if session.view is None or session.view.source.kind == "text":
+        if session.view is None or session.view.source.kind == "text":  # a prompt too
             return gr.skip(), gr.skip(), gr.skip()
         session.view = replace(session.view, look=look_of(style, opacity, keep))
         session.asked = replace(session.asked, look=session.view.look)
@@ -205,12 +221,12 @@ class Handlers:
 
     def word(self, session: Session, number: int, block: str | None) -> tuple[Any, Any]:
         """What a word attends to, and the blocks to choose from."""
-        if session.view is None or not session.results or session.view.source.kind != "text":
+        view = session.view
+        if view is None or view.asks or not session.results or view.source.kind != "text":
             return gr.skip(), gr.skip()
         try:
             with sentences():
-                loaded = self.catalogue.load(session.view.model)
-                found = work.attention(session, loaded, session.view)
+                found = work.attention(session, self.catalogue.load(view.model), view)
                 index = int(block) if block and block.isdecimal() and int(block) < len(found) else None
                 shown = maps.attended(session.results[0], found, int(number), index)
         except Told as told:
@@ -226,21 +242,36 @@ class Handlers:
         """A file for the browser to save, in the answer itself: nothing is written on this machine."""
         if session.view is None or not session.results:
             return {}
-        name, content = reproduce.download(session, kind)
+        make = answers.download if session.view.asks else reproduce.download
+        name, content = make(session, kind)
         mime = {"png": "image/png", "html": "text/html", "json": "application/json"}[kind]
         return {"name": name, "mime": mime, "base64": base64.b64encode(content).decode()}
 
 
-def fields_of(kind: str) -> tuple[Any, ...]:
-    """Updates that show the fields of one kind of input: picture, sentence, whether to cut off."""
-    image = kind == "image"
-    return gr.update(visible=image), gr.update(visible=not image), gr.update(visible=not image)
+FIELDS = ("picture", "sentence", "truncate", "length", "chat", "classes")
+
+
+def fields_of(kind: str) -> dict[str, dict[str, Any]]:
+    """Updates that show the fields of one kind of input, by name."""
+    shown = {
+        "image": ("picture", "classes"), "text": ("sentence", "truncate", "classes"),
+        "answer": ("picture", "sentence", "length", "chat"),
+    }[kind]  # fmt: skip
+    updates: dict[str, dict[str, Any]] = {name: gr.update(visible=name in shown) for name in FIELDS}
+    asks = kind == "answer"
+    prompt = {"label": "Prompt", "placeholder": "What is on the left?"}
+    updates["sentence"] |= prompt if asks else {"label": "Sentence", "placeholder": examples.SENTENCES[0]}
+    updates["picture"] |= {"label": "Picture, for a model that sees" if asks else "Picture"}
+    return updates
 
 
 # -- pieces of the page --------------------------------------------------------------------------------------------
 def offered(kind: str) -> list[tuple[str, str]]:
     """Methods for this kind of input."""
-    return [(m.name, m.name) for m in methods() if m.modality in ("both", kind)]
+    wanted = "text" if kind == "answer" else kind
+    return [
+        (m.name, m.name) for m in methods() if m.modality in ("both", wanted) and (m.name, kind) != ("auto", "answer")
+    ]
 
 
 def recipe(view: View) -> str:

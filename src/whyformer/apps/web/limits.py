@@ -29,6 +29,7 @@ class Limits:
         pixels, size: of a picture, in pixels and bytes.
         characters: of a text.
         maps: methods times classes in one view.
+        tokens: of an answer.
         uploads: bytes of all uploads together; seconds: that one request may work.
     """
 
@@ -36,6 +37,7 @@ class Limits:
     size: int = 16 * 2**20
     characters: int = 20_000
     maps: int = 24
+    tokens: int = 64
     uploads: int = 2**30
     seconds: float = 900.0
 
@@ -112,7 +114,7 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """What is offered by name."""
-        return [DEFAULT_MODEL["image"], DEFAULT_MODEL["text"], *self.folders]
+        return [*DEFAULT_MODEL.values(), *self.folders]
 
     def place(self, name: str) -> str:
         """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""

@@ -12,7 +12,7 @@ import gradio as gr
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, examples
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.handlers import FIRST, RESULTS, Handlers, offered
+from whyformer.apps.web.handlers import FIELDS, FIRST, RESULTS, Handlers, offered
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.apps.web.telling import piece
 from whyformer.apps.web.telling import status as say
@@ -45,7 +45,9 @@ def build(handlers: Handlers) -> gr.Blocks:
         hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
             with _part("ask"):
-                kind, picture, sentence, truncate = map(_part, ("kind", "picture", "sentence", "truncate"))
+                kind, picture, sentence, chat, truncate = map(
+                    _part, ("kind", "picture", "sentence", "chat", "truncate")
+                )
                 tries = _part("examples", value=examples.offered("image"))
                 with gr.Row(elem_classes="wf-go"):
                     go, cancel = _part("explain"), _part("cancel")
@@ -56,6 +58,7 @@ def build(handlers: Handlers) -> gr.Blocks:
                 model = _part("model", allow_custom_value=hub, **named)
                 chosen = _part("methods", choices=offered("image"), value=list(FIRST))
                 classes = _part("classes")
+                length = _part("length", maximum=handlers.limits.tokens)
                 with _part("settings") as settings:
                     form = _part("form", value=controls.form(FIRST, {}, 0))
                 slot = _part("slot")
@@ -65,7 +68,7 @@ def build(handlers: Handlers) -> gr.Blocks:
                     style, opacity, keep = map(_part, ("style", "opacity", "keep"))
                 block, attended = _part("block"), _part("attended")
                 with _part("more") as more:
-                    gr.HTML(piece("heading", words="May it be believed?"))
+                    gr.HTML(piece("heading", words="May it be believed?"), elem_id="wf-believed")
                     trust = _part("trust")
                     gr.HTML(piece("heading", words="Keep it"))
                     with gr.Row():
@@ -73,13 +76,14 @@ def build(handlers: Handlers) -> gr.Blocks:
                     code = _part("code")
         file, number, place = _part("file"), _part("number"), _part("address")
 
-        entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep, slot]
+        entered = [session, kind, picture, sentence, model, chosen, classes, truncate, style, opacity, keep]
+        entered += [length, chat, slot]
         parts = {
             "status": status, "board": board, "trust": trust, "code": code, "more": more, "looks": looks,
             "block": block, "attended": attended, "address": place, "kind": kind, "picture": picture,
             "sentence": sentence, "model": model, "methods": chosen, "classes": classes, "truncate": truncate,
             "style": style, "opacity": opacity, "keep": keep, "says": says, "form": form, "examples": tries,
-            "settings": settings,
+            "settings": settings, "length": length, "chat": chat,
         }  # fmt: skip
         results = [parts[name] for name in RESULTS]
         quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
@@ -88,8 +92,8 @@ def build(handlers: Handlers) -> gr.Blocks:
         light = {"concurrency_limit": None, **quiet}  # in the queue like all else: the gate refuses what goes beside it
 
         shown = {**working, "show_progress": "minimal", "show_progress_on": waiting}
-        fields = [picture, sentence, truncate, model, chosen, classes, says, tries]
-        kind.input(handlers.switch, kind, fields, **light).then(
+        fields = [*(parts[name] for name in FIELDS), model, chosen, says, tries]
+        kind.input(handlers.switch, [kind, chosen], fields, **light).then(
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
@@ -97,10 +101,11 @@ def build(handlers: Handlers) -> gr.Blocks:
             event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
         chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
-        def tried(kind: str, event: gr.EventData) -> tuple[Any, Any]:
-            return handlers.example(kind, event.example)
+        def tried(kind: str, event: gr.EventData) -> tuple[Any, ...]:
+            asked = DEFAULT_MODEL["both"] if kind == "answer" else gr.skip()  # the one that knows such pictures
+            return (*handlers.example(kind, event.example), asked)
 
-        tries.click(tried, kind, [picture, sentence], **light).then(
+        tries.click(tried, kind, [picture, sentence, model], **light).then(
             handlers.look, entered, seen, js=_WITH_FORM, **shown
         )
 

@@ -39,13 +39,13 @@ def restore(handlers: Handlers, session: Session, fragment: Any, progress: Any =
         yield _parts(status=status(str(told), error=True))
         return
     shown = dict(zip(address.CONTROLS, entered, strict=False)) | {"picture": asked.picture}
-    for name, visible in zip(("picture", "sentence", "truncate"), fields_of(asked.kind), strict=True):
+    for name, visible in fields_of(asked.kind).items():
         shown[name] = {**visible, "value": shown[name]}
     kept = asked.look.get("keep") is not None
     shown["opacity"] = gr.update(value=shown["opacity"], visible=not kept)
     shown["keep"] = gr.update(value=shown["keep"], visible=kept)
     shown["methods"] = gr.update(choices=offered(asked.kind), value=asked.methods)
-    shown["classes"] = gr.skip()  # their names are known once the model was asked
+    shown["classes"] = gr.update(visible=asked.kind != "answer")  # their names are known once the model was asked
     # a folded form would not be there for what is read from it
     shown["settings"] = gr.update(open=True) if any(given.values()) else gr.skip()
     there = handlers.catalogue.has(asked.model)

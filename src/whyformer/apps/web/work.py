@@ -52,6 +52,8 @@ class View:
         methods: (name, settings that differ from the defaults), in the order shown.
         targets: class indices, in the order shown.
         look: how maps are drawn on pictures, options of :class:`whyformer.show.look.Look`; nothing is computed from it.
+        asks: whether ``source`` is a prompt, and its answer what is explained; then ``picture`` is what it is about,
+            ``length`` the most tokens of the answer, ``chat`` whether it is written as a message.
     """
 
     model: str
@@ -61,6 +63,10 @@ class View:
     targets: tuple[int, ...]
     truncate: bool = False
     look: Mapping[str, Any] = field(default_factory=dict)
+    asks: bool = False
+    picture: Argument | None = None
+    length: int = 0
+    chat: bool = False
 
     def key(self, *more: Any) -> str:
         """The name, in the session's memory, of something about this model and input."""
@@ -93,7 +99,7 @@ class Session:
         self.sizes: dict[str, dict[int, int]] = {}
         self.asked: Any = None  # what the view was made of, as it was entered
         self.view: View | None = None
-        self.results: list[Explanation] = []
+        self.results: list[Any] = []  # Explanations, or one Generation
         self.used = time.monotonic()
 
     def once(self, key: str, make: Callable[[], Made]) -> Made:

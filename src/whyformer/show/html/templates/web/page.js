@@ -163,7 +163,7 @@
   document.addEventListener("click", (event) => (asked ||= !!close("#wf-explain", event.target)));
   new MutationObserver(() => {
     const board = document.querySelector("#wf-board");
-    if (!asked || !board?.querySelector(".wf-map, .wf-word")) return;
+    if (!asked || !board?.querySelector(".wf-map, .wf-word, .wf-generated")) return;
     asked = false;
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     if (board.getBoundingClientRect().top > innerHeight * 0.7) board.scrollIntoView({ behavior: calm ? "auto" : "smooth" });

@@ -1,0 +1,134 @@
+"""Asking a model: its answer to a prompt, and what made each word of it; what a session keeps of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+from markupsafe import Markup
+
+import whyformer
+from whyformer.apps.web import controls
+from whyformer.apps.web.asking import Asked
+from whyformer.apps.web.telling import piece, status
+from whyformer.apps.web.work import Session, Track, View
+from whyformer.errors import InputError
+from whyformer.explanation.counts import amount
+from whyformer.explanation.generation import Generation
+from whyformer.methods import find
+from whyformer.models import Loaded
+from whyformer.show import encode, files, film, grid
+from whyformer.show.html import answer, render
+
+if TYPE_CHECKING:
+    from whyformer.apps.web.handlers import Handlers
+
+METHOD = "attnlrp"
+"""What explains an answer where nothing else was chosen."""
+
+
+def view_of(handlers: Handlers, asked: Asked) -> tuple[Loaded, View]:
+    """The model and everything that was asked of it, checked."""
+    if len(asked.methods) != 1:
+        raise InputError("an answer is explained by one method: choose one")
+    method = find(asked.methods[0])
+    prompt = handlers.source("text", None, asked.sentence)
+    picture = None if asked.picture is None else handlers.source("image", asked.picture, "")
+    if not 1 <= asked.length <= handlers.limits.tokens:
+        raise InputError(f"an answer has 1 to {handlers.limits.tokens} tokens here, not {asked.length}")
+    loaded = handlers.catalogue.load(asked.model)
+    if loaded.modality not in ("text", "both"):
+        raise InputError(f"{asked.model} reads {loaded.reads} and writes nothing: choose a model that generates text")
+    if picture is not None and loaded.modality != "both":
+        raise InputError(f"{asked.model} reads no pictures: choose another model, or take the picture away")
+    if picture is not None and asked.chat:
+        raise InputError("a prompt with a picture is written down as the model's processor does it: untick the message")
+    given = controls.read_form(asked.settings).get(method.name, {})
+    chosen = ((method.name, controls.changed(method.name, given, controls.blocks_of(loaded))),)
+    view = View(asked.model, handlers.catalogue.place(asked.model), prompt, chosen, ())
+    return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
+
+
+def ask(handlers: Handlers, session: Session, asked: Asked, track: Track) -> Iterator[dict[str, Any]]:
+    """Values of parts of the page: while the model answers, and then the answer."""
+    began = time.monotonic()
+    loaded, view = view_of(handlers, asked)
+    yield {"status": status(f"{view.model} answers …", busy=True)}
+    g = session.once(_key(view), partial(_answered, loaded, view, track))
+    session.asked, session.view, session.results = asked, view, [g]
+    drawn = render("web/answer.html", card=Markup(answer.card(g)))
+    yield {
+        "status": status(f"{amount(len(g), 'token')} in {time.monotonic() - began:.1f} s in all."),
+        "board": drawn, "trust": "", "code": recipe(view), "address": handlers.address(session), "attended": "",
+        "more": gr.update(visible=True), "looks": gr.update(visible=False),
+        "block": gr.update(visible=False, value="mean"),
+    }  # fmt: skip
+
+
+def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
+    ((method, settings),) = view.methods
+    prompt = [{"role": "user", "content": view.source.content}] if view.chat else view.source.content
+    picture = None if view.picture is None else view.picture.content
+    g = whyformer.explain_generation(
+        loaded.model, prompt, None, method, loaded.processor, images=picture, max_new_tokens=view.length,
+        progress=track, **settings,
+    )  # fmt: skip
+    assert isinstance(g, Generation)
+    return replace(g, again=None, model=view.model)  # the model is not kept with it
+
+
+def _key(view: View) -> str:
+    seen = None if view.picture is None else view.picture.digest
+    return view.key("answer", seen, view.length, view.chat, *view.methods)
+
+
+# -- the same elsewhere ----------------------------------------------------------------------------------------------
+def recipe(view: View) -> str:
+    """The snippet and the command line, each with a button that copies it."""
+    return piece("code", blocks={"Python": snippet(view), "Command line": command(view)})
+
+
+def snippet(view: View) -> str:
+    """Python that ends with ``g``, the same answer with the same scores."""
+    ((method, settings),) = view.methods
+    text = str(view.source.content)
+    given: dict[str, Any] = {"method": method}
+    given |= {} if view.picture is None else {"images": view.picture.title}
+    given |= {"max_new_tokens": view.length, **settings}
+    prompt = [{"role": "user", "content": text}] if view.chat else text
+    return render("web/answer.py.txt", place=view.place, prompt=prompt, given=given, repr=repr)
+
+
+def command(view: View) -> str:
+    """The same as a command line."""
+    ((method, settings),) = view.methods
+    text = str(view.source.content)
+    parts = ["whyformer", "explain", "-", "--model", view.place, "--generate", str(view.length), "--method", method]
+    parts += [] if view.picture is None else ["--image", view.picture.title]
+    parts += ["--chat"] if view.chat else []
+    for key, value in settings.items():
+        parts += ["--setting", f"{key}={json.dumps(value)}"]
+    plain = " " in text and "\n" not in text and not text.startswith("-") and not text.lower().endswith(".txt")
+    if plain:  # else it could be read as an option or a file
+        parts[2] = text
+    line = shlex.join(parts)
+    return line if plain else f"printf %s {shlex.quote(text)} | {line}"
+
+
+def download(session: Session, kind: str) -> tuple[str, bytes]:
+    """(file name, content) of an answer as PNG (a film strip where there is a picture), HTML or JSON."""
+    view, (g,) = session.view, session.results
+    assert view is not None
+    name = f"{files.slug(view.source.name[:40], g.method, 'answer')}.{kind}"
+    if kind == "png":
+        return name, encode(film(g) if g.seen else grid.figure(g), kind)
+    if kind == "html":
+        return name, answer.page(g, view.source.title).encode()
+    facts = files.record_of("explain", [], view.place, view.source.title)
+    return name, (json.dumps({**facts, "generation": g.to_dict()}) + "\n").encode()

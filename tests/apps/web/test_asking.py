@@ -1,0 +1,191 @@
+"""Asking a model on the page: the answer, what is refused, and how to have the same again elsewhere."""
+
+import base64
+import json
+import shlex
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from apps.web.test_addresses import restored
+from apps.web.visiting import PICTURES, SENTENCE, Visitor
+from whyformer.apps.cli import app
+from whyformer.apps.web import answers, examples
+from whyformer.apps.web.handlers import FIELDS, fields_of, offered
+from whyformer.apps.web.limits import Catalogue
+
+QUESTION = "what is on the left ?"
+ASKED = {"kind": "answer", "picture": "digits_37.png", "methods": ["attnlrp"], "length": 2}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "digits_37.png").write_bytes((PICTURES / "digits_37.png").read_bytes())
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def stories(shared):
+    return Catalogue([shared / "weights" / "stories260k"])
+
+
+@pytest.fixture
+def writer(stories, handlers):
+    """A visitor of a page that was started with a small language model."""
+    return Visitor(type(handlers)(stories, handlers.limits, handlers.uploads))
+
+
+def written(visitor):
+    return visitor.session.results[0]
+
+
+def test_a_question_about_a_picture(visitor):
+    shown = visitor.explain(QUESTION, **ASKED)
+    g = written(visitor)
+    assert g.pieces[g.start] == " 7"  # which is on the left
+    assert "2 tokens" in shown["status"]
+    board = shown["board"]
+    assert board.count('alt="where on the picture: ') == len(g) == 2
+    assert board.count('type="radio"') == len(g.pieces) - 195  # 196 tokens of the picture are one piece
+    assert "<script" not in board
+    assert "[picture]" in board
+    assert shown["looks"]["visible"] is False
+    assert g.again is None  # nothing of the model is kept in a visitor's memory
+    assert visitor.session.bytes > g.matrix.nbytes
+
+
+def test_a_language_model(writer):
+    shown = writer.explain("Once upon a time", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=5)
+    assert "5 tokens" in shown["status"]
+    assert "/stories260k" not in shown["board"]  # others may see the page
+    assert written(writer).method == "input_x_gradient"
+    assert len(written(writer)) == 5
+    assert "Every word of the answer" in shown["board"] or len(written(writer).by("word")) == 5
+
+
+def test_nothing_is_computed_twice(visitor, monkeypatch):
+    visitor.explain(QUESTION, **ASKED)
+    first = written(visitor)
+    monkeypatch.setattr("whyformer.explain_generation", lambda *_, **__: pytest.fail("computed again"))
+    visitor.explain(QUESTION, **ASKED)
+    assert written(visitor) is first
+
+
+VIEWS = {
+    "picture": (QUESTION, ASKED),
+    "settings": (QUESTION, {**ASKED, "methods": ["rollout"], "settings": {"rollout": {"start_layer": 1}}}),
+    "odd text": ("-- \"it's\"\n$HOME", {**ASKED, "methods": ["input_x_gradient"], "picture": "digits_37.png"}),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_the_snippet_and_the_command_give_the_same_scores(visitor, elsewhere, view):
+    given, more = view
+    visitor.explain(given, **more)
+    shown, found = written(visitor), {}
+    snippet = answers.snippet(visitor.session.view)
+    assert snippet.count("whyformer.") == 1
+    exec(snippet, found)
+    np.testing.assert_array_equal(found["g"].matrix.numpy(), shown.matrix.numpy())
+    np.testing.assert_array_equal(found["g"].seen["pixel_values"].scores.numpy(), shown.seen["pixel_values"].scores.numpy())
+    assert (found["g"].method, found["g"].settings, found["g"].ids) == (shown.method, shown.settings, shown.ids)
+    words = shlex.split(answers.command(visitor.session.view))
+    piped = words[2] if words[0] == "printf" else None
+    ran = CliRunner().invoke(app, [*words[words.index("whyformer") + 1 :], "--json", "--format", "none"], input=piped)
+    assert ran.exit_code == 0, ran.output
+    np.testing.assert_allclose(json.loads(ran.stdout)["generation"]["matrix"], shown.matrix.numpy(), rtol=0, atol=0)
+
+
+def test_a_message_is_written_down_by_the_template(writer):
+    view = writer.explain("Hello", kind="answer", model="folder:stories260k", methods=["attnlrp"], chat=True)
+    assert "has no chat template" in view["status"]
+    assert "wf-error" in view["status"]
+
+
+@pytest.mark.parametrize("kind", ["png", "html", "json"])
+def test_downloads(visitor, kind):
+    visitor.explain(QUESTION, **ASKED)
+    file = visitor.handlers.download(visitor.session, kind)
+    content = base64.b64decode(file["base64"])
+    assert file["name"] == f"what_is_on_the_left-attnlrp-answer.{kind}"
+    if kind == "json":
+        assert json.loads(content)["generation"]["text"] == written(visitor).text
+    else:
+        assert content.startswith({"png": b"\x89PNG", "html": b"<!doctype html>"}[kind])
+
+
+REFUSED = {
+    "no prompt": ("", ASKED, "there is no text yet"),
+    "two methods": (QUESTION, {**ASKED, "methods": ["attnlrp", "gae"]}, "explained by one method"),
+    "no method": (QUESTION, {**ASKED, "methods": []}, "explained by one method"),
+    "too long": (QUESTION, {**ASKED, "length": 65}, "1 to 64 tokens here, not 65"),
+    "no length": (QUESTION, {**ASKED, "length": "9"}, "1 to 64 tokens"),
+    "a classifier": (SENTENCE, {**ASKED, "picture": None, "model": "bundled:sst2"}, "cannot generate text"),
+    "a blind classifier": (QUESTION, {**ASKED, "model": "bundled:sst2"}, "reads no pictures"),
+    "pictures alone": (QUESTION, {**ASKED, "model": "bundled:digits"}, "writes nothing"),
+    "a message": (QUESTION, {**ASKED, "chat": True}, "untick the message"),
+    "a method of pictures": (QUESTION, {**ASKED, "methods": ["grad_cam"]}, "grad_cam"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_one_sentence(visitor, case):
+    given, more, said = case
+    shown = visitor.explain(given, **more)
+    assert said in shown["status"]
+    assert "wf-error" in shown["status"]
+    assert "Something went wrong" not in shown["status"]
+    assert visitor.session.results == []
+
+
+def test_time_is_bounded(visitor, handlers):
+    from dataclasses import replace
+
+    hasty = Visitor(replace(handlers, limits=replace(handlers.limits, seconds=0.0)))
+    assert "took more than 0 s" in hasty.explain(QUESTION, **ASKED)["status"]
+
+
+def test_a_reload_shows_the_same_answer(visitor):
+    said = visitor.explain(QUESTION, **VIEWS["settings"][1])
+    again = Visitor(visitor.handlers)
+    shown = restored(again, "#" + said["address"])
+    assert again.session.view.methods == visitor.session.view.methods
+    assert (again.session.view.length, again.session.view.chat) == (2, False)
+    np.testing.assert_array_equal(written(again).matrix.numpy(), written(visitor).matrix.numpy())
+    assert shown["address"] == said["address"]
+    assert shown["sentence"]["value"] == QUESTION
+    assert shown["length"]["value"] == 2
+
+
+def test_the_controls_of_an_answer():
+    assert {name for name, update in fields_of("answer").items() if update["visible"]} == {"picture", "sentence", "length", "chat"}
+    assert [fields_of(kind)["sentence"]["label"] for kind in ("text", "answer")] == ["Sentence", "Prompt"]
+    assert tuple(fields_of("image")) == FIELDS
+    assert "auto" not in dict(offered("answer"))
+    assert "attnlrp" in dict(offered("answer"))
+
+
+def test_the_methods_follow_the_kind(handlers):
+    *_, answering, _, _ = handlers.switch("answer", ["auto"])
+    assert answering["value"] == ["attnlrp"]
+    *_, back, _, _ = handlers.switch("image", ["attnlrp"])
+    assert back["value"] == ["auto"]
+    *_, kept, _, _ = handlers.switch("image", ["gae"])
+    assert "value" not in kept
+
+
+def test_examples_ask_about_a_picture(visitor):
+    for number, prompt in enumerate(examples.PROMPTS):
+        place, said = visitor.handlers.example("answer", number)
+        assert said == prompt
+        assert place.endswith(".png")
+        assert prompt in examples.offered("answer")
+
+
+def test_another_look_or_a_word_of_a_classifier_changes_nothing(visitor):
+    visitor.explain(QUESTION, **ASKED)
+    for found in (visitor.handlers.redraw(visitor.session, "kept", 0.5, 0.2), visitor.handlers.word(visitor.session, 0, "mean")):
+        assert all(set(value) == {"__type__"} for value in found)
