@@ -106,7 +106,7 @@ def folders(tmp_path):
 
 def test_folders_are_offered_by_name_and_links_out_of_them_are_not(folders):
     catalogue = Catalogue([folders])
-    assert catalogue.names() == ["bundled:digits", "bundled:sst2", "folder:one", "folder:two"]
+    assert catalogue.names() == ["bundled:digits", "bundled:sst2", "bundled:reader", "folder:one", "folder:two"]
     assert catalogue.place("folder:one") == str(folders / "one")
 
 
