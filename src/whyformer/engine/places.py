@@ -121,7 +121,7 @@ def said(feed: Feed) -> tuple[Any, ...]:
 def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, turned: bool, sample: int) -> Places | None:
     rows = hidden[sample]
     if picture:
-        return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden))
+        return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden), holes=True)
     sound = merged and len(leaf) == len(hidden)
     fed = None if sound and leaf.dim() == 2 else _fed(leaf, rows, -2 if turned else -1, sample)
     if fed is None:
@@ -139,12 +139,13 @@ def _once(rows: Tensor) -> bool:
 
 
 def _laid_out(
-    leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = (), sample: int = 0, each: int = 1
+    leaf: Tensor, rows: Tensor, layout: tuple[int, ...] = (), sample: int = 0, each: int = 1, holes: bool = False
 ) -> Places | None:
     """The places of a picture's cells among ``[N, D]`` rows; ``layout`` is that of the rows, where they have one, and
-    ``each`` how many pictures a sample has."""
+    ``each`` how many pictures a sample has; ``holes``: cells of tiles may feed no row (what was padded), −1."""
     fed = _fed(leaf, rows, sample=sample, each=each)
-    cells = None if fed is None else _cells(fed, merged=each > 1)
+    fed = fed.flatten(0, -3) if fed is not None and fed.dim() > 3 else fed  # tiles of several pictures
+    cells = None if fed is None else _cells(fed, merged=each > 1, holes=holes)
     if cells is not None:
         grid = tuple(int(n) for n in cells.shape) if cells.dim() in (2, 3) else None
         return Places(cells.flatten(), grid, len(rows))
@@ -240,23 +241,30 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: i
     return place.masked_fill(power == 0, -1).cpu()
 
 
-def _cells(fed: Tensor, merged: bool = False) -> Tensor | None:
+def _cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor | None:
     """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice.
 
-    Of a picture cut into many (axis 0) a tower may have ``merged`` several into one row.
+    Of a picture cut into many (axis 0) a tower may have ``merged`` several into one row, and left some out (``holes``).
     """
-    cells = fed
+    cells, holes = fed, holes and fed.dim() == 3
+    empty = (fed < 0).flatten(1).all(1) if holes else torch.zeros(len(fed), dtype=torch.bool)
     for axis in range(fed.dim()):
         lines = cells.movedim(axis, 0)
         begins = torch.ones(len(lines), dtype=torch.bool)
         begins[1:] = (lines[1:] != lines[:-1]).flatten(1).any(1)
+        if axis == 0 and bool(empty.any()):  # tiles that were filled up keep their number
+            begins |= empty
+            if not bool(begins.all()):  # steps of a video, several in a cell
+                return None
         cells = lines[begins].movedim(0, axis)
-    for axis in range(fed.dim()):  # margins that feed nothing
+    for axis in range(int(bool(empty.any())), fed.dim()):  # margins that feed nothing
         lines = cells.movedim(axis, 0)
         cells = lines[(lines >= 0).flatten(1).any(1)].movedim(0, axis)
     pictures = cells if merged and cells.dim() == 3 and cells[0].numel() == 1 else cells[None]
-    once = cells.numel() > 0 and all(len(one.unique()) == one.numel() for one in pictures)
-    return cells if once and bool((cells >= 0).all()) else None
+    holes = holes and bool((cells >= 0).any())
+    counted = [one[one >= 0] if holes else one for one in pictures]
+    once = cells.numel() > 0 and all(len(one.unique()) == one.numel() for one in counted)
+    return cells if once and (holes or bool((cells >= 0).all())) else None
 
 
 def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:

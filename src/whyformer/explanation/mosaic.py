@@ -82,7 +82,7 @@ def _packed(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor
 def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor, Geometry] | None:
     assert mosaic.tiles is not None
     maps = e.scores[sample] if e.level == "pixel" else e.scores[sample].reshape(-1, *(e.grid or (0, 0)))
-    maps = maps[None] if maps.dim() == 2 else maps
+    maps = maps[None] if maps.dim() == 2 else maps.flatten(0, -3)  # tiles of several pictures
     tiles = mosaic.tiles[sample][k]
     if not tiles or max(tile.place for tile in tiles) >= len(maps):
         return None

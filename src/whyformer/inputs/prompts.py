@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,7 +68,7 @@ def encode(
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
         raise InputError(f"the processor takes no such prompt and pictures: {' '.join(str(error).split())}") from error
     groups = opened if token is not None else [[p] for p in opened[0]]
-    return {n: v for n, v in made.items() if isinstance(v, Tensor)}, groups
+    return {n: v for n, v in made.items() if isinstance(v, Tensor) and n != "labels"}, groups
 
 
 def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
@@ -75,16 +76,20 @@ def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any)
     pictures = [p for group in groups for p in group]
     sides = {name: made.side(name) for name in (made.name, *made.others)}
     for name, side in sides.items():
-        process = partial(_pixels, processor.image_processor, name)
+        process = None if side.modality == "text" else _process(processor, name, groups, side.tensor)
         if side.modality == "image" and side.tensor.dim() == 4 and len(side.tensor) == len(groups) == len(pictures):
-            geometry = measure_geometry(process, [(p.height, p.width) for p in pictures])
+            sizes = [(p.height, p.width) for p in pictures]
+            geometry = None if process is None else measure_geometry(process, sizes)
             known = replace(side.features, originals=None if geometry is None else pictures, geometry=geometry)
             sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
-        elif side.modality != "text" and "pixel" in name:
+        elif process is not None and "pixel" in name:
             whole = partial(_pieces, process, side.tensor.dim())
             sides[name] = replace(side, mosaic=measure_mosaic(whole, groups, side.tensor.shape))
         if side.modality == "text":
-            places = [i for i in (getattr(processor, n, None) for n in _PLACES) if isinstance(i, int)]
+            # the tokenizer's first: Gemma 3's processor calls so the one token that it replaces by many
+            owners = (processor.tokenizer, processor)
+            numbers = [[getattr(owner, name, None) for owner in owners] for name in _PLACES]
+            places = [next((i for i in own if isinstance(i, int)), -1) for own in numbers]  # −1 is no token
             held = torch.isin(side.tensor, torch.tensor(places, dtype=side.tensor.dtype, device=side.tensor.device))
             sides[name] = replace(side, special=held if side.special is None else side.special | held)
     main = sides.pop(made.name)
@@ -92,9 +97,41 @@ def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any)
     return replace(main, args=made.args, kwargs=made.kwargs, others=others)
 
 
-def _pixels(processor: Any, name: str, pictures: list[Image.Image]) -> Tensor:
-    made: Tensor = dict(processor(images=pictures, return_tensors="pt"))[name]
-    return made
+def _process(
+    processor: Any, name: str, groups: list[list[Image.Image]], fed: Tensor
+) -> Callable[[list[Image.Image]], Tensor] | None:
+    """What makes of pictures what is fed: the image processor by itself, or the whole one, whose settings may be other
+    ones (InternVL's cuts into tiles); None where neither does."""
+    token = _word(getattr(processor, "image_token", None))
+
+    def alone(pictures: list[Image.Image]) -> Tensor:
+        made: Tensor = dict(processor.image_processor(images=pictures, return_tensors="pt"))[name]
+        return made
+
+    def whole(pictures: list[Image.Image]) -> Tensor:
+        text, given = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
+        made: Tensor = dict(processor(images=given, text=[text], return_tensors="pt", padding=False))[name]
+        return made
+
+    for process in (alone, whole):
+        with contextlib.suppress(Exception):  # of whatever kind: a processor need not take pictures so
+            if _makes(process, groups, fed.detach().double().cpu()):
+                return process
+    return None
+
+
+def _makes(process: Callable[[list[Image.Image]], Tensor], groups: list[list[Image.Image]], fed: Tensor) -> bool:
+    """Whether that is what is fed, but for the tiles by which those of a batch are padded."""
+    parts = [process(group).double().cpu() for group in groups]
+    if sum(map(len, parts)) != len(fed) or any(p.shape[-1] != fed.shape[-1] or p.dim() != fed.dim() for p in parts):
+        return False
+    close, start = 0.02 * float(fed.abs().max()), 0
+    for part in parts:
+        own = fed[start : start + len(part)]
+        own, start = own[:, : part.shape[1]] if part.dim() == 5 else own, start + len(part)
+        if own.shape != part.shape or float((own - part).abs().max()) > close:
+            return False
+    return True
 
 
 def _pieces(process: Any, axes: int, pictures: list[Image.Image]) -> Tensor:

@@ -240,7 +240,7 @@ class Task(Sources):
             for key in self.structure.firsts:
                 if self.inputs.name in key:
                     known, rows, grid = self.rows(self.inputs.name, key)
-                    if known == tokens and bool((rows == rows[:1]).all()):
+                    if known == tokens and bool((rows == rows[:1]).all()) and bool((rows >= 0).all()):
                         return Places(rows[0], grid, tokens)
             raise self.refuse(
                 f"which part of the picture each of its {tokens} tokens stands for differs from sample to sample, or "
@@ -261,7 +261,7 @@ class Task(Sources):
         key = None if self.structure.plain else self.structure.alone(self.inputs.name)
         if key is not None:
             known, rows, _ = self.rows(self.inputs.name, key)
-            if known == tokens:
+            if known == tokens and bool((rows >= 0).all()):
                 return rows
         return self.places(tokens, block).rows[None]
 
