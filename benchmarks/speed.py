@@ -42,10 +42,23 @@ def bert_base(tokens: int = 128) -> tuple[torch.nn.Module, dict[str, torch.Tenso
     return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def llama(tokens: int = 128) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """A language model of 135 M parameters (the shape of SmolLM2-135M), random weights, ``tokens`` tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval(), {"input_ids": torch.randint(1000, 20000, (1, tokens))}
+
+
 MODELS: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, torch.Tensor]]]] = {
     "vit": vit_base,
     "bert": bert_base,
     "bert512": lambda: bert_base(512),
+    "llama": llama,
 }
 COMPOSITES = ("ah", "ln", "ah_ln", "libra", "attnlrp", "cp_lrp", "gim")
 # Limits the project sets itself: (ratio, of what); a method's settings are written name:key=value
@@ -57,9 +70,12 @@ LIMITS = {
 }  # fmt: skip
 
 
+ONE_ROW = {"LlamaForCausalLM": {"logits_to_keep": 1, "use_cache": False}}
+
+
 def plain_forward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> None:
     with torch.no_grad():
-        model(**inputs)
+        model(**inputs, **ONE_ROW.get(type(model).__name__, {}))
 
 
 def plain_backward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> None:
@@ -79,9 +95,10 @@ def plain_backward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> N
             roots.append(output.requires_grad_())
             return roots[0]
 
-        handle = model.bert.embeddings.register_forward_hook(root)
-    logits = model(**feed).logits
-    torch.autograd.grad(logits[:, 0].sum(), roots)
+        first = model.bert.embeddings if hasattr(model, "bert") else model.get_input_embeddings()
+        handle = first.register_forward_hook(root)
+    logits = model(**feed, **ONE_ROW.get(type(model).__name__, {})).logits
+    torch.autograd.grad(logits[..., -1, :][..., 0].sum() if logits.dim() == 3 else logits[:, 0].sum(), roots)
     if handle is not None:
         handle.remove()
     for parameter, state in frozen:
@@ -91,6 +108,8 @@ def plain_backward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> N
 def seconds(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
+    if torch.cuda.is_available():  # what was asked of a GPU goes on behind the call
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -196,6 +215,8 @@ def main() -> None:
     parser.add_argument("--methods", help="comma-separated; default: those with a limit")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--samples", type=int, default=1, help="in a batch, of the method and of the plain passes")
     parser.add_argument("--batch", action="store_true", help="also compare a batch of 8 with a single sample")
     parser.add_argument("--long", action="store_true", help="also integrated gradients and value zeroing: minutes")
     parser.add_argument("--no-memory", action="store_true")
@@ -208,9 +229,12 @@ def main() -> None:
     names = arguments.methods.split(",") if arguments.methods else list(LIMITS)
     for model_name in arguments.models:
         model, inputs = MODELS[model_name]()
+        model = model.to(arguments.device)
+        inputs = {k: v.repeat_interleave(arguments.samples, 0).to(arguments.device) for k, v in inputs.items()}
         base = None if arguments.no_memory else measure_memory(model_name, "fb")
         print(
-            f"\n{model_name}: threads {torch.get_num_threads()}, repeats {arguments.repeats}"
+            f"\n{model_name}: {arguments.device}, threads {torch.get_num_threads()}, repeats {arguments.repeats}"
+            + f", {arguments.samples} at once"
             + (f", plain fb takes {base:.0f} MB" if base else "")
         )
         print(f"| {'method':<24} | × fwd | × fb | limit | extra memory × fb | a sample of 8 / alone |")

@@ -10,6 +10,7 @@ they do not, the module runs again and its operations are seen as they are.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -50,6 +51,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 """Class name -> the form of GELU that it may stand for."""
 
 
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, Norm] = weakref.WeakKeyDictionary()
+"""Module -> the kind of norm that it was found to be, without its parameters."""
 _TORCH_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase)
 
 
@@ -82,7 +85,10 @@ def stands_for(module: nn.Module, x: Tensor, output: Any) -> Callable[[Tensor], 
     named = ACTIVATIONS.get(type(module).__name__)
     if named is not None:
         return nearest([named], x, output)
-    return nearest_norm(_own(module), _epsilons(module), x, output)
+    found = nearest_norm(_own(module), _epsilons(module), x, output, _KNOWN.get(module))
+    if found is not None:
+        _KNOWN[module] = replace(found, weight=None, bias=None)
+    return found
 
 
 def _own(module: nn.Module) -> list[Tensor]:

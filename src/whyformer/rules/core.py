@@ -103,11 +103,12 @@ class Pass:
 
     def record(self, name: str, arrived: Tensor, left: Sequence[Tensor | None]) -> None:
         """Book one operation's relevance; differences are what it lost, made or gave to constants."""
-        books = self.ledger.setdefault(name, [torch.zeros(self.batch), torch.zeros(self.batch)])
-        books[0] = books[0] + self.per_sample(arrived.detach()).double().cpu()
+        zero = torch.zeros(self.batch, dtype=torch.float64, device=arrived.device)
+        books = self.ledger.setdefault(name, [zero, zero])
+        books[0] = books[0] + self.per_sample(arrived.detach()).double().to(books[0].device)
         for part in left:
             if part is not None and part.dim():
-                books[1] = books[1] + self.per_sample(part).double().cpu()
+                books[1] = books[1] + self.per_sample(part).double().to(books[1].device)
 
 
 @dataclass
