@@ -49,7 +49,7 @@ class Changing(nn.Module):
 
 def test_what_was_known_does_not_outlive_a_change() -> None:
     module, x = Changing(), torch.randn(2, 3, 6, dtype=torch.float64)
-    for centred, eps in ((False, 1e-6), (True, 1e-6), (True, 1e-3), (False, 1e-3)):
+    for centred, eps in ((False, 1e-6), (True, 1e-6), (True, 2e-6), (False, 1e-3)):
         module.centred, module.eps = centred, eps
         with torch.no_grad():
             module.weight.mul_(1.5)
