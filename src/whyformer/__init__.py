@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from whyformer.evaluate.select import Arbitration, arbitrate
     from whyformer.evaluate.trust import trust
     from whyformer.explaining import explain
+    from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
     from whyformer.generation import explain_generation
     from whyformer.jobs.many import explain_many
@@ -27,6 +28,7 @@ __all__ = [
     "Audit",
     "Comparison",
     "Explanation",
+    "Generation",
     "Maximized",
     "WhyformerError",
     "arbitrate",
@@ -51,6 +53,7 @@ _PLACES = {
     "Audit": "auditing",
     "Comparison": "comparing",
     "Explanation": "explanation.result",
+    "Generation": "explanation.generation",
     "Maximized": "maximize",
     "arbitrate": "evaluate.select",
     "attention_maps": "attention",

@@ -54,9 +54,16 @@ def to_dict(g: Generation) -> dict[str, Any]:
 
 def save(g: Generation, path: str | Path) -> Path:
     """One ``.safetensors`` file; it appears whole or not at all."""
-    from safetensors.torch import save_file
-
     path = Path(path)
+    with written_whole(path) as partial:
+        partial.write_bytes(content(g))
+    return path
+
+
+def content(g: Generation) -> bytes:
+    """What :func:`save` writes."""
+    from safetensors.torch import save as as_bytes
+
     facts = {"format": _FORMAT, "versions": versions(), **{name: plain(getattr(g, name)) for name in _FACTS}}
     facts["seen"] = {name: to_plain(own.first) for name, own in g.seen.items()}
     tensors = {name: getattr(g, name) for name in _TENSORS}
@@ -64,9 +71,7 @@ def save(g: Generation, path: str | Path) -> Path:
         tensors |= {f"{_SEEN}{i}.{name}": tensor for name, tensor in tensors_of(own.at(0)).items()}
         tensors[f"{_SEEN}{i}.all"] = own.scores
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    with written_whole(path) as partial:
-        save_file(tensors, partial, metadata={"whyformer": json.dumps(facts)})
-    return path
+    return bytes(as_bytes(tensors, metadata={"whyformer": json.dumps(facts)}))
 
 
 def load(path: str | Path) -> dict[str, Any]:

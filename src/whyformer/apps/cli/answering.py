@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 METHOD = "attnlrp"
 """What explains an answer where no method was named."""
-_FORMATS = ("html", "png", "svg", "pdf", "json")
+_FORMATS = ("html", "png", "svg", "pdf", "json", "safetensors")
 
 
 def wanted(asked: Any) -> bool:
@@ -67,6 +67,7 @@ def _show(asked: Any, g: Generation, name: str, title: str, formats: list[str]) 
     """The files, and what is printed."""
     import json
 
+    from whyformer.explanation import kept
     from whyformer.show import files, grid, paper, speaking
     from whyformer.show.html.answer import page
 
@@ -78,6 +79,8 @@ def _show(asked: Any, g: Generation, name: str, title: str, formats: list[str]) 
             contents[f"{stem}.html"] = page(g, title).encode()
         elif kind == "json":
             contents[f"{stem}.json"] = (json.dumps(facts) + "\n").encode()
+        elif kind == "safetensors":
+            contents[f"{stem}.{kind}"] = kept.content(g)
         else:
             contents[f"{stem}.{kind}"] = paper.encode(grid.figure(g), kind)
     tell(asked, facts, speaking.render(g), files.write_all(asked.out, contents))

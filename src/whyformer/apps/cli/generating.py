@@ -14,7 +14,7 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.apps.cli.explaining import Explain
 
-_FORMATS = ("png", "svg", "pdf", "html", "json")
+_FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
 
 
 def generate(asked: Explain) -> None:
@@ -52,6 +52,7 @@ def generate(asked: Explain) -> None:
             progress=bars.track, verify=asked.verify or 0, **settings,
         )  # fmt: skip
     assert not isinstance(g, list)
+    from whyformer.explanation import kept
     from whyformer.show import encode, film, speaking
     from whyformer.show.files import record_of, slug, write_all
     from whyformer.show.html.answer import page
@@ -62,7 +63,9 @@ def generate(asked: Explain) -> None:
     contents = {f"{stem}.json": json.dumps(facts).encode()} if "json" in formats else {}
     if "html" in formats:
         contents[f"{stem}.html"] = page(g, given.title).encode()
-    drawn = [kind for kind in formats if kind not in ("html", "json")]
+    if "safetensors" in formats:
+        contents[f"{stem}.safetensors"] = kept.content(g)
+    drawn = [kind for kind in formats if kind not in ("html", "json", "safetensors")]
     if drawn:
         strip = film(g, **look)
         contents |= {f"{stem}.{kind}": encode(strip, kind) for kind in drawn}

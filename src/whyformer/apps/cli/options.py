@@ -116,7 +116,7 @@ def chosen_formats(given: str, allowed: tuple[str, ...] = completion.FORMATS) ->
     """What ``--format`` names, each once."""
     wanted = [f.strip().lower() for f in given.split(",") if f.strip()]
     for one in wanted:
-        if one not in (*completion.FORMATS, "none"):
+        if one not in (*completion.FORMATS, *allowed, "none"):
             raise InputError(f"unknown format '{one}': use {', '.join(allowed)}, or none")
         if one not in (*allowed, "none"):
             raise InputError(f"this is a figure: it is written as {', '.join(allowed)}, not {one}")

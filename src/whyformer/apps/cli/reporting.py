@@ -79,9 +79,11 @@ def report(asked: Report) -> None:
     facts = {k: v for k, v in asdict(made).items() if k != "path"}
     counts = ((made.explanations, "map"), (made.inputs, "input"), (made.benchmarks, "benchmark"))
     maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
+    answers = f"{amount(made.answers, 'answer')}, " if made.answers else ""
+    maps = f"{maps} of {inputs}, " if made.explanations or not made.answers else ""
     others = f"; {amount(len(made.skipped), 'file')} left out, see its end" if made.skipped else ""
     jobs = f", {amount(made.jobs, 'data set')}" if made.jobs else ""
-    said = f"{maps} of {inputs}, {benchmarks}{jobs}{others}"
+    said = f"{maps}{answers}{benchmarks}{jobs}{others}"
     tell(asked, record("report", **facts), f"{said} ({made.bytes / 1e6:.1f} MB)", [made.path])
     damaged = [s for s in made.skipped if s.damaged]
     for one in damaged:

@@ -23,7 +23,7 @@ from whyformer.show.words import visible
 
 if TYPE_CHECKING:
     from whyformer.apps.report.benchmarks import Benchmark
-    from whyformer.apps.report.reading import Saved
+    from whyformer.apps.report.reading import Answer, Saved
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,22 @@ def _parameters(name: str) -> int | None:
     return total
 
 
-def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[Card]:
-    """Each model of the explanations and the benchmarks."""
+def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark], answers: Sequence[Answer] = ()) -> list[Card]:
+    """Each model of the explanations, the benchmarks and the answers (whose labels are words, not classes)."""
     labels: dict[str, dict[int, str] | None] = {}
     for one in saved:
         if one.e.model is not None:
             labels.setdefault(one.e.model, one.e.labels)
+    for answer in answers:
+        if answer.g.model is not None:
+            labels.setdefault(answer.g.model, None)
     for benchmark in benchmarks:
         if benchmark.model:
             labels.setdefault(benchmark.model, None)
     return [card(name, known) for name, known in labels.items()]
 
 
-def versions_of(saved: Sequence[Saved], benchmarks: Sequence[Benchmark]) -> list[str]:
+def versions_of(saved: Sequence[Saved | Answer], benchmarks: Sequence[Benchmark]) -> list[str]:
     """The versions that made the explanations; a benchmark's stand among its conventions."""
     found = Counter(
         ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved

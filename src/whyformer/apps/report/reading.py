@@ -19,8 +19,10 @@ from whyformer.apps.report.jobs import MANIFEST, Job, drift, pairs, read_job, su
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
+from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.show.layout import laid_out
+from whyformer.show.words import short
 
 Track = Callable[..., Iterable[Any]]
 
@@ -50,6 +52,18 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One generated text with its explanation; ``card``: its drawing, once there is one; the rest as in
+    :class:`Saved`."""
+
+    g: Generation
+    title: str
+    file: str
+    versions: dict[str, str]
+    card: str = ""
+
+
+@dataclass(frozen=True)
 class Skipped:
     """A file that is not in the report; ``damaged`` if it should have been."""
 
@@ -63,6 +77,7 @@ class Contents:
     """All that was found, in the order of the files' names; ``drawn``: how many drawings of ours, without scores."""
 
     saved: list[Saved] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
     benchmarks: list[Benchmark] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -109,7 +124,8 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
         except OSError as error:
             contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
     contents.benchmarks += [drift(*pair) for pair in pairs(contents.jobs)]
-    shown = {Path(file).with_suffix("") for file in (m.file for m in contents.saved)}
+    read_from = [*(m.file for m in contents.saved), *(a.file for a in contents.answers)]
+    shown = {Path(file).with_suffix("") for file in read_from}
     contents.skipped = [
         s
         for s in contents.skipped
@@ -155,7 +171,8 @@ def _read(path: Path, name: str, contents: Contents) -> None:
     if path.stat().st_size > _MOST_BYTES:
         raise _NotOurs(f"larger than {_MOST_BYTES // 2**20} MB")
     if path.suffix == ".safetensors":
-        contents.saved += _saved(path, name)
+        found = _saved(path, name)
+        contents.answers.append(found) if isinstance(found, Answer) else contents.saved.extend(found)
     elif path.suffix == ".json":
         facts = _json(path)
         if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
@@ -185,8 +202,8 @@ def _drawn_by_us(path: Path) -> bool:
     return False
 
 
-def _saved(path: Path, name: str) -> list[Saved]:
-    """What :meth:`Explanation.save` wrote."""
+def _saved(path: Path, name: str) -> list[Saved] | Answer:
+    """What :meth:`Explanation.save` or :meth:`Generation.save` wrote."""
     try:
         with safe_open(str(path), "pt") as file:
             facts = json.loads((file.metadata() or {}).get("whyformer", "null"))
@@ -194,6 +211,9 @@ def _saved(path: Path, name: str) -> list[Saved]:
         raise LoadError(f"damaged: {error}") from error
     if not isinstance(facts, dict) or "method" not in facts:
         raise _NotOurs("tensors, but no saved explanation")
+    if str(facts.get("format")).startswith("generation"):
+        g = Generation.load(path)
+        return Answer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(facts.get("versions")))
     return _maps(Explanation.load(path), path.stem, name, facts.get("versions"))
 
 
@@ -203,6 +223,8 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
         return _maps(Explanation.from_dict(facts), path.stem, name, None)
     if not isinstance(facts, dict) or facts.get("command") not in ("explain", "compare"):
         raise _NotOurs("JSON, but no explanations in it")
+    if "generation" in facts:
+        raise _NotOurs("an answer without all that is drawn of it: explain again with --format safetensors")
     listed = facts.get("explanations")
     if not isinstance(listed, list):
         raise LoadError("damaged: no list of explanations in it")
@@ -221,9 +243,13 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
 
 
 def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
-    known = {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+    known = _versions(versions)
     titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
     return [Saved(shrunk(sample, LONGEST), t, name, known) for sample, t in zip(laid_out(e), titles, strict=True)]
+
+
+def _versions(given: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in given.items()} if isinstance(given, dict) else {}
 
 
 def _json(path: Path) -> Any:
@@ -239,7 +265,8 @@ def nothing(sources: Sequence[Path], contents: Contents) -> InputError:
     """The error where there is nothing to report: what was looked for, and what was found instead."""
     where = ", ".join(map(str, sources))
     wanted = (
-        "saved explanations (.safetensors, or .json from --format json), benchmarks (report.json) and jobs' folders"
+        "saved explanations and answers (.safetensors, or .json from --format json), benchmarks (report.json) and "
+        "jobs' folders"
     )
     damaged = [s for s in contents.skipped if s.damaged]
     if damaged:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from markupsafe import Markup
 from whyformer.apps.report.facts import models, versions_of
 from whyformer.apps.report.inputs import Input, inputs_of
 from whyformer.apps.report.pictures import drawn, encoded, room
-from whyformer.apps.report.reading import Contents, Saved, Skipped, nothing, read
+from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.versions import versions
 from whyformer.methods import METHODS
 from whyformer.show import painting
 from whyformer.show.files import write_all
 from whyformer.show.html import asset, curves, render
+from whyformer.show.html.answer import card
 from whyformer.show.words import measured, remarks, target_name, words
 
 Track = Callable[..., Iterable[Any]]
@@ -32,13 +33,14 @@ class Written:
     """A report that was written.
 
     Attributes:
-        bytes: its size. inputs, explanations, benchmarks, jobs: what is in it. skipped: files that are not.
+        bytes: its size. inputs, explanations, answers, benchmarks, jobs: what is in it. skipped: files that are not.
     """
 
     path: Path
     bytes: int
     inputs: int
     explanations: int
+    answers: int
     benchmarks: int
     jobs: int
     skipped: list[Skipped]
@@ -55,8 +57,9 @@ def write_report(
 
     Args:
         sources: files and folders (with all below them): explanations as :meth:`whyformer.Explanation.save` or
-            ``whyformer explain --format json`` wrote them, the folders of ``whyformer benchmark``, and those of
-            ``whyformer run``: words, mean maps, and what changed between runs over the same input.
+            ``whyformer explain --format json`` wrote them, answers as :meth:`whyformer.Generation.save` did, the
+            folders of ``whyformer benchmark``, and those of ``whyformer run``: words, mean maps, and what changed
+            between runs over the same input.
         out: the file, ending in ``.html``; it appears whole or not at all.
         title: its heading.
         track: wraps the work in a progress bar.
@@ -73,13 +76,13 @@ def write_report(
         raise InputError(f"{target} is a folder: name a file in it")
     contents = read(places, target, track)
     _drop_what_cannot_be_drawn(contents)
-    if not contents.saved and not contents.benchmarks:
+    if not contents.saved and not contents.answers and not contents.benchmarks:
         raise nothing(places, contents)
     inputs = inputs_of(contents.saved)
     page = _page(contents, inputs, title, track).encode("utf-8", "backslashreplace")
     (path,) = write_all(target.parent, {target.name: page})
     alone = sum(one.kind == "benchmark" for one in contents.benchmarks)
-    counts = len(inputs), len(contents.saved), alone, len(contents.jobs)
+    counts = len(inputs), len(contents.saved), len(contents.answers), alone, len(contents.jobs)
     return Written(path, len(page), *counts, contents.skipped)
 
 
@@ -98,18 +101,32 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
         else:
             good.append(one)
     contents.saved = good
+    told: list[Answer] = []
+    for number, answer in enumerate(contents.answers, 1):
+        try:
+            made = Markup(card(answer.g, f"g{number}"))
+        except (WhyformerError, ValueError, IndexError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            contents.skipped.append(Skipped(answer.file, f"damaged: it cannot be drawn ({error})", damaged=True))
+        else:
+            told.append(replace(answer, card=made))
+    contents.answers = told
 
 
 def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track) -> str:
     """The whole document, drawn one input after the other."""
     script, version = asset("report/page.js"), versions()["whyformer"]
-    saved, benchmarks = contents.saved, contents.benchmarks
+    saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks
     alone = sum(one.kind == "benchmark" for one in benchmarks)
-    counts = {"input": len(inputs), "map": len(saved), "benchmark": alone, "data set": len(contents.jobs)}
+    counts = {
+        "input": len(inputs), "map": len(saved), "answer": len(answers), "benchmark": alone,
+        "data set": len(contents.jobs),
+    }  # fmt: skip
     said = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items() if count)
     facts = {
-        "explanations": inputs, "benchmarks": benchmarks, "models": models(saved, benchmarks),
-        "methods": saved, "conventions": inputs, "versions": versions_of(saved, benchmarks),
+        "explanations": inputs, "answers": answers, "benchmarks": benchmarks,
+        "models": models(saved, benchmarks, answers),
+        "methods": [*(one.e.method for one in saved), *(one.g.method for one in answers)],
+        "conventions": [*inputs, *answers], "versions": versions_of([*saved, *answers], benchmarks),
         "left-out": sorted(contents.skipped, key=lambda s: not s.damaged),
     }  # fmt: skip
     pictures = sum(painting.base(one.first) is not None for one in inputs)

@@ -27,12 +27,16 @@ def fragment(g: Generation) -> str:
     return html.render("answer-card.html", themed=False, **_facts(g))
 
 
-def card(g: Generation) -> str:
-    """A card for a page of ours, in the page's own colours, light or dark; with its matrix, and that of its words."""
+def card(g: Generation, mark: str | None = None) -> str:
+    """A card for a page of ours, in the page's own colours, light or dark; with its matrix, and that of its words.
+
+    Args:
+        mark: what ids begin with, where a page may hold the same answer twice.
+    """
     figures = [grid.figure(g)]
     if g.unit == "token" and len((merged := g.by("word")).matrix) < len(g):
         figures.append(grid.figure(merged))
-    return html.render("answer-full.html", themed=True, matrices=list(map(_matrix, figures)), **_facts(g))
+    return html.render("answer-full.html", themed=True, matrices=list(map(_matrix, figures)), **_facts(g, mark))
 
 
 def page(g: Generation, title: str = "whyformer") -> str:
@@ -46,12 +50,12 @@ def _matrix(figure: Figure) -> tuple[Markup, int]:
     return html.data_uri(paper.encode(figure, "png", dpi=_DOTS)), width
 
 
-def _facts(whole: Generation) -> dict[str, Any]:
+def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
     g = answers.folded(whole)
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
-        "g": g, "mark": f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title, "shown": answers.shown,
-        "reasons": answers.reasons, "others": answers.others, "answer_remarks": answers.remarks,
+        "g": g, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title,
+        "shown": answers.shown, "reasons": answers.reasons, "others": answers.others, "answer_remarks": answers.remarks,
         "figure_of": words.figure_of, "signed": answers.signed(g), "seen": answers.seen, "pictures": _pictures(g),
         "behind": _behind, "model": _name(g.model or ""),
     }  # fmt: skip
