@@ -79,12 +79,12 @@ def batches(lengths: list[int], size: int, generator: np.random.Generator) -> li
     return [cut[i] for i in generator.permutation(len(cut))]
 
 
-def encode(rows: list[list[int]], pad: int) -> dict[str, torch.Tensor]:
+def encode(rows: list[list[int]], pad: int, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
     """A padded batch."""
     ids = torch.full((len(rows), max(map(len, rows))), pad)
     for line, row in zip(ids, rows, strict=True):
         line[: len(row)] = torch.tensor(row)
-    return {"input_ids": ids, "attention_mask": (ids != pad).long()}
+    return {"input_ids": ids.to(device), "attention_mask": (ids != pad).long().to(device)}
 
 
 def accuracy(model: torch.nn.Module, rows: list[list[int]], labels: list[int], pad: int) -> float:
@@ -93,8 +93,8 @@ def accuracy(model: torch.nn.Module, rows: list[list[int]], labels: list[int], p
     right = 0
     with torch.inference_mode():
         for start in range(0, len(rows), 64):
-            logits = model(**encode(rows[start : start + 64], pad)).logits
-            right += int((logits.argmax(-1) == torch.tensor(labels[start : start + 64])).sum())
+            logits = model(**encode(rows[start : start + 64], pad, next(model.parameters()).device)).logits
+            right += int((logits.argmax(-1).cpu() == torch.tensor(labels[start : start + 64])).sum())
     return right / len(rows)
 
 
@@ -106,7 +106,9 @@ def main() -> None:
     print(f"{len(train)} texts to train on, {len(test)} to test on, classes {', '.join(names)}", flush=True)
     if args.start:
         tokenizer = AutoTokenizer.from_pretrained(args.start)
-        model = AutoModelForSequenceClassification.from_pretrained(args.start, num_labels=len(names))
+        model = AutoModelForSequenceClassification.from_pretrained(
+            args.start, num_labels=len(names), dtype=torch.float32
+        )
     else:
         if (args.out / "tokenizer.json").is_file():  # made before an interruption: equally frequent pieces may differ
             tokenizer = AutoTokenizer.from_pretrained(args.out)
@@ -126,8 +128,9 @@ def main() -> None:
         )
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
+    model = model.to(args.device)
     rows = [tokenizer(t.text, truncation=True, max_length=args.longest)["input_ids"] for t in train]
-    labels = torch.tensor([t.label for t in train])
+    labels = torch.tensor([t.label for t in train]).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.05)
     args.out.mkdir(parents=True, exist_ok=True)
     state = args.out / "state.pt"
@@ -141,7 +144,7 @@ def main() -> None:
             for group in optimizer.param_groups:
                 group["lr"] = args.rate * min(1, (step + 1) / (0.06 * total)) * (1 - step / total)
             loss = functional.cross_entropy(
-                model(**encode([rows[i] for i in batch], tokenizer.pad_token_id)).logits, labels[batch]
+                model(**encode([rows[i] for i in batch], tokenizer.pad_token_id, args.device)).logits, labels[batch]
             )
             optimizer.zero_grad()
             loss.backward()
@@ -184,6 +187,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=5e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     return parser.parse_args()
 
 
