@@ -80,12 +80,6 @@ _LEFT_OUT: dict[str, dict[str, str]] = {
     "looks at a picture at sizes that are fixed in its code, too large to be tiny": {
         "vision and language": "deepseek_ocr2 unlimited_ocr",
     },
-    "its settings hang together in ways that are not kept here yet": {
-        "vision and language": "dots3_note granite_docling inkling2 inkling_mm_model kosmos-2.5 nemotron_h_omni instructblipvideo",
-        "causal language model": "blt dots3_note_text",
-        "object detection": "pp_doclayout_v2",
-        "two towers": "blip-2",
-    },
 }  # fmt: skip
 LEFT_OUT = {
     f"{kind}/{family}".lstrip("/"): reason
@@ -123,7 +117,7 @@ class Architecture:
     def marks(self, model: nn.Module) -> list[int]:
         """Ids that stand for places of a picture."""
         config = getattr(model, "config", None)
-        found = [getattr(config, n, None) for n in ("image_token_id", "image_token_index")]
+        found = [getattr(config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index")]
         return [i for i in found if isinstance(i, int)]
 
 

@@ -550,3 +550,31 @@ def test_a_target_that_lets_no_gradient_through() -> None:
     model, inputs = MODELS["headless"]()
     with refused(ModelError, "a target of your own", "detaches"):
         explain(model, inputs, "input_x_gradient", lambda output: output.pooler_output.detach()[:, 0])
+
+
+@pytest.mark.parametrize("shape", [(2, 32, 32, 3), (2, 4, 32, 16, 3), (2, 24, 32, 1)])
+def test_channels_that_come_last(shape: tuple[int, ...]) -> None:
+    """For a model that takes them so: a score would be a sum over a row of the picture."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(shape[-1], 4)
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return self.head(pixel_values.flatten(1, -2).mean(1))
+
+    model, pictures = Reads().eval(), torch.randn(shape)
+    with refused(InputError, f"the {shape[-1]} channels", "come last", "permute the axes"):
+        whyformer.explain(model, pictures, "input_x_gradient", 1)
+
+    class Permuted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return self.model(pixel_values.movedim(-3, -1))
+
+    e = whyformer.explain(Permuted().eval(), pictures.movedim(-1, -3), "input_x_gradient", 1)
+    assert torch.allclose(e.scores, pictures @ model.head.weight[1] / pictures[0, ..., 0].numel(), atol=1e-6)

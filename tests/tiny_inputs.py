@@ -95,6 +95,7 @@ PIXELS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("lfm2_vl", "siglip2"), (2, 16, 192)),
     **dict.fromkeys(("kimi_k25", "paddleocr_vl"), (32, 3, 8, 8)),
     **dict.fromkeys(("muse_glimmer", "muse_spark"), (32, 384)), "nemotron_h_omni": (32, 192),
+    "granite_docling": (2, 1, 3, SIDE, SIDE), "instructblipvideo": (2, 4, 3, SIDE, SIDE), "inkling2": (8, 16, 16, 3), "inkling_mm_model": (8, 2, 8, 8, 3),
 }  # fmt: skip
 
 
@@ -107,7 +108,7 @@ def _grid(pixels: Tensor) -> Tensor:
 # what goes with a picture, by the name of the forward's argument
 BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
     "image_sizes": lambda pixels: torch.tensor([list(pixels.shape[-2:])] * 2),
-    "image_grid_thw": lambda pixels: torch.tensor([[1, 4, 4]] * 2),
+    "image_grid_thw": lambda pixels: torch.tensor([[1, 4, 4] if pixels.shape[-1] != 3 else [1, 2, 2]] * 2),
     "image_grid_hw": lambda pixels: torch.tensor([[4, 4]] * 2),
     "image_merge_sizes": lambda pixels: torch.tensor([2, 2]),
     "image_position_ids": _grid,
@@ -145,19 +146,21 @@ def asked(function: Callable[..., Any]) -> set[str]:
 def with_picture(model: nn.Module, text: Given) -> Given:
     """The words behind the places of a picture."""
     family, takes = model.config.model_type, inspect.signature(model.forward).parameters
-    if "flattened_patches" in takes:
+    if "flattened_patches" in takes and "input_ids" not in takes:
         return {"flattened_patches": patches(), "decoder_input_ids": decoder_words()}
-    features_of = getattr(model.base_model, "get_image_features", None) or getattr(model, "get_image_features", None)
+    own = ("get_image_features", "get_video_features")
+    features_of = next((f for n in own for m in (model.base_model, model) if (f := getattr(m, n, None)) is not None), None)
     wants = asked(features_of) if features_of is not None else set()
     pixels = picture_of(model, family, takes)
     if "input_ids" not in takes or (model.config.is_encoder_decoder and model.main_input_name == "pixel_values"):
         return {"pixel_values": pixels, "decoder_input_ids": decoder_words()}
     sized = "image_sizes" in wants or pixels.dim() == 5 or "mistral" in family
     beside = [n for n in BESIDE if n in takes and (n != "image_sizes" or sized)]
-    picture = {"pixel_values": pixels, **{n: BESIDE[n](pixels) for n in beside}}
+    name = "flattened_patches" if "flattened_patches" in takes else "pixel_values"
+    picture = {name: patches() if name != "pixel_values" else pixels, **{n: BESIDE[n](pixels) for n in beside}}
     if "pixel_attention_mask" in wants:
-        picture["pixel_attention_mask"] = torch.ones(pixels.shape[:2], dtype=torch.long)
-    marks = (getattr(model.config, n, None) for n in ("image_token_id", "image_token_index"))
+        picture["pixel_attention_mask"] = torch.ones(pixels.shape[:2], dtype=torch.bool if pixels.dim() == 5 else torch.long)
+    marks = (getattr(model.config, n, None) for n in ("image_token_id", "image_token_index", "video_token_index"))
     mark = next((m for m in marks if m is not None), None)
     ids, mask = text["input_ids"], text["attention_mask"]
     among = {n: make for n, make in AMONG.items() if n in takes and (mark is not None or "type" not in n)}

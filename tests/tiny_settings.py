@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4}, "shieldgemma2": {"mm_tokens_per_image": 4},
     "aria": {"projector_patch_to_query_dict": {16: 4}, "text_config": {"num_key_value_heads": 4}},
     "florence2": {"vision_config": {"patch_size": [7, 3, 3, 3], "patch_stride": [4, 2, 2, 2], "window_size": 2, "embed_dim": [16, 16, 32, 32], "num_heads": [2] * 4, "num_groups": [2] * 4, "projection_dim": 32, "image_size": 64}},
-    **dict.fromkeys(("esmc", "dots3_note", "dots3_note_text", "glm5_next"), _ONE_GROUP),
+    **dict.fromkeys(("esmc", "glm5_next"), _ONE_GROUP),
     **dict.fromkeys(("axk1", "axk2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_linear", "bailing_hybrid", "youtu", "minicpm3", "mistral4", "mistral_large4"), _MLA),
     **dict.fromkeys(("hubert", "unispeech", "unispeech-sat", "wav2vec2", "wav2vec2-conformer", "wavlm", "sew", "sew-d"), _SOUND),
     "data2vec-audio": {**_SOUND, "conv_pos_kernel_size": 3},
@@ -115,6 +115,9 @@ _MUSE = {"out_hidden_size": 128, "vision_config": {"pos_emb_height": 4, "pos_emb
 _INSTRUCT = {"image_token_index": 5, "video_token_index": 6, "text_config": {"model_type": "opt", "word_embed_proj_dim": 32}}
 _MINICPM = {"text_config": _LINEAR, "insert_layer_id": 0}
 _CODES = {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "latent_channels": 32, "embed_dim": 16}
+_INKLING = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse"], "unpadded_vocab_size": VOCABULARY}
+_INKLING2 = {**{n: v for n, v in _INKLING.items() if n != "mlp_layer_types"}, "n_layers_per_attn_res_block": 1}
+_DOTS3 = {"num_key_value_heads": 4, "head_dim": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "index_head_dim": 8, "index_n_heads": 2, "index_topk": 8, "layer_types": ["indexed_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"], "n_group": 1, "topk_group": 1, "shared_experts_intermediate_size": 48, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 8, "swa_kv_lora_rank": 8, "swa_head_dim": 8, "swa_qk_nope_head_dim": 4, "swa_v_head_dim": 8}
 _LETTERS = {"<image>": 5, **{f"IMGIMG{c}Z": 10 + i for i, c in enumerate("ABCDEFGHIJ")}}
 _NUMBERS = {"<image>": 5, "<|extra_200|>": 6, **{f"<|visual token {i:06d}|>": 10 + i for i in range(16)}}
 SETTINGS |= {
@@ -123,7 +126,13 @@ SETTINGS |= {
     "gemma3n": {"text_config": _GEMMA3N, "vision_config": {"architecture": "test_efficientnet", "hidden_size": 256, "model_args": None}, "vision_soft_tokens_per_image": 1},
     "janus": {"vision_config": {**_VIT, "hidden_size": 32, "projection_dim": 32, "depth": 2}, "vq_config": {**_CODES, "projection_dim": 32, "image_token_embed_dim": 32, "num_embeddings": 16}},
     "blip-2": {"image_token_index": 5, "text_config": {"model_type": "opt", "word_embed_proj_dim": 32}},
-    **dict.fromkeys(("instructblip", "instructblipvideo"), _INSTRUCT),
+    "instructblip": _INSTRUCT, "instructblipvideo": {n: v for n, v in _INSTRUCT.items() if n != "image_token_index"},
+    "two towers/blip-2": {"image_token_index": None, "qformer_config": {"use_qformer_text_input": True}},
+    "kosmos-2.5": {"image_token_id": 5, "latent_query_num": 4, "vision_config": {"patch_embed_hidden_size": 192}},
+    "granite_docling": {"vision_config": {"scale_factor": 2, "out_hidden_size": 32, "deepstack_visual_indexes": [0], "use_fine_route": False}},
+    "inkling2": {"text_config": _INKLING2, "vision_config": {"text_hidden_size": 32, "projection_hidden_dim": 32, "posemb_grid_size": 4}},
+    "inkling_mm_model": {"text_config": _INKLING, "vision_config": {"num_hidden_layers": 2}},
+    "dots3_note": {"text_config": _DOTS3, "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32, "mlp_layer_types": ["dense", "sparse"], "per_layer_config": {}}, "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 8}},
     "fuyu": {"patch_size": 8},
     "gemma4": {"vision_config": {"model_type": "gemma4_vision", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "patch_size": 8, "position_embedding_size": 16}},
     "kosmos-2": {"image_token_id": 5, "latent_query_num": 4, "vision_config": _VIT},
@@ -149,7 +158,7 @@ SETTINGS |= {
     "granite4_vision": {"image_grid_pinpoints": [[32, 32]], "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "downsample_rate": "1/2", "vision_config": {**_VIT, "hidden_size": 64}, "qformer_config": {"num_attention_heads": 4}},
     "step3p7": {"text_config": {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"]}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2}},
-    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}, "text_config": {"layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": 3}},
+    "nemotron_h_omni": {"image_token_id": 5, "vision_config": {"video_temporal_patch_size": 2}, "text_config": {"layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": 3, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 4}},
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), _MINICPM),
 }  # fmt: skip
 
@@ -167,11 +176,11 @@ SETTINGS |= {
     "kimi_linear": {**_MLA, "num_experts": 4, "num_experts_per_token": 2},
     "longcat_flash": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "qk_head_dim": 16, "head_dim": 8, "v_head_dim": 8, "ffn_hidden_size": 48, "expert_ffn_hidden_size": 48, "num_key_value_heads": 4},
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": 3, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 4},
-    "blt": {"patcher_config": {"num_hidden_layers": 2}},
+    "blt": {"encoder_hash_byte_group_vocab": 50, "encoder_hash_byte_group_size": [2, 3], "use_cache": False, "encoder_config": {"hidden_size_global": 64}, "decoder_config": {"hidden_size_global": 64}, "global_config": {"hidden_size": 64, "head_dim": 16}},
+    "dots3_note_text": _DOTS3,
     "qwen4_exp_text": _QWEN4,
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32}, "d_model": 32, "n_layers": 2, "n_heads": 4},
-    "inkling_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "layer_types": ["hybrid_sliding", "hybrid"], "mlp_layer_types": ["dense", "sparse"], "unpadded_vocab_size": VOCABULARY},
-    "inkling2_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "layer_types": ["hybrid_sliding", "hybrid"], "n_layers_per_attn_res_block": 1, "unpadded_vocab_size": VOCABULARY},
+    "inkling_text": _INKLING, "inkling2_text": _INKLING2,
     "xlstm": {"hidden_size": 128, "embedding_dim": 128, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2, "chunk_size": 8, "max_inference_chunksize": 16},
     "bailing_hybrid": {**_MLA, "num_experts": 4, "num_local_experts": 4, "num_experts_per_token": 2, "n_group": 1, "num_expert_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     "neomme": {"head_dim": 16, "embedding_rank": 16, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {"partial_rotary_factor": 1.0}}, "layer_types": ["sliding_attention", "full_attention"]},
@@ -190,5 +199,5 @@ SETTINGS |= {
     "sapiens2": {"head_config": {"upsample_out_channels": [16], "conv_out_channels": [16]}, "num_key_value_heads_per_layer": [4, 2]},
     "tipsv2_dpt": {"backbone_config": {"model_type": "tipsv2_vision_model", **_VIT, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "reshape_hidden_states": False, **_FOUR}, "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16},
     "beit": _FOUR, "data2vec-vision": {**_FOUR, "hidden_size": 32},
-    "pp_doclayout_v2": {**_LEVELS, "class_thresholds": [0.0, 0.0], "class_order": [0, 1], "reading_order_config": {"hidden_size": 32, "coordinate_size": 5, "shape_size": 6, "max_2d_position_embeddings": 1024}},
+    "pp_doclayout_v2": {**_LEVELS, "class_thresholds": [0.0, 0.0], "class_order": [0, 1], "reading_order_config": {"hidden_size": 32, "coordinate_size": 5, "shape_size": 6, "max_2d_position_embeddings": 1024, "start_token_id": 0, "pad_token_id": 1, "end_token_id": 2, "pred_token_id": 3}},
 }  # fmt: skip

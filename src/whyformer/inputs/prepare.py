@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import naming, put_right
+from whyformer.inputs.feed import channels, naming, put_right
 from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
@@ -181,6 +181,11 @@ def _called(model: nn.Module, place: int) -> str:
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
+    if tensor.shape[-1] in (1, 3, 4) and min(tensor.shape[-3:-1]) > 4 and channels(model) != tensor.shape[-3]:
+        raise InputError(
+            f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the axes to "
+            "[B, C, H, W]; where the model itself takes them so, wrap it in one that permutes them back"
+        )
     seen = Features(pictures=without_normalisation(tensor, processor))
     return Inputs((), {}, "image", name, features=seen, black=black_of(processor))
 
