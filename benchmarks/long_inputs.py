@@ -1,11 +1,12 @@
 """Peak extra memory and time of explaining the last token of a long text, beside a plain forward and backward pass.
 
-    python benchmarks/long_inputs.py [--tokens 512,2048] [--methods NAMES] [--layers 8] [--width 512]
+    python benchmarks/long_inputs.py [--tokens 512,2048] [--methods NAMES] [--layers 8] [--width 512 | --model FOLDER]
 
-Time and memory are measured in a process of their own each: a Llama with random weights (float32, one thread), the
-highest resident memory during the work beyond that before it, and the processor's time, of the second of two runs (the
-first has learned the model's structure). The plain pass computes the logits of the last token alone and keeps what its
-backward pass to the embeddings needs.
+A method's setting stands behind a colon (``attnlrp:share=0``); with ``+checkpoint`` blocks run again on the way back.
+Time and memory are measured in a process of their own each: a Llama with random weights, or the language model of a
+folder (float32, one thread), the highest resident memory during the work beyond that before it, and the processor's
+time, of the second of two runs (the first has learned the model's structure). The plain pass computes the logits of the
+last token alone and keeps what its backward pass to the embeddings needs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-METHODS = "plain,input_x_gradient,attnlrp:share=0,attnlrp:share=0.8,cp_lrp,libra,lrp_ah_ln"
+METHODS = (
+    "plain,input_x_gradient,attnlrp:share=0,attnlrp:share=0.8,cp_lrp,libra,lrp_ah_ln,input_x_gradient+checkpoint,"
+    "attnlrp:share=0+checkpoint,attnlrp:share=0.8+checkpoint,libra+checkpoint"
+)
 
 RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Where memory is measured, what is freed goes back to the system, which takes time."""
@@ -34,9 +39,9 @@ def resident(what: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def one(name: str, tokens: int, layers: int, width: int) -> dict[str, float]:
+def one(name: str, tokens: int, layers: int, width: int, folder: str | None) -> dict[str, float]:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     import whyformer
     from whyformer import targets
@@ -47,13 +52,19 @@ def one(name: str, tokens: int, layers: int, width: int) -> dict[str, float]:
         vocab_size=32000, hidden_size=width, intermediate_size=width * 8 // 3 // 64 * 64, num_hidden_layers=layers,
         num_attention_heads=width // 64, num_key_value_heads=max(1, width // 128), max_position_embeddings=16384,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    if folder is None:
+        made = LlamaForCausalLM(config)
+    else:
+        made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = made.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 32000, (1, tokens), generator=generator)
+    name, _, checkpoint = name.partition("+")
     method, _, given = name.partition(":")
-    settings = {k: float(v) for k, _, v in [given.partition("=")] if k}
+    settings: dict[str, Any] = {k: float(v) for k, _, v in [given.partition("=")] if k}
     if method == "libra":
         method, settings = "input_x_gradient", {"composite": "libra"}
+    settings |= {"checkpoint": True} if checkpoint else {}
 
     def work(ids: torch.Tensor) -> None:
         if method == "plain":
@@ -79,16 +90,18 @@ def main() -> None:
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--model", metavar="FOLDER")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(one(asked.one, int(asked.tokens), asked.layers, asked.width)))
+        print(json.dumps(one(asked.one, int(asked.tokens), asked.layers, asked.width, asked.model)))
         return
     print("| tokens | method | MiB | × plain | seconds | × plain |\n| ---: | --- | ---: | ---: | ---: | ---: |")
     for tokens in asked.tokens.split(","):
         plain: dict[str, float] = {}
         for name in asked.methods.split(","):
             size = ["--tokens", tokens, "--layers", str(asked.layers), "--width", str(asked.width)]
+            size += ["--model", asked.model] if asked.model else []
             command = [sys.executable, __file__, *size, "--one", name]
             timed, weighed = (
                 subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **more})

@@ -100,13 +100,14 @@ def _epsilons(module: nn.Module) -> list[float]:
 
 
 @contextlib.contextmanager
-def canonized(mode: Interception) -> Iterator[None]:
-    """For the length of a run, modules that stand for an operation of the composite run as that operation."""
+def canonized(mode: Interception, within: nn.Module | None = None) -> Iterator[None]:
+    """For the length of a run (of a part of the model), modules that stand for an operation of the composite run as
+    that operation."""
     handles = []
     try:
         for function in mode.declared.functions:
             remember_inputs(function)
-        for module in mode.model.modules() if mode.composite.rules else ():
+        for module in (within or mode.model).modules() if mode.composite.rules else ():
             declared = mode.declared.of_module(module)
             if declared is not None:
                 handles.extend(_around(module, mode, partial(_as_declared, declared)))

@@ -108,11 +108,11 @@ def block_hooks(
                     mode.roots.clear()
                 value = values.get("", batch_first(hidden, mode.run))
                 leaf = mode.add_root(value.detach().clone().requires_grad_())
-                output = _put(output, path, batch_first(leaf.clone(), mode.run, back=True))
+                output = put(output, path, batch_first(leaf.clone(), mode.run, back=True))
                 recording.ended.append(name)
             elif hidden.requires_grad:
                 recording.outputs[name] = _tapped(hidden, _listen(recording, name))
-                output = _put(output, path, recording.outputs[name])
+                output = put(output, path, recording.outputs[name])
         return output if wanted else None
 
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,16 +189,16 @@ def tensors_of(output: Any) -> list[tuple[Path, Tensor]]:
     return [((key, *path), found) for key, value in items for path, found in tensors_of(value)]
 
 
-def _put(output: Any, path: Path, value: Tensor) -> Any:
+def put(output: Any, path: Path, value: Tensor | None) -> Any:
     """The same output with the tensor at ``path`` replaced."""
     if not path:
         return value
     key, rest = path[0], path[1:]
     if isinstance(output, Mapping):
         changed = copy.copy(output)
-        changed[key] = _put(output[key], rest, value)  # type: ignore[index]
+        changed[key] = put(output[key], rest, value)  # type: ignore[index]
         return changed
-    listed = [_put(one, rest, value) if i == key else one for i, one in enumerate(output)]
+    listed = [put(one, rest, value) if i == key else one for i, one in enumerate(output)]
     return type(output)(*listed) if hasattr(output, "_fields") else type(output)(listed)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from whyformer.engine import audit
+from whyformer.engine import again, audit
 from whyformer.engine.canonizers import canonized
 from whyformer.engine.hooks import batch_first, block_hooks, lookups
 from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
@@ -250,6 +250,7 @@ def record(
     read: Callable[[Output], Tensor] = row_of,
     samples: Tensor | None = None,
     cut: bool = False,
+    checkpoint: bool = False,
 ) -> Recording:
     """Run the model once under the composite; the model is left exactly as it was, also after an error.
 
@@ -266,6 +267,8 @@ def record(
         ends: by any name, the block calls whose outputs' gradients are kept (or at which, for "output", the graph
             begins), and where the rows meant stand in the output; by default the last block.
         cut: cut the graph at the inputs of blocks, for :meth:`Recording.sweep` (relevance carrier).
+        checkpoint: keep of each block what enters it alone, and run it again in each backward pass: a third more time,
+            and the memory of one block's graph. No probe but what looks at the borders of blocks.
 
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
@@ -299,6 +302,8 @@ def record(
             "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so "
             "the input of the first block is unknown; put the blocks into an nn.ModuleList"
         )
+    if checkpoint:
+        again.refuse_unfit(blocks, probes, feed)
     graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
@@ -308,12 +313,15 @@ def record(
         running(mode),
         block_hooks(recording, blocks, root, entries, values, ends),
         canonized(mode),
+        again.run_again(mode, blocks if checkpoint else ()),
         without_autocast(composite.carrier),
         as_written(model),
     ):
         output = model(*args, **kwargs)
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     audit.hidden(mode, tuple(made))
+    if checkpoint:
+        again.refuse_inner(output)
     if mode.projections is not None:
         for projection in mode.projections.found.values():
             projection.turn(lambda tokens: batch_first(tokens, run))

@@ -38,6 +38,7 @@ def explain_generation(
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
     verify: int = 0,
+    checkpoint: bool = False,
     **settings: Any,
 ) -> Generation | list[Generation]:
     """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
@@ -65,6 +66,8 @@ def explain_generation(
         device, dtype, progress, rules: as for :func:`whyformer.explain`.
         verify: as for :func:`whyformer.explain`, of each step: so many of its best tokens are taken out one at a time,
             and stand in the order of what the target loses without each.
+        checkpoint: as for :func:`whyformer.explain`: blocks are run again in the backward pass of each token, so that a
+            token costs about as much as a forward and a backward pass.
         **settings: the method's settings.
 
     Returns:
@@ -94,6 +97,7 @@ def explain_generation(
     made = []
     with declared(rules) if rules else nullcontext():
         for one, answer in zip(prompts, answers, strict=True):
-            steps = Steps(model, tokenizer, name, answered(model, one, answer, tokenizer, max_new_tokens))
+            written = answered(model, one, answer, tokenizer, max_new_tokens)
+            steps = Steps(model, tokenizer, name, written, checkpoint)
             made.append(steps.explain(method, target, progress, settings, verify))
     return made[0] if alone else made

@@ -43,12 +43,14 @@ class Steps:
     Attributes:
         name: of the model.
         written: prompt and answer.
+        checkpoint: whether blocks are run again on the way back.
     """
 
     model: nn.Module
     tokenizer: Any
     name: str
     written: Written
+    checkpoint: bool = False
 
     def __len__(self) -> int:
         return len(self.written.answer)
@@ -121,7 +123,7 @@ class Steps:
 
     def ready(self, inputs: Inputs) -> Ready:
         """The model with these inputs, as ``explain`` has it."""
-        return Ready(self.model, inputs, self.tokenizer, self.name, None, False, None)
+        return Ready(self.model, inputs, self.tokenizer, self.name, None, False, None, self.checkpoint)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
         """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""

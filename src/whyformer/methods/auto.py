@@ -43,6 +43,7 @@ _ODD = (ArithmeticError, ZeroDivisionError, IndexError, KeyError, NotImplemented
     level="patch, pixel or token",
     citation="measured: docs/results.md",
     anywhere=True,
+    checkpoint=True,
 )
 def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     """What :data:`whyformer.methods.auto.CHOICES` lists first for the input, among what applies to the model.

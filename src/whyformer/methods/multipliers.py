@@ -103,6 +103,7 @@ def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) ->
     "Σ over blocks of h ⊙ ∂f/∂h under LibraGrad's rules (FullGrad⁺)",
     family="gradient",
     signed=True,
+    checkpoint=True,
     citation="Mehri et al.: LibraGrad, CVPR 2025",
 )
 def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "libra") -> Scores:
@@ -132,8 +133,8 @@ OF_WORDS = 0.8
 
 
 def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
-    facts = {"family": "propagation", "level": "pixel or token", "anywhere": True, "signed": True}
-    return method(summary, citation=citation, **facts)
+    facts = {"family": "propagation", "level": "pixel or token"}
+    return method(summary, citation=citation, **facts, anywhere=True, signed=True, checkpoint=True)
 
 
 def _named(name: str, summary: str, citation: str, formula: str, composite: CompositeName) -> None:

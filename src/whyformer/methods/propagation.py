@@ -34,6 +34,7 @@ def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composi
     citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
     anywhere=True,
     relevance=True,
+    checkpoint=True,
 )
 def lrp(
     task: Task, *, rule: LinearRule = "separate", alpha: Alpha = 1.0, epsilon: Amount = 1e-6, gamma: Amount = 0.25

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from whyformer.errors import InputError, unknown
+from whyformer.errors import InputError, MethodNotApplicable, unknown
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -102,6 +102,8 @@ class Method:
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
         relevance: True if it propagates relevance by Chefer et al.'s rules: the pass that it records serves methods of
             gradients too (:mod:`whyformer.methods.together`).
+        checkpoint: True if what it sends back goes through whole blocks, so that these may be run again on the way
+            (``explain(..., checkpoint=True)``).
     """
 
     name: str
@@ -118,6 +120,7 @@ class Method:
     signed: bool | Callable[[dict[str, Any]], bool] = False
     anywhere: bool = False
     relevance: bool = False
+    checkpoint: bool = False
 
     def signs(self, settings: dict[str, Any]) -> bool:
         """Whether scores made with these complete settings have a sign."""
@@ -172,6 +175,8 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
 
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
+            if task.checkpoint and not METHODS[function.__name__].checkpoint:
+                raise _looks_inside(function.__name__)
             wanted = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
             return _spread(task, scores) if wanted else scores
@@ -180,6 +185,15 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
         return function
 
     return register
+
+
+def _looks_inside(name: str) -> MethodNotApplicable:
+    """Why blocks cannot be run again for a method."""
+    others = ", ".join(sorted(one.name for one in METHODS.values() if one.checkpoint and one.name != "auto"))
+    return MethodNotApplicable(
+        f"{name} sends nothing back through whole blocks that could be run again on the way: leave checkpoint=True "
+        f"out, or use {others}"
+    )
 
 
 def _spread(task: Task, scores: Scores) -> Scores:

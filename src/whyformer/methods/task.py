@@ -43,10 +43,9 @@ class Task(Sources):
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         worded: whether log-probabilities of tokens are explained, by that name.
         last: whether it is that of the last real token, so that a language model need not compute any other.
-        progress: wraps an iterable of long work; shows a bar where one is wanted.
+        progress: wraps an iterable of long work; checkpoint: whether blocks are run again on the way back.
         recordings: what was recorded for it and for its copies.
-        replay: where one recorded pass serves several targets, what keeps it (:mod:`whyformer.methods.replay`).
-        together: where one serves several methods, what they share (:mod:`whyformer.methods.together`).
+        replay, together: where one recorded pass serves several targets or several methods, what they share.
     """
 
     model: nn.Module
@@ -58,6 +57,7 @@ class Task(Sources):
     counted: bool = False
     last: bool = False
     worded: bool = False
+    checkpoint: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
     replay: Replay | None = field(default=None, repr=False)
     together: Together | None = field(default=None, repr=False)
@@ -74,8 +74,7 @@ class Task(Sources):
 
     def value(self, logits: Tensor, like: Tensor | None = None) -> Tensor:
         """The target's value of each sample, ``[B]``; ``like`` are the logits that decide which class is meant."""
-        target = self.resolve(logits if like is None else like)
-        return target(logits)
+        return self.resolve(logits if like is None else like)(logits)
 
     def copies(self, times: int, logits: Tensor) -> Task:
         """The same task for ``times`` copies of each sample, next to each other; ``logits`` ``[B, C]`` of the unchanged
@@ -95,7 +94,8 @@ class Task(Sources):
 
     def record(self, composite: Composite, *probes: Probe, **options: Any) -> Recording:
         """Record one forward pass of the inputs; the probes say what is looked at on the way."""
-        options = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples, **options}
+        known: dict[str, Any] = {"blocks": self._found, "read": self.read, "samples": self.inputs.samples}
+        options = {**known, **({"checkpoint": True} if self.checkpoint else {}), **options}
         if self.replay is not None:
             return self.replay.record(self.inputs, composite, probes, options)
         shared = None if self.together is None else self.together.record(self, composite, probes, options)

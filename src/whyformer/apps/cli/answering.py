@@ -49,7 +49,8 @@ def answer(asked: Any) -> None:
             made: Any = explain_generation(
                 loaded.model, prompt, asked.continuation, method.name, loaded.processor,
                 max_new_tokens=32 if asked.generate is None else asked.generate,
-                target=targets[0], progress=bars.track, verify=asked.verify or 0, **settings,
+                target=targets[0], progress=bars.track, verify=asked.verify or 0,
+                checkpoint=asked.checkpoint, **settings,
             )  # fmt: skip
     _show(asked, made, given.name, given.title, formats)
 

@@ -45,6 +45,7 @@ class Explain(Maps):
     chat: bool = False
     contrast: str | None = None
     verify: int | None = None
+    checkpoint: bool = False
     image: list[Path] | None = None
 
 
@@ -169,7 +170,10 @@ class Work:
             reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
             raise InputError(f"{self.loaded.name} reads {reads}, and this is {_GIVEN[kind]}: choose another --model")
         content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
-        self.ready = begin(self.loaded.model, content, self.loaded.processor, truncate=truncate)
+        self.ready = begin(
+            self.loaded.model, content, self.loaded.processor, truncate=truncate,
+            checkpoint=getattr(asked, "checkpoint", False),
+        )  # fmt: skip
         self.checked: list[Trust] = []
 
     def explain(

@@ -100,6 +100,7 @@ def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
     signed=summed,
     citation="Simonyan et al. 2014; survey 2.1",
     anywhere=True,
+    checkpoint=True,
 )
 def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain") -> Scores:
     """‖∂f/∂x‖ over the channels of a pixel or the width of a token embedding (what enters the first block).
@@ -119,6 +120,7 @@ def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain
     signed=summed,
     citation="Shrikumar et al. 2016; GI of Ali et al., ICML 2022",
     anywhere=True,
+    checkpoint=True,
 )
 def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName = "plain") -> Scores:
     """Σ x ⊙ ∂f/∂x over channels or width; for text x is what enters the first block (Ali et al.).
@@ -174,6 +176,7 @@ def gradients_at(
     signed=summed,
     citation="Smilkov et al. 2017; survey 2.1",
     anywhere=True,
+    checkpoint=True,
 )
 def smoothgrad(
     task: Task,
@@ -231,6 +234,7 @@ def _range(inputs: Inputs, x: Tensor) -> Tensor:
     signed=summed,
     citation="Sundararajan et al. 2017; survey 2.1",
     anywhere=True,
+    checkpoint=True,
 )
 def integrated_gradients(
     task: Task,

@@ -1,0 +1,225 @@
+"""``checkpoint=True``: blocks keep nothing but what enters them, and the scores are the same."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whyformer
+from snapshot import assert_unchanged, snapshot
+from whyformer import targets
+from whyformer.errors import MethodNotApplicable, ModelError
+from whyformer.methods import METHODS
+from zoo import build, rows
+
+MODELS = ["llama", "gpt2", "bert", "hf_vit", "encoder_sequence_first"]
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("attnlrp", {"share": 0.0}), ("attnlrp", {"share": 0.8}), ("libragrad", {}), ("lrp_ah_ln", {"secant": True}), ("cp_lrp", {}),
+    ("gim", {}), ("input_x_gradient", {"composite": "libra"}), ("lrp", {}), ("smoothgrad", {"samples": 2}),
+]  # fmt: skip
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 1e-10 * b.abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("method", "settings"), RUNS, ids=str)
+def test_scores_are_the_same_and_the_model_as_it_was(name: str, method: str, settings: dict[str, Any]) -> None:
+    model, inputs = build(name)
+    before = snapshot(model)
+    again = whyformer.explain(model, inputs, method, target=[1, 3], checkpoint=True, **settings)
+    assert_unchanged(model, before)
+    wanted = whyformer.explain(model, inputs, method, target=[1, 3], **settings)
+    assert wanted.scores.abs().max() > 0
+    assert close(again.scores, wanted.scores)
+    assert again.diagnostics.keys() == wanted.diagnostics.keys()
+    assert again.settings == wanted.settings
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "hf_vit"])
+@pytest.mark.parametrize(("method", "settings"), RUNS[:3], ids=str)
+def test_a_batch_equals_single_runs(name: str, method: str, settings: dict[str, Any]) -> None:
+    model, inputs = build(name)
+    found = whyformer.explain(model, inputs, method, target=[1, 3], checkpoint=True, **settings)
+    for i, target in enumerate([1, 3]):
+        one = whyformer.explain(model, rows(inputs, i), method, target=target, checkpoint=True, **settings)
+        assert close(one.scores[0], found.scores[i])
+
+
+class Keeping(torch.autograd.graph.saved_tensors_hooks):
+    """Counts the numbers that graphs keep for the way back at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        super().__init__(self.keep, lambda kept: kept[0])
+
+    def keep(self, tensor: Tensor) -> tuple[Tensor, object]:
+        size, mark = tensor.numel(), _Mark()
+        self.now += size
+        self.most = max(self.now, self.most)
+        weakref.finalize(mark, self.free, size)
+        return tensor.detach(), mark
+
+    def free(self, size: int) -> None:
+        self.now -= size
+
+
+class _Mark:
+    pass
+
+
+@pytest.mark.parametrize(("method", "settings"), RUNS[:3], ids=str)
+def test_the_graph_of_one_block_is_there_at_a_time(method: str, settings: dict[str, Any]) -> None:
+    model, inputs = build("llama")
+    model.model.layers.extend([model.model.layers[i % 3] for i in range(9)])
+    whyformer.explain(model, inputs, method, target=1, **settings)  # its structure is known from here on
+    most = []
+    for checkpoint in (False, True):
+        with (keeping := Keeping()):
+            whyformer.explain(model, inputs, method, target=1, checkpoint=checkpoint, **settings)
+        most.append(keeping.most)
+    assert most[1] < most[0] / 3
+
+
+def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whyformer.methods import task
+
+    seen: list[weakref.ref[Any]] = []
+    original = task.record
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        recording = original(*args, **kwargs)
+        seen.append(weakref.ref(recording.run))
+        return recording
+
+    monkeypatch.setattr(task, "record", record)
+    whyformer.explain(*build("bert"), "attnlrp", checkpoint=True, share=0.5)
+    gc.collect()
+    assert seen
+    assert [one for one in seen if one() is not None] == []
+
+
+def test_an_encoder_and_its_decoder_are_run_again_too() -> None:
+    model, inputs = build("t5")
+    if "decoder_input_ids" not in inputs:
+        inputs = {**inputs, "decoder_input_ids": inputs["input_ids"][:, :3]}
+    target = targets.Token(-1, 5)
+    wanted = whyformer.explain(model, inputs, "attnlrp", target)
+    again = whyformer.explain(model, inputs, "attnlrp", target, checkpoint=True)
+    assert close(again.scores, wanted.scores)
+    for name, part in wanted.parts.items():
+        assert close(again.parts[name].scores, part.scores)
+
+
+@pytest.mark.parametrize("name", ["gpt2_lm", "llama_lm"])
+def test_each_token_of_an_answer(name: str) -> None:
+    model, _ = build(name)
+    ids, answer = list(range(4, 12)), [7, 9, 5]
+    found = [whyformer.explain_generation(model, ids, answer, checkpoint=again) for again in (False, True)]
+    assert close(found[1].matrix, found[0].matrix)
+    assert close(found[1].span(0, 2).scores, found[0].span(0, 2).scores)
+
+
+@pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "occlusion", "gradcam"])
+def test_a_method_that_looks_inside_of_blocks_is_refused(method: str) -> None:
+    model, inputs = build("hf_vit")
+    with pytest.raises(MethodNotApplicable, match="leave checkpoint=True out, or use attnlrp"):
+        whyformer.explain(model, inputs, method, checkpoint=True)
+
+
+def test_methods_that_may_be_run_again_say_so() -> None:
+    assert {"attnlrp", "cp_lrp", "libragrad", "lrp_ah_ln", "input_x_gradient", "gim"} <= {m.name for m in METHODS.values() if m.checkpoint}
+    assert not METHODS["gae"].checkpoint
+    model, inputs = build("hf_vit")
+    found = whyformer.explain(model, inputs, "auto", checkpoint=True).diagnostics["auto"]
+    assert METHODS[found["method"]].checkpoint
+    assert all("checkpoint" in said for said in found["passed_over"].values())
+
+
+class Block(nn.Module):
+    """x + W x, which may keep what it saw."""
+
+    def __init__(self, number: int, kind: str, kept: list[Tensor]) -> None:
+        super().__init__()
+        self.layer, self.number, self.kind, self.kept = nn.Linear(8, 8), number, kind, kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.kind == "shares" and self.number:
+            y = y + self.kept[0]
+        elif self.kind == "counts":
+            y = y * (1 + len(self.kept))
+        self.kept.append(y)
+        return x + y
+
+
+class Odd(nn.Module):
+    """Blocks that hand more to one another, or to the head, than their outputs."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+        self.kind, self.words = kind, nn.Embedding(20, 8)
+        self.blocks = nn.ModuleList(Block(i, kind, self.kept) for i in range(3))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        self.kept.clear()
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head((x + self.kept[1] if self.kind == "reads" else x).mean(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("shares", "reads what another block has kept"), ("counts", "gives another output"), ("reads", "inside of a block")],
+)
+def test_what_cannot_be_run_again_is_refused(kind: str, said: str) -> None:
+    model, ids = Odd(kind).double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
+    assert whyformer.explain(model, ids, "input_x_gradient", 1).scores.abs().max() > 0
+    with pytest.raises(ModelError, match=said):
+        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True)
+
+
+def test_a_cache_of_keys_and_values() -> None:
+    """One that the model begins is not filled twice; one that is given is refused."""
+    model, _ = build("llama_lm")
+    ids = {"input_ids": torch.randint(4, 40, (1, 6))}
+    wanted = whyformer.explain(model, {**ids, "use_cache": True}, "attnlrp", 1)
+    assert close(whyformer.explain(model, {**ids, "use_cache": True}, "attnlrp", 1, checkpoint=True).scores, wanted.scores)
+    with torch.no_grad():
+        cache = model(**ids, use_cache=True).past_key_values
+    with pytest.raises(ModelError, match="bring a cache of keys and values"):
+        whyformer.explain(model, {**ids, "past_key_values": cache}, "input_x_gradient", 1, checkpoint=True)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 4)).double().eval()
+    ids = {"input": torch.randint(0, 20, (2, 5))}
+    with pytest.raises(ModelError, match=r"put the blocks into an nn\.ModuleList"):
+        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True)
+
+
+def test_a_block_that_changes_its_input_in_place() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            x += y
+            return x
+
+    model = Odd("")
+    model.blocks = nn.ModuleList(InPlace() for _ in range(3))
+    model, ids = model.double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
+    wanted = whyformer.explain(model, ids, "input_x_gradient", 1)
+    assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, wanted.scores)
