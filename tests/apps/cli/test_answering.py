@@ -78,7 +78,7 @@ def test_what_is_refused(given: list[str], said: str, model: str) -> None:
 
 def test_best_tokens_are_taken_out(model: str, tmp_path: Path) -> None:
     given = (PROMPT, "-m", model, "--continuation", " girl", "--json", "-f", "none", "-o", str(tmp_path))
-    code, out, _ = run(*given, "--verify", "2")
+    code, out, _ = run(*given, "--verify", "2", "--checkpoint")
     assert code == 0
     assert '"verified"' in out
     code, _, told = run(PROMPT, "-m", model, "--verify", "2")
