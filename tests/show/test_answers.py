@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,19 @@ def test_the_page_has_no_script_escapes_and_lights_up_what_was_chosen() -> None:
     assert card.count('type="radio"') == 5
     assert re.search(r"\{background:#[0-9a-f]{6}\}", card)  # a notebook's own colours are not known
     assert "var(--for)" not in card
+
+
+def test_of_a_long_text_the_strongest_words_are_coloured() -> None:
+    count = 400
+    g = replace(
+        made(), matrix=torch.linspace(0.1, 1, count)[None] * torch.cat([torch.ones(1, count - 1), torch.zeros(1, 1)], 1), start=count - 1,
+        pieces=[f" w{i}" for i in range(count)], tokens=[f"w{i}" for i in range(count)], ids=list(range(count)), logits=torch.zeros(1, count),
+    )  # fmt: skip
+    card = answer.fragment(g)
+    lit = re.findall(rf"-{count - 1}:checked~p .k(\d+)(?=[,{{][^}}]*background)", card)
+    assert sorted(map(int, lit)) == list(range(count - 150 - 1, count - 1))
+    assert "the strongest words alone" in card
+    assert "the strongest words alone" not in answer.fragment(made())
 
 
 def seeing(matrix: list[list[float]], diagnostics: list[dict[str, object]] | None = None) -> Generation:

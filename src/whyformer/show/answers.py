@@ -54,6 +54,17 @@ def folded(g: Generation) -> Generation:
     )  # fmt: skip
 
 
+def readable(g: Generation, most: int) -> Generation:
+    """The answer in tokens, or where these and those before them are more than ``most`` in words, sentences or turns."""
+    g = folded(g)
+    for wider in ("word", "sentence", "turn"):
+        if len(g.pieces) <= most or g.unit != "token":
+            break
+        merged = g.by(wider)
+        g = merged if len(merged.pieces) <= most or wider == "turn" else g
+    return g
+
+
 def signed(g: Generation) -> bool:
     """Whether scores of this answer may speak against what was written: then their colours are two."""
     known = any(own.get("signed") is True for own in g.diagnostics)

@@ -21,11 +21,7 @@ _MOST = 90  # columns; beyond that words, then sentences
 
 def figure(g: Generation) -> Figure:
     """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read."""
-    g = answers.folded(g)
-    for wider in ("word", "sentence", "turn"):
-        if len(g.pieces) > _MOST and g.unit == "token":
-            merged = g.by(wider)
-            g = merged if len(merged.pieces) <= _MOST or wider == "turn" else g
+    g = answers.readable(g, _MOST)
     names = [short(answers.shown(piece).strip() or "␣", _LONGEST) for piece in g.pieces]
     shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25

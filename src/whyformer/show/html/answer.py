@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _LEAST = 0.04  # of a scale, below which a word stays white
 _LEVELS = 12
+_COLOURED, _SERVED = 150, 24  # words of one choice: of the answer's, of the prompt's
 _DOTS = 150
+_MOST = 2000  # words that can be chosen
 _LONGEST = 400  # pixels of a map: there is one for each word
 
 
@@ -51,13 +53,13 @@ def _matrix(figure: Figure) -> tuple[Markup, int]:
 
 
 def _facts(whole: Generation, mark: str | None = None) -> dict[str, Any]:
-    g = answers.folded(whole)
+    g = answers.readable(whole, _MOST)
     digest = hashlib.sha256(repr((g.ids, g.pieces, g.method, g.matrix.double().sum().item())).encode()).hexdigest()
     return {
         "g": g, "mark": mark or f"g{digest[:8]}", "answer_style": style, "answer_title": answers.title,
         "shown": answers.shown, "reasons": answers.reasons, "others": answers.others, "answer_remarks": answers.remarks,
         "figure_of": words.figure_of, "signed": answers.signed(g), "seen": answers.seen, "pictures": _pictures(g),
-        "behind": _behind, "model": _name(g.model or ""),
+        "behind": _behind, "model": _name(g.model or ""), "long": len(g.pieces) > _COLOURED,
     }  # fmt: skip
 
 
@@ -100,9 +102,9 @@ def style(g: Generation, mark: str, themed: bool) -> Markup:
     ]
     one = answers.signed(g)
     for t, row in enumerate(answers.unit(g)):
-        rules += _coloured(mark, g.start + t, row, one, themed)
+        rules += _coloured(mark, g.start + t, row, one, themed, _COLOURED)
     for j, column in enumerate(answers.served(g)[:, : g.start].T):
-        rules += _coloured(mark, j, np.concatenate([np.zeros(g.start), column]), one, themed)
+        rules += _coloured(mark, j, np.concatenate([np.zeros(g.start), column]), one, themed, _SERVED)
     for i in range(len(g.pieces)):
         chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~p .k{i}"
         rules.append(f"{chosen}p .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
@@ -123,11 +125,12 @@ def _behind(unit: float, signed: bool, themed: bool) -> str:
     return f"rgb(var(--{ink})/calc({abs(unit):.2f}*var(--strong)))"
 
 
-def _coloured(mark: str, choice: int, units: Any, signed: bool, themed: bool) -> list[str]:
-    """The words of one choice, those of like colour in one rule."""
+def _coloured(mark: str, choice: int, units: Any, signed: bool, themed: bool, most: int) -> list[str]:
+    """The strongest words of one choice, so many at most; those of like colour in one rule."""
     alike: dict[float, list[int]] = {}
+    least = max(_LEAST, float(np.sort(np.abs(units))[-most - 1])) if len(units) > most else _LEAST
     for i, value in enumerate(units.tolist()):
-        if abs(value) > _LEAST:
+        if abs(value) > least:
             alike.setdefault(round(value * _LEVELS) / _LEVELS, []).append(i)
     made = []
     for value, places in alike.items():
