@@ -55,7 +55,7 @@ def folded(g: Generation) -> Generation:
 
 
 def readable(g: Generation, most: int) -> Generation:
-    """The answer in tokens, or where these and those before them are more than ``most`` in words, sentences or turns."""
+    """The answer in tokens; where these and those before them are more than ``most``, in words, sentences or turns."""
     g = folded(g)
     for wider in ("word", "sentence", "turn"):
         if len(g.pieces) <= most or g.unit != "token":
