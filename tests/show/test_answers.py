@@ -89,6 +89,7 @@ def test_the_page_has_no_script_escapes_and_lights_up_what_was_chosen() -> None:
     assert card.count('type="radio"') == 5
     assert re.search(r"\{background:#[0-9a-f]{6}\}", card)  # a notebook's own colours are not known
     assert "var(--for)" not in card
+    assert re.findall(r'id="(g\w+)"', card) != re.findall(r'id="(g\w+)"', answer.fragment(g))  # shown twice in one notebook
 
 
 def test_of_a_long_text_the_strongest_words_are_coloured() -> None:

@@ -3,6 +3,7 @@
 import base64
 import json
 import shlex
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -64,6 +65,27 @@ def test_a_language_model(writer):
     assert written(writer).method == "input_x_gradient"
     assert len(written(writer)) == 5
     assert "Every word of the answer" in shown["board"] or len(written(writer).by("word")) == 5
+
+
+def test_a_prompt_is_never_markup(writer):
+    attack = '<img src=x onerror=alert(1)></style><script>alert(2)</script>'
+    shown = writer.explain(attack, kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=1)
+    assert "1 token in" in shown["status"]
+    assert "<script" not in shown["board"]
+    assert "<img src=x" not in shown["board"] + shown["code"]
+
+
+@pytest.mark.parametrize("place", ["../../etc/passwd", "/etc/passwd", "gone.png"])
+def test_an_address_opens_no_file_that_was_not_uploaded(visitor, place):
+    shown = restored(visitor, urlencode({"kind": "answer", "picture": place, "sentence": QUESTION, "methods": "attnlrp"}))
+    assert "no longer here" in shown["status"]
+    assert visitor.session.results == []
+
+
+@pytest.mark.parametrize(("length", "said"), [("0", "1 to 64"), ("65", "1 to 64"), ("99999", "1 to 64")])
+def test_an_address_asks_for_no_more_than_the_page_does(visitor, length, said):
+    shown = restored(visitor, urlencode({"kind": "answer", "sentence": QUESTION, "methods": "attnlrp", "length": length}))
+    assert said in shown["status"]
 
 
 def test_nothing_is_computed_twice(visitor, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,11 @@ _LONGEST = 400  # pixels of a map: there is one for each word
 
 
 def fragment(g: Generation) -> str:
-    """A card for notebooks: black on white whatever is around it; no script."""
-    return html.render("answer-card.html", themed=False, **_facts(g))
+    """A card for notebooks: black on white whatever is around it; no script.
+
+    Each has ids of its own: a notebook may show the same answer twice.
+    """
+    return html.render("answer-card.html", themed=False, **_facts(g, f"g{token_hex(4)}"))
 
 
 def card(g: Generation, mark: str | None = None) -> str:
