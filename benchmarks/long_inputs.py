@@ -5,7 +5,7 @@
 A method's setting stands behind a colon (``attnlrp:share=0``); with ``+checkpoint`` blocks run again on the way back.
 A Llama with random weights, or the language model of a folder, in float32 on one thread. Memory is the highest resident
 memory during the work beyond that before it, of the second of two runs (the first has learned the model's structure),
-in a process of its own; time the processor's, the least of three runs that take turns with three of the plain pass. The
+in a process of its own; time the processor's, the least of two runs that take turns with two of the plain pass. The
 plain pass computes the logits of the last token alone and keeps what its backward pass to the embeddings needs.
 """
 
@@ -88,7 +88,7 @@ def one(name: str, tokens: int, layers: int, width: int, folder: str | None, tim
     before, ids = resident("VmRSS"), whole
     if timed:
         work()
-        pairs = [(seconds(work), seconds(plain)) for _ in range(3)]
+        pairs = [(seconds(work), seconds(plain)) for _ in range(2)]
         return dict(zip(("seconds", "of plain"), map(min, *pairs), strict=True))
     for _ in range(2):
         peak_reset()

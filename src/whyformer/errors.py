@@ -34,6 +34,10 @@ class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
 
 
+class MemoryWarning(UserWarning):
+    """What is begun takes more memory than is free; the message says how much, and what to change."""
+
+
 def on_changed_inputs(error: Exception, who: str = "") -> InputError:
     """What a model's own error is told as where it was fed inputs that a method had changed."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from whyformer.errors import InputError
-from whyformer.explanation.counts import amount
+from whyformer.explanation.counts import amount, in_bytes
 from whyformer.jobs.batching import OutOfMemory, Read, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
-from whyformer.jobs.fitting import total_memory, tried
+from whyformer.jobs.fitting import tried
 from whyformer.jobs.folder import Folder, write_table
 from whyformer.jobs.local import Opened, open_job
+from whyformer.models.memory import total_memory
 from whyformer.models.structure import class_names
 
 SAMPLE = 64
@@ -57,9 +58,11 @@ class Cost:
         if self.failed:
             said.append(f"{self.failed} of {self.sampled} rows on trial failed; the first: {self.reason}")
         if self.bytes is not None and self.bytes > self.disk:
-            said.append(f"it would write {_size(self.bytes)}, and {_size(self.disk)} are free")
+            said.append(f"it would write {in_bytes(self.bytes)}, and {in_bytes(self.disk)} are free")
         if self.memory > self.available:
-            said.append(f"a batch keeps {_size(self.memory)}, and there are {_size(self.available)}: it will be halved")
+            said.append(
+                f"a batch keeps {in_bytes(self.memory)}, and there are {in_bytes(self.available)}: it will be halved"
+            )
         return said
 
     def sentence(self) -> str:
@@ -69,10 +72,12 @@ class Cost:
         long = (
             ""
             if self.seconds is None
-            else f": about {_duration(self.seconds)} and {_size(self.bytes or 0)} on the disk"
+            else f": about {_duration(self.seconds)} and {in_bytes(self.bytes or 0)} on the disk"
         )
         each = f"{self.explanations:.3g} explanations a row, batches of {self.batch_size}"
-        return f"{rows}{done}{long} ({each}, which keep {_size(self.memory)} of {_size(self.available)} of memory)"
+        return (
+            f"{rows}{done}{long} ({each}, which keep {in_bytes(self.memory)} of {in_bytes(self.available)} of memory)"
+        )
 
 
 def estimate(job: Job) -> Cost:
@@ -136,14 +141,6 @@ def _timed(opened: Opened, reads: list[Read], size: int) -> tuple[float, Rows]:
 
 def _existing(path: Path) -> Path:
     return next(p for p in (path.resolve(), *path.resolve().parents) if p.exists())
-
-
-def _size(number: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
 
 
 def _duration(seconds: float) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from PIL import Image
 
 from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
 from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
+from whyformer.models.memory import total_memory
 
 TRIED = 32
 """So many rows are read for the trial, which is on the largest of them."""
@@ -87,14 +86,3 @@ def _check_kind(session: Session, content: Any) -> None:
         if "both" not in (kind, method.modality) and kind != method.modality:
             explained = "pictures" if method.modality == "image" else "text"
             raise InputError(f"{method.name} explains {explained}, and the input is {kind}: leave it out")
-
-
-def total_memory(place: Any) -> int:
-    """Bytes of the machine, or of the GPU, that a process may use."""
-    if place.type == "cuda":
-        return int(torch.cuda.get_device_properties(place).total_memory)
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * 2**30
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            whole = min(whole, int(Path(name).read_text()))
-    return whole

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.errors import InputError, MethodNotApplicable, unknown
+from whyformer.methods.memory import foresee
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -175,8 +176,10 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
 
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
-            if task.checkpoint and not METHODS[function.__name__].checkpoint:
-                raise _looks_inside(function.__name__)
+            own = METHODS[function.__name__]
+            if task.checkpoint and not own.checkpoint:
+                raise _looks_inside(own.name)
+            foresee(task, own, chosen)
             wanted = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
             return _spread(task, scores) if wanted else scores
