@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from whyformer.errors import InputError
-from whyformer.explaining import Track
+from whyformer.explaining import Track, tracking
 from whyformer.explanation.generation import Generation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Prompt, answered, prompts_of
 from whyformer.generation.steps import Steps
+from whyformer.generation.watching import Watched
 from whyformer.methods import find
 from whyformer.methods.verifying import check
 from whyformer.models.loading import model_name, opened
@@ -63,7 +64,8 @@ def explain_generation(
         target: what of each token is explained: None or ``"log_probability"`` of the generated token; ``"logit"``,
             ``"probability"``; ``"contrast"``, its logit minus that of the best other token; or a target over one row of
             logits, the same for every step (``targets.Contrast(" is", " are")``).
-        device, dtype, progress, rules: as for :func:`whyformer.explain`.
+        device, dtype, rules: as for :func:`whyformer.explain`.
+        progress: as for :func:`whyformer.explain`; while the model writes, "writing", each item is the text so far.
         verify: as for :func:`whyformer.explain`, of each step: so many of its best tokens are taken out one at a time,
             and stand in the order of what the target loses without each.
         checkpoint: as for :func:`whyformer.explain`: blocks are run again in the backward pass of each token, so that a
@@ -97,7 +99,9 @@ def explain_generation(
     made = []
     with declared(rules) if rules else nullcontext():
         for one, answer in zip(prompts, answers, strict=True):
-            written = answered(model, one, answer, tokenizer, max_new_tokens)
+            quiet = progress is False or answer is not None
+            watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
+            written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
             steps = Steps(model, tokenizer, name, written, checkpoint)
             made.append(steps.explain(method, target, progress, settings, verify))
     return made[0] if alone else made

@@ -13,8 +13,9 @@ from apps.web.test_addresses import restored
 from apps.web.visiting import PICTURES, SENTENCE, Visitor
 from whyformer.apps.cli import app
 from whyformer.apps.web import answers, examples
-from whyformer.apps.web.handlers import FIELDS, fields_of, offered
+from whyformer.apps.web.handlers import FIELDS, RESULTS, fields_of, offered
 from whyformer.apps.web.limits import Catalogue
+from whyformer.apps.web.telling import CANCELLED
 
 QUESTION = "what is on the left ?"
 ASKED = {"kind": "answer", "picture": "digits_37.png", "methods": ["attnlrp"], "length": 2}
@@ -163,11 +164,33 @@ def test_what_does_not_fit_is_one_sentence(visitor, case):
     assert visitor.session.results == []
 
 
+def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
+    monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
+    said = []
+    entered = writer.entered("Once upon a time", kind="answer", model="folder:stories260k", methods=["input_x_gradient"], length=4)
+    list(writer.handlers.explain(writer.session, *entered, progress=lambda share, desc: said.append((share, desc))))
+    writing = [one for one in said if one[1].startswith("writing: ")]
+    assert [share for share, _ in writing] == [(i, 4) for i in range(4)]
+    assert writing[-1][1].split()[2:] == written(writer).text.split()
+
+
+def test_cancelling_ends_the_writing(writer):
+    entered = writer.entered("Once upon a time", kind="answer", model="folder:stories260k", length=64)
+
+    def cancel(share, desc):
+        if desc.startswith("writing"):
+            writer.handlers.stop(writer.session)
+
+    last = list(writer.handlers.explain(writer.session, *entered, progress=cancel))[-1][RESULTS.index("status")]
+    assert CANCELLED in last
+    assert writer.session.results == []
+
+
 def test_time_is_bounded(visitor, handlers):
     from dataclasses import replace
 
     hasty = Visitor(replace(handlers, limits=replace(handlers.limits, seconds=0.0)))
-    assert "took more than 0 s" in hasty.explain(QUESTION, **ASKED)["status"]
+    assert "writing took more than 0 s" in hasty.explain(QUESTION, **ASKED)["status"]
 
 
 def test_a_reload_shows_the_same_answer(visitor):

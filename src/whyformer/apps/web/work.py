@@ -30,6 +30,8 @@ from whyformer.models.structure import find_blocks, refuse_unfit
 
 MOST_BYTES = 2**30
 """Of what all visitors' sessions remember together."""
+PAUSE = 0.25
+"""Seconds between two words about progress."""
 GONE = 600.0
 """Seconds after which a visitor who left is forgotten."""
 Track = Callable[..., Iterable[Any]]
@@ -158,9 +160,10 @@ class Session:
                     raise Stopped
                 if (now := time.monotonic()) > end:
                     raise InputError(f"{description} took more than {seconds:g} s: choose a cheaper method or settings")
-                if progress is not None and now - last > 0.25:
+                if progress is not None and now - last > PAUSE:
                     last = now
-                    progress((done, total) if total else None, desc=description)
+                    said = f"{description}: … {item[-60:]}" if isinstance(item, str) else description
+                    progress((done, total) if total else None, desc=said)
                 yield item
 
         return around
