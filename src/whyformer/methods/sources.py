@@ -123,7 +123,7 @@ class Sources:
             elif len(entry[1]) == 1:
                 found[name] = Root("entry", entry[0])
             else:
-                tokens, rows, _ = self.rows(name, entry[1])
+                tokens, rows, _ = self.rows(name, entry[1], entry[0])
                 mine = torch.zeros(len(rows), tokens + 1, dtype=torch.bool).scatter_(1, rows.cpu() % (tokens + 1), True)
                 found[name] = Root("entry", entry[0], mine[:, :tokens])
                 if self._shared(entry[1], entry[0], mine[:, :tokens]):
@@ -235,7 +235,7 @@ class Sources:
         entry = self.structure.entries.get(self.inputs.name)
         if self.structure.plain or entry is None or len(entry[1]) < 2:
             return torch.ones(1, 1, dtype=torch.bool)
-        return self.rows(self.inputs.name, entry[1])[1].cpu() >= 0
+        return self.rows(self.inputs.name, entry[1], entry[0])[1].cpu() >= 0
 
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
         """``[B, M]`` of a text's tokens from ``[B, N]`` of the rows at its root."""
