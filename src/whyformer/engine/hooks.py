@@ -79,7 +79,7 @@ def block_hooks(
         rows = batch_first(leaf.clone(), mode.run, back=True)  # a copy: the block may change it in place
         if one.rows is None:
             return rows
-        mine = one.rows.to(leaf.device)[..., None].expand_as(leaf)
+        mine = one.rows.to(leaf.device).reshape(*one.rows.shape, *[1] * (leaf.dim() - 2)).expand_as(leaf)
         return torch.where(batch_first(mine, mode.run, back=True), rows, hidden)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -34,7 +34,7 @@ def enters(model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.
             ((hidden, begun),) = until.found
             with torch.inference_mode(False), torch.enable_grad():
                 some = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(hidden)
-                seed = some * rows.to(hidden.device)[..., None]
+                seed = some * rows.to(hidden.device).reshape(*rows.shape, *[1] * (hidden.dim() - 2))
                 flow = torch.autograd.grad(hidden, begun[""], seed, allow_unused=True)[0]
             known[key] = flow is not None and bool(flow.any())
     return known[key]

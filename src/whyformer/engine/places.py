@@ -103,12 +103,15 @@ def entering_places(
     with contextlib.suppress(Reached):
         record(model, (tuple(args), kwargs), _GRADIENT, constant, until, **options)
     known[key] = [None] * samples
-    if until.found and until.found[0][0].dim() == 3 and until.found[0][0].requires_grad:
-        ((hidden, begun),) = until.found
-        if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
-            with torch.inference_mode(False), torch.enable_grad():
-                merged = root.kind == "input"
-                known[key] = [_entering(begun[""], hidden, picture, merged, turned, i) for i in range(samples)]
+    hidden, begun = until.found[0] if until.found else (torch.zeros(0), {})
+    if root.kind == "lookup" and hidden.dim() > 3 and hidden.shape[:2] == begun[""].shape[:2]:
+        hidden = hidden.flatten(2)  # several versions of each row
+    if hidden.dim() != 3 or not hidden.requires_grad:
+        return known[key]
+    if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
+        with torch.inference_mode(False), torch.enable_grad():
+            merged = root.kind == "input"
+            known[key] = [_entering(begun[""], hidden, picture, merged, turned, i) for i in range(samples)]
     return known[key]
 
 

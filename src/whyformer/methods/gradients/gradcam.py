@@ -48,13 +48,21 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
             "no block of it was found or entered, so there are no features", verdict="is not supported yet"
         )
     flows = recording.backward(task.seed(recording.logits))
-    rows = [batch_first(root.detach(), recording.run).flatten(1, -2) for root in recording.roots]
+    picture = task.inputs.modality == "image"
+
+    def lined_up(features: Tensor) -> Tensor:
+        """``[B, N, D]``: rows and columns of a picture behind one another, of several versions of a token all
+        channels."""
+        own = batch_first(features, recording.run)
+        return own.flatten(1, -2) if picture or own.dim() < 4 else own.flatten(2)
+
+    rows = [lined_up(root.detach()) for root in recording.roots]
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
         raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
     places, real = None, torch.ones_like(rows[0][..., 0])
-    if task.inputs.modality == "image":
+    if picture:
         cells = task.cells(rows[0].shape[1], chosen[-1]).to(real.device)
         real = torch.zeros_like(real).scatter(1, cells.expand(len(real), -1), 1)
         if task.structure.plain or task.structure.alone(task.inputs.name) is None:
@@ -65,7 +73,7 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
             real = mask.to(real)
         elif entry is not None and len(entry[1]) == 1:
             real = task.real_rows(entry[1], real.shape, entry[0]).to(real)
-    maps = [_cam(r, batch_first(f, recording.run).flatten(1, -2), real) for r, f in zip(rows, flows, strict=True)]
+    maps = [_cam(r, lined_up(f), real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]
     return Scores(torch.stack(maps).mean(0), recording.logits, places=places)
