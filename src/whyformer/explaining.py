@@ -20,7 +20,7 @@ from whyformer.inputs.given import wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import places_in
 from whyformer.methods import find
-from whyformer.methods.diagnosis import odd_rows
+from whyformer.methods.diagnosis import check_samples, odd_rows
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
@@ -186,6 +186,7 @@ class Ready:
             with task.at_work():
                 scores = chosen.function(task, **full)
                 scores = verified(task, scores, verify) if verify else scores
+                check_samples(scores.logits, self.inputs)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:
             told = self.told(error, task)

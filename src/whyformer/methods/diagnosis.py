@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.errors import InputError
+from whyformer.inputs import Inputs
 from whyformer.methods.task import Task
 
 
@@ -42,3 +44,12 @@ def odd_rows(task: Task) -> str | None:
                 "which row is whose is unknown"
             )
     return None
+
+
+def check_samples(logits: Tensor, inputs: Inputs) -> None:
+    """Refuse rows of logits of several samples that are one in the input (whose pictures are packed into one row)."""
+    if len(logits) != inputs.batch:
+        raise InputError(
+            f"the model gives {len(logits)} rows of logits for {inputs.batch} of {inputs.name}, so which belongs to "
+            "which is unknown: explain the samples one at a time"
+        )
