@@ -72,16 +72,29 @@ def test_gradient_and_relevance_of_one_block_meet_before_the_next(name: str, mon
     seen: list[tuple[int, bool]] = []
     whole = Task.both_passes
 
-    def watched(task: Task, composite: Any, first: int, observe: Any) -> Any:
+    def watched(task: Task, composite: Any, first: int, observe: Any, again: Any) -> Any:
         def note(relevance: bool, index: int, *flows: Any) -> None:
             seen.append((index, relevance))
             observe(relevance, index, *flows)
 
-        return whole(task, composite, first, note)
+        return whole(task, composite, first, note, again)
 
     monkeypatch.setattr(Task, "both_passes", watched)
     whyformer.explain(*build(name), target=1)
     assert seen == [(block, relevance) for block in (2, 1, 0) for relevance in (False, True)]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "llama", "t5"])
+def test_a_few_heads_at_a_time_give_the_same_map(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = build(name)
+    if name == "t5":
+        inputs = {**inputs, "decoder_input_ids": inputs["input_ids"][:, :3]}
+    target = 1 if name != "t5" else whyformer.targets.Token(-1, 5)
+    whole = [whyformer.explain(model, inputs, target=target, weighting=w) for w in ("gradient", "attention")]
+    monkeypatch.setattr("whyformer.rules.relevance.attention._AT_ONCE", 1)
+    parts = [whyformer.explain(model, inputs, target=target, weighting=w) for w in ("gradient", "attention")]
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a.scores, b.scores, rtol=1e-10, atol=1e-14)
 
 
 class Dense(nn.Module):

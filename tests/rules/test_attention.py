@@ -209,3 +209,28 @@ def test_a_few_heads_at_a_time_give_the_same_gradients(mask: str, monkeypatch: p
         torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
     for which in (0, 1):
         torch.testing.assert_close(seen[False][0][which], torch.cat([part[which] for part in seen[True]], 1))
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_few_heads_at_a_time_give_the_same_relevance(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bias all heads at once, for it takes a share of all scores."""
+    q, k, v = random(B, H, Q, D), random(B, H, K, D, seed=1), random(B, H, K, D, seed=2)
+    relevance, seen = random(B, H, Q, D, seed=3), {False: [], True: []}
+    rule = attention.attention_relevance()
+
+    def flows(by_heads: bool) -> list[Tensor]:
+        info = {
+            "mask": MASKS[mask], "scale": SCALE, "by_heads": by_heads,
+            "observe": lambda a, r: seen[by_heads].append((a, r.clone())),
+        }  # fmt: skip
+        output = attention.masked_softmax(q @ k.mT * SCALE, MASKS[mask]) @ v
+        call = Call((q, k, v), output, (True, True, True), torch.add, Pass(relevance=True), info)
+        return [r for r in rule(call, relevance) if r is not None]
+
+    monkeypatch.setattr(attention, "_AT_ONCE", 1)
+    whole, parts = flows(False), flows(True)
+    assert len(seen[True]) == (H if attention.additive_bias(MASKS[mask]) is None else 1)
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    for which in (0, 1):
+        torch.testing.assert_close(seen[False][0][which], torch.cat([part[which] for part in seen[True]], 1))

@@ -66,8 +66,8 @@ class Flows:
 
     Attributes:
         first: the graph begins at the map of this attention (0-based, among the attentions of the blocks).
-        by_heads: ``seen`` may be called several times for one attention of a gradient pass, each time with some heads
-            (in order), so that a long input's maps are never all there at once.
+        by_heads: ``seen`` may be called several times for one attention of a pass, each time with some heads (in
+            order), so that a long input's maps are never all there at once.
         stops: each map has a leaf of its own (``anchors`` of the interception), at which a backward pass may end.
     """
 

@@ -119,14 +119,16 @@ class Task(Sources):
         return seed, readout_row(recording.readout)
 
     def both_passes(
-        self, composite: Composite, first: int, observe: Callable[[bool, int, Tensor, Tensor], None]
-    ) -> tuple[Recording, Tensor, Tensor]:
+        self, composite: Composite, first: int, observe: Callable[[bool, int, Tensor, Tensor], None],
+        again: Callable[[], None],
+    ) -> tuple[Recording, Tensor, Tensor]:  # fmt: skip
         """(recording, seed, readout row ``[B, N]``) of a pass of gradients and one of relevance: block by block where
         the model is a chain of blocks, so that the maps of one block are there at a time.
 
         Args:
             first: the first attention that matters, from 0.
-            observe: called with (whether it is relevance that flows, attention, A, flow into A), gradients first.
+            observe: called with (whether it is relevance that flows, attention, A, flow into A), gradients first; of a
+                long input several times, with some heads each, in order. ``again``: what was seen counts no more.
 
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
@@ -136,12 +138,13 @@ class Task(Sources):
         def seen(index: int, weights: Tensor, flow: Tensor) -> None:
             observe(made[-1].run.relevance, index, weights, flow)
 
-        flows = Flows(seen, first)
+        flows = Flows(seen, first, by_heads=True)
         made.append(self.record(composite, flows, cut=True))
         if made[-1].attentions and made[-1].logits.requires_grad:
             seed = self.seed(made[-1].logits)
             if made[-1].sweep(seed) and made[-1].readout is not None:
                 return made[-1], seed, readout_row(made[-1].readout)
+        again()
         made.append(self.record(composite, flows))
         seed, row = self.gradient_pass(made[-1], keep=True)
         made[-1].backward(seed, relevance=True)

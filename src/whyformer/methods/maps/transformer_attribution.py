@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Literal
 
 import torch
@@ -52,19 +53,26 @@ def transformer_attribution(
     denominators (``stabilizer_1e-15`` in the golden files).
     """
     first = task.layer(start_layer if block is None else block, "start_layer" if block is None else "block")
-    gradients: dict[int, Tensor] = {}
-    maps: dict[int, Tensor] = {}
+    gradients: dict[int, list[Tensor]] = defaultdict(list)
+    sums: dict[int, Tensor] = {}
+    heads: Counter[int] = Counter()
 
     def observe(relevance: bool, index: int, weights: Tensor, flow: Tensor) -> None:
         if not relevance:
             if weighting == "gradient":
-                gradients[index] = flow
+                gradients[index].append(flow)
             return
         if weighting == "gradient":
-            flow = flow * gradients.pop(index)
+            flow = flow * _next_heads(gradients[index], flow.shape[1])
         elif weighting == "attention":
             flow = flow * weights
-        maps[index] = flow.clamp(min=0).mean(1)
+        found = flow.clamp(min=0).sum(1)
+        sums[index] = sums[index].add_(found) if index in sums else found
+        heads[index] += flow.shape[1]
+
+    def again() -> None:
+        for seen in (gradients, sums, heads):
+            seen.clear()
 
     if not task.structure.plain:
         layers = "rollout" if normalize_rows else "sum_product"
@@ -73,15 +81,25 @@ def transformer_attribution(
         flows = Flows(lambda i, a, r: observe(recording.run.relevance, i, a, r), min(chosen, default=0))
         recording = streams.record(task, flows, composite=deep_taylor())
         seed = streams.both_passes(task, recording)
-        paths = streams.paths(task, recording, {number: one for number, one in maps.items() if number in chosen})
+        paths = streams.paths(
+            task, recording, {number: sums[number] / heads[number] for number in sums if number in chosen}
+        )
         return task.of_sources(streams.reduce(task, how, paths), recording.logits, conservation(recording, seed))
-    recording, seed, row = task.both_passes(deep_taylor(), first, observe)
-    listed = task.global_maps(maps, row.shape[-1])
+    recording, seed, row = task.both_passes(deep_taylor(), first, observe, again)
+    listed = task.global_maps({number: sums.pop(number) / heads[number] for number in list(sums)}, row.shape[-1])
     if block is not None:
         values = torch.einsum("bn,bnm->bm", row.to(listed[0].dtype), listed[0])
     else:
         values = carry(row, listed, normalize_rows=normalize_rows)
     return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
+
+
+def _next_heads(parts: list[Tensor], heads: int) -> Tensor:
+    """The next heads of a map that came in parts, which are let go of."""
+    taken = [parts.pop(0)]
+    while sum(part.shape[1] for part in taken) < heads:
+        taken.append(parts.pop(0))
+    return taken[0] if len(taken) == 1 else torch.cat(taken, 1)
 
 
 def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:

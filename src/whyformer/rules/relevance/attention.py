@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whyformer.rules.core import Call, Grads, safe_divide
 from whyformer.rules.relevance.elementary import add_normalised
-
-
-def attention_scores(call: Call) -> tuple[Tensor, Tensor]:
-    """(qkᵀ · scale, A): scores before the mask, and the attention map, ``[B, H, Q, K]``."""
-    q, k = call.operands[:2]
-    scores = (q @ k.transpose(-2, -1)) * call.info["scale"]
-    return scores, masked_softmax(scores, call.info["mask"])
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -52,11 +46,7 @@ def attention_gradient(call: Call, flow: Tensor, *, temperature: float = 1.0) ->
 
     With ``info["by_heads"]`` long inputs go a few heads at a time, and the observer is called once for each part.
     """
-    nothing: Grads = [torch.zeros_like(a) for a in call.operands[3:]]
-    parts = [_gradient_of_heads(call, part, flow, temperature) for part in _head_parts(call, flow)]
-    if len(parts) == 1:
-        return [*parts[0], *nothing]
-    return [*(None if one[0] is None else torch.cat(one, 1) for one in zip(*parts, strict=True)), *nothing]
+    return _joined(call, [_gradient_of_heads(call, part, flow, temperature) for part in _head_parts(call, flow)])
 
 
 def _head_parts(call: Call, flow: Tensor) -> list[slice]:
@@ -68,12 +58,26 @@ def _head_parts(call: Call, flow: Tensor) -> list[slice]:
     return [slice(i, i + step) for i in range(0, heads, step)] if step < heads else [slice(None)]
 
 
-def _gradient_of_heads(call: Call, part: slice, flow: Tensor, temperature: float) -> list[Tensor | None]:
-    q, k, v = (o[:, part] for o in call.operands[:3]) if part != slice(None) else call.operands[:3]
-    mask = call.info["mask"]
+def _of_heads(call: Call, part: slice, *like: Tensor) -> list[Any]:
+    """Of some heads: q, k, v, the mask, and tensors like q."""
+    mask, given = call.info["mask"], [*call.operands[:3], *like]
     if part != slice(None):
-        flow = flow[:, part]
+        given = [o[:, part] for o in given]
         mask = mask[..., part, :, :] if mask is not None and mask.dim() > 2 and mask.shape[-3] > 1 else mask
+    return [*given[:3], mask, *given[3:]]
+
+
+def _joined(call: Call, parts: Sequence[Grads]) -> Grads:
+    """What flows to q, k, v from what does of some heads each, and nothing to what else there is."""
+    nothing = [torch.zeros_like(a) for a in call.operands[3:]]
+    if len(parts) == 1:
+        return [*parts[0], *nothing]
+    columns: Any = zip(*parts, strict=True)
+    return [*(None if one[0] is None else torch.cat(one, 1) for one in columns), *nothing]
+
+
+def _gradient_of_heads(call: Call, part: slice, flow: Tensor, temperature: float) -> Grads:
+    q, k, v, mask, flow = _of_heads(call, part, flow)
     scale = call.info["scale"]
     weights = masked_softmax((q @ k.transpose(-2, -1)).mul_(scale), mask)
     d_weights = flow @ v.transpose(-2, -1)
@@ -93,30 +97,35 @@ def attention_relevance(
 ) -> Callable[[Call, Tensor], Grads]:
     """TA's rules for attention: A·V halved, softmax identity, mask by the add rule, QKᵀ halved.
 
-    The observer sees (A, R of A), R taken after the halving and before the softmax.
+    The observer sees (A, R of A), R taken after the halving and before the softmax; of some heads each, with
+    ``info["by_heads"]``, where no bias makes the add rule see all of them.
     """
 
     def rule(call: Call, relevance: Tensor) -> Grads:
-        q, k, v, *anchor = call.operands
-        scores, weights = attention_scores(call)
-        output = call.output
-        if output is None:
+        if call.output is None:
             raise ValueError("the attention rule reads the output")
+        bias = additive_bias(call.info["mask"])
+        parts = _head_parts(call, relevance) if bias is None else [slice(None)]
+        return _joined(call, [of_heads(call, part, relevance, bias) for part in parts])
+
+    def of_heads(call: Call, part: slice, relevance: Tensor, bias: Tensor | None) -> Grads:
+        assert call.output is not None
+        q, k, v, mask, relevance, output = _of_heads(call, part, relevance, call.output)
+        scores = (q @ k.transpose(-2, -1)) * call.info["scale"]
+        weights = masked_softmax(scores, mask)
         s = safe_divide(relevance, output) / 2
         r_weights = weights * (s @ v.transpose(-2, -1))
         call.info["observe"](weights, r_weights)
-        nothing: Grads = [torch.zeros_like(a) for a in anchor]
         r_v = v * (weights.transpose(-2, -1) @ s) if call.needs[2] else None
         if not any(call.needs[:2]):
-            return [None, None, r_v, *nothing]
-        bias = additive_bias(call.info["mask"])
+            return [None, None, r_v]
         if bias is not None:
             masked = Call((scores, bias), None, (True, False), torch.add, call.run, {})
             passed = add(masked, r_weights)[0]
             assert passed is not None
             r_weights = passed
         s = safe_divide(r_weights, scores) * (call.info["scale"] / 2)
-        return [q * (s @ k), k * (s.transpose(-2, -1) @ q), r_v, *nothing]
+        return [q * (s @ k), k * (s.transpose(-2, -1) @ q), r_v]
 
     return rule
 
