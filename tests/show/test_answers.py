@@ -105,6 +105,18 @@ def test_of_a_long_text_the_strongest_words_are_coloured() -> None:
     assert "the strongest words alone" not in answer.fragment(made())
 
 
+@pytest.mark.parametrize(("words", "unit"), [(150, "token"), (300, "sentence")])
+def test_the_matrix_says_what_its_rows_are(words: int, unit: str) -> None:
+    pieces = ([" The", " sun", " is", " shining", " today."] * words)[: words + 1]
+    matrix = torch.zeros(1, words + 1)
+    matrix[0, 0] = 1.0
+    g = replace(
+        made(), pieces=pieces, tokens=pieces, ids=[0] * (words + 1), start=words, matrix=matrix, logits=torch.zeros(1, 5), value=torch.zeros(1),
+        target=torch.zeros(1), target_names=["x"], diagnostics=[],
+    )  # fmt: skip
+    assert re.findall(r"Every (\w+) of the answer", answer.page(g)) == [unit]
+
+
 def seeing(matrix: list[list[float]], diagnostics: list[dict[str, object]] | None = None) -> Generation:
     """An answer of two tokens to a picture of four rows and the word "what"; the first step looks at its last pixel."""
     pieces = ["<s>", *[" <image>"] * 4, " what", " one", " two"]

@@ -19,9 +19,13 @@ _CELL, _SIZE, _LONGEST = 0.17, 7.0, 18  # inches, points, characters
 _MOST = 90  # columns; beyond that words, then sentences
 
 
-def figure(g: Generation) -> Figure:
-    """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read."""
-    g = answers.readable(g, _MOST)
+def figure(g: Generation, most: int = _MOST) -> Figure:
+    """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read.
+
+    Args:
+        most: columns, beyond which words are merged.
+    """
+    g = answers.readable(g, most)
     names = [short(answers.shown(piece).strip() or "␣", _LONGEST) for piece in g.pieces]
     shown = len(names) - 1 if len(names) > 1 else len(names)  # nothing is made from the last one
     left = max(measure(name, _SIZE) for name in names[g.start :]) + 0.25

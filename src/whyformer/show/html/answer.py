@@ -21,6 +21,7 @@ _LEAST = 0.04  # of a scale, below which a word stays white
 _LEVELS = 12
 _COLOURED, _SERVED = 150, 24  # words of one choice: of the answer's, of the prompt's
 _DOTS = 150
+_COLUMNS = 200  # of a matrix
 _MOST = 2000  # words that can be chosen
 _LONGEST = 400  # pixels of a map: there is one for each word
 
@@ -39,10 +40,11 @@ def card(g: Generation, mark: str | None = None) -> str:
     Args:
         mark: what ids begin with, where a page may hold the same answer twice.
     """
-    figures = [grid.figure(g)]
-    if g.unit == "token" and len((merged := g.by("word")).matrix) < len(g):
-        figures.append(grid.figure(merged))
-    return html.render("answer-full.html", themed=True, matrices=list(map(_matrix, figures)), **_facts(g, mark))
+    units = [answers.readable(g, _COLUMNS)]
+    if units[0].unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
+        units.append(by_word)
+    figures = [(one.unit, *_matrix(grid.figure(one, _COLUMNS))) for one in units]
+    return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark))
 
 
 def page(g: Generation, title: str = "whyformer") -> str:
