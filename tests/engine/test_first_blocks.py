@@ -81,3 +81,39 @@ def test_grad_cam_of_several_versions_has_a_score_for_each_word() -> None:
     cam = (entering[0].detach().flatten(2) * weights).sum(-1).clamp(min=0)
     assert float(cam.max()) > 0
     torch.testing.assert_close(e.scores, cam)
+
+
+class Cuts(nn.Module):
+    """Blocks of its own say where the text is cut; no derivative leads through them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.kinds, self.head = nn.Embedding(10, WIDTH), nn.Embedding(2, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.cutters = nn.ModuleList([Block(True), Block(True)])
+        self.layers = nn.ModuleList([Block(True), Block(True)])
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        words = self.words(input_ids)
+        cut = words
+        for block in self.cutters:
+            cut = block(cut)
+        x = words + self.kinds((cut.sum(-1) > 0).long())
+        for block in self.layers:
+            x = block(x)
+        return self.head(x[:, -1])
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "lrp_ah_ln", "saliency"])
+def test_words_enter_where_that_leads_to_the_logits(method: str) -> None:
+    model = randomise(Cuts()).double()
+    assert 0 < int((model.cutters[1](model.cutters[0](model.words(IDS))).sum(-1) > 0).sum()) < IDS.numel()
+    e = whyformer.explain(model, {"input_ids": IDS}, method, [1, 3])
+    assert e.scores.shape == IDS.shape and bool(e.scores.ne(0).all())
+    if method != "input_x_gradient":
+        return
+    entering: list[Tensor] = []
+    handle = model.layers[0].register_forward_pre_hook(lambda m, a: entering.append(a[0]))
+    logits = model(IDS)
+    handle.remove()
+    (gradient,) = torch.autograd.grad(logits[[0, 1], [1, 3]].sum(), entering)
+    torch.testing.assert_close(e.scores, (entering[0].detach() * gradient).sum(-1))

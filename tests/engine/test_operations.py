@@ -193,6 +193,7 @@ LINEAR: dict[str, Callable[[Tensor], Any]] = {
     "neg": lambda x: -x,
     "rsub": lambda x: torch.rsub(x, x.flip(1)),
     "scatter_add": lambda x: x.scatter_add(1, PLACES, x[:, :2]),
+    "scatter_reduce": lambda x: torch.zeros_like(x).scatter_reduce(1, PLACES, x[:, :2], "amax", include_self=False),
     "sub": lambda x: x - x.flip(1),
     "sum": lambda x: x.sum(-1),
     "tensordot": lambda x: torch.tensordot(x, constant(D, 3), 1),

@@ -65,6 +65,7 @@ _rows(
     """,
 )
 _rows("selection", "amax max", readings.largest)
+_rows("selection", "scatter_reduce", readings.scattered)
 _rows("selection", "logsumexp")
 _rows("linear", "linear", readings.layer)
 _rows("linear", "conv1d conv2d conv3d", readings.convolution)

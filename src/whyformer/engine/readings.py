@@ -239,6 +239,15 @@ def gathered(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Na
     return Reading("weighted sum", row.kind, (a["input"], a[word]), lambda x, s: function(x, **{word: s}, **rest))
 
 
+def scattered(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """``scatter_reduce``: sums and means are linear, the largest and smallest a selection."""
+    a = bind("input dim index src reduce", args, kwargs)
+    kind = {"sum": "linear", "mean": "linear", "amax": row.kind, "amin": row.kind}.get(a["reduce"], "")
+    rest = {k: v for k, v in a.items() if k not in ("input", "src")}
+    role = "weighted sum" if kind == "linear" else row.name
+    return Reading(role, kind, (a["input"], a["src"]), lambda x, s: function(x, src=s, **rest))
+
+
 def softmax(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
     """Over one axis."""
     reading = first(row, function, args, kwargs)

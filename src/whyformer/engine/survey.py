@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whyformer.engine.run import Feed, record
+from whyformer.engine.run import Feed, Root, record
 from whyformer.engine.trace import Attention, Key, Lookup, Path, Trace
 from whyformer.models.readout import anything
 from whyformer.models.structure import TOKENS_FIRST, block_groups
@@ -26,7 +26,8 @@ class Structure:
     Attributes:
         attentions: of the blocks, in order of execution.
         lookups: stream -> its look-up, for streams of token ids.
-        entries: stream -> the first block call that its rows enter before any attention, and all streams that do.
+        entries: stream -> the first block call that its rows enter before any attention (where blocks of several
+            groups are entered so, of those that lead to the output), and all streams that do.
         unaligned: streams of which more or fewer rows enter there than were looked up.
         outputs: rows -> the last block call that they leave, and where they stand in what it returns.
         calls, rows: the name of the group that each block called is of, and whose rows enter it.
@@ -168,6 +169,11 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     record(model, (tuple(args), kwargs), _GRADIENT, trace, blocks=blocks, read=anything).release()
     if trace.tokens_first is not None:
         TOKENS_FIRST[model] = trace.tokens_first
+    for name, others in trace.again.items():  # the first may only decide where the text is cut
+        other = [entry for entry in others if trace.calls[entry[0]] != trace.calls[trace.entries[name][0]]]
+        if other and name in trace.lookups:
+            tried = [trace.entries[name], *other]
+            trace.entries[name] = next((e for e in tried if _leads_on(model, feed, e[0], blocks)), tried[0])
     main = next(iter(groups.items()), ("", []))
     attending = [trace.calls[a.block] if a.block is not None else "" for a in trace.attentions]
     alone = len(scored) == 1 and len(trace.lookups) <= 1 and len({a.queries | a.keys for a in trace.attentions}) == 1
@@ -179,6 +185,14 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
         tuple(trace.attentions), trace.lookups, trace.entries, trace.outputs, tuple(trace.calls), tuple(trace.rows),
         batches, frozenset(trace.unaligned), plain,
     )  # fmt: skip
+
+
+def _leads_on(model: nn.Module, feed: Feed, call: int, blocks: list[nn.Module]) -> bool:
+    """Whether what enters a block call reaches the output."""
+    recording = record(model, feed, _GRADIENT, roots={"": Root("entry", call)}, blocks=blocks, read=anything)
+    found = recording.logits.requires_grad
+    recording.release()
+    return found
 
 
 def forward_names(model: nn.Module) -> frozenset[str]:

@@ -107,6 +107,7 @@ class Trace:
     attentions: list[Attention] = field(default_factory=list)
     lookups: dict[str, Lookup] = field(default_factory=dict)
     entries: dict[str, tuple[int, Key]] = field(default_factory=dict)
+    again: dict[str, list[tuple[int, Key]]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     rows: list[Key | None] = field(default_factory=list)
     outputs: dict[Key, tuple[int, Path]] = field(default_factory=dict)
@@ -139,7 +140,9 @@ class Trace:
             if texts in hidden.shape[:2]:
                 self.tokens_first = hidden.shape[1] == texts
         for name, depth in ({} if label is None else label.streams).items():
-            if depth == 0 and label is not None and name not in self.entries:
+            if depth == 0 and label is not None and name in self.entries:
+                self.again.setdefault(name, []).append((call, label.key))
+            elif depth == 0 and label is not None:
                 self.entries[name] = (call, label.key)
                 found = self.lookups.get(name)
                 if found is not None and hidden is not None and hidden.shape[:2].numel() != found.elements.numel():
