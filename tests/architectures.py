@@ -74,7 +74,7 @@ _LEFT_OUT: dict[str, dict[str, str]] = {
     "answers by one of a list of answers, not by a span": {
         "question answering": "lxmert",
     },
-    "packs the pictures of all samples into one row, so that no sample can be taken out": {
+    "packs the pictures of all samples into one row, so that no sample can be taken out; one by one in tests/inputs/test_packed.py": {
         "vision and language": "minicpm_ocr minicpmv4_6 minicpmv4_7",
     },
     "looks at a picture at sizes that are fixed in its code, too large to be tiny": {

@@ -67,6 +67,15 @@ def test_scores_stand_where_the_rows_do(model: Callable[[], nn.Module], name: st
     assert torch.allclose(e.scores, wanted, atol=1e-10 * float(wanted.abs().max()))
 
 
+def test_a_run_around_it_has_no_part_in_it() -> None:
+    x = spectrograms()
+    wanted = whyformer.explain(whisper(), {"input_features": x}, "input_x_gradient", 1)
+    model = whisper()
+    with torch.inference_mode():
+        found = whyformer.explain(model, {"input_features": x}, "input_x_gradient", 1)
+    assert torch.equal(found.scores, wanted.scores)
+
+
 def test_an_axis_that_cannot_be_measured_is_refused() -> None:
     model = Reads(nn.Linear(MELS, WIDTH), lambda x: x.mean(1, keepdim=True) + torch.zeros(1, 4, 1).to(x)).double().eval()
     with pytest.raises(InputError, match=r"along which axis of features \[2, 48, 20\] its features stand cannot be measured"):

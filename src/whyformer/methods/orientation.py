@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
+import torch
 from torch import nn
 
+from whyformer.engine.isolation import alone
 from whyformer.engine.moments import axis_of_rows
 from whyformer.engine.survey import survey
 from whyformer.errors import InputError
@@ -28,7 +30,8 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     blocks = [block for group in block_groups(model).values() for block in group]
     found = {}
     # a model that fails on these inputs does so again where that is told
-    with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
+    told = contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError)
+    with told, alone(model), torch.inference_mode(False):
         entries = survey(model, inputs.feed, {name: side.scored for name, side in sides.items()}).entries
         for name, side in unknown.items():
             call = entries[name][0] if name in entries else None
