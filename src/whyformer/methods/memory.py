@@ -58,7 +58,7 @@ def needs(task: Sources, method: Method, settings: Mapping[str, Any], checkpoint
         written = getattr(config, "_attn_implementation", None) == "eager"
         maps = MAPS * one_map if method.name == "gim" or written else 0
         if checkpoint:
-            return Needs(kept / len(blocks) + entering, maps, entering)
+            return Needs(kept / len(blocks) + 2 * entering, maps, entering)  # a copy is where something listens
         return Needs(kept, maps * (len(blocks) if written else 1), 4 * entering)
     of_blocks = each * len(blocks) * tokens**2  # without heads
     if not method.class_specific:
