@@ -50,8 +50,8 @@ def refuse_inner(output: Any) -> None:
     """Raise where the model's output was made of what is inside of a block."""
     if inner([t for _, t in tensors_of(output)], set(), set()):
         raise ModelError(
-            "the model's output is made of what lies inside of a block (its keys and values, its attention, what a hook "
-            f"on it takes up), not of the block's output alone, so what is below is not reached: {_WITHOUT}"
+            "the model's output is made of what lies inside of a block (keys and values, attention, what a hook on it "
+            f"takes up), not of the block's output alone, so what is below is not reached: {_WITHOUT}"
         )
 
 
