@@ -60,19 +60,6 @@ def test_scores_equal_those_of_the_processor(method: str, name: str) -> None:
     assert torch.allclose(found.logits, wanted.logits, atol=near)
 
 
-@pytest.mark.parametrize("name", ["llama", "bert", "hf_vit"])
-@pytest.mark.parametrize("method", ["attnlrp", "libragrad", "gim", "lrp"])
-def test_blocks_that_are_run_again(method: str, name: str) -> None:
-    """In the thread in which autograd works for the GPU."""
-    model, inputs = build(name)
-    there, given = twin(model), moved(inputs)
-    before = snapshot(there)
-    found = whyformer.explain(there, given, method, target=TARGETS, checkpoint=True)
-    assert_unchanged(there, before)
-    wanted = whyformer.explain(there, given, method, target=TARGETS)
-    assert close(found.scores, wanted.scores, wanted.scores, 1e-8)
-
-
 @pytest.mark.parametrize("name", FAST)
 def test_other_models_too(name: str) -> None:
     """Encoder-decoders, language models, vision and language, two towers, sound; every method of the coverage page."""

@@ -223,3 +223,17 @@ def test_a_block_that_changes_its_input_in_place() -> None:
     model, ids = model.double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
     wanted = whyformer.explain(model, ids, "input_x_gradient", 1)
     assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, wanted.scores)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("name", ["llama", "bert", "hf_vit"])
+@pytest.mark.parametrize("method", ["attnlrp", "libragrad", "gim", "lrp"])
+def test_in_the_thread_in_which_autograd_works_for_a_gpu(method: str, name: str) -> None:
+    model, inputs = build(name)
+    there = model.cuda()
+    given = {n: value.cuda() for n, value in inputs.items()} if isinstance(inputs, dict) else inputs.cuda()
+    before = snapshot(there)
+    found = whyformer.explain(there, given, method, target=[1, 3], checkpoint=True)
+    assert_unchanged(there, before)
+    wanted = whyformer.explain(there, given, method, target=[1, 3])
+    assert (found.scores - wanted.scores).abs().max() <= 1e-8 * wanted.scores.abs().max()
