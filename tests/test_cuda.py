@@ -21,6 +21,7 @@ from test_coverage import FAST
 from whyformer import targets
 from whyformer.datasets.scenes import digit_scenes
 from whyformer.errors import WhyformerError
+from whyformer.models.loading import load
 from zoo import LANGUAGE, build, to
 
 if not torch.cuda.is_available():
@@ -124,6 +125,14 @@ def test_bundled_models_by_name(method: str) -> None:
             given = next(digit_scenes(1)).image
         wanted, found = (whyformer.explain(name, given, method, device=device) for device in ("cpu", "cuda"))
         assert np.corrcoef(found.scores.flatten(), wanted.scores.flatten())[0, 1] > 0.9999
+
+
+def test_ids_that_are_there_already_beside_their_tokenizer() -> None:
+    loaded = load("bundled:sst2", device="cuda")
+    ids = loaded.processor(["a fine film", "dull and long"], return_tensors="pt", padding=True)
+    wanted = whyformer.explain("bundled:sst2", ["a fine film", "dull and long"], "gae")
+    found = whyformer.explain(loaded.model, moved(dict(ids)), "gae", processor=loaded.processor)
+    assert close(found.scores, wanted.scores, wanted.scores, 1e-4)
 
 
 def test_a_job_on_the_gpu(tmp_path: Path) -> None:

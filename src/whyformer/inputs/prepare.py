@@ -297,7 +297,11 @@ def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
     """[CLS], [SEP], <s>, </s> and padding; [UNK] and [MASK] stand for content."""
     names = ("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
     found = [i for i in (getattr(tokenizer, n, None) for n in names) if isinstance(i, int)]
-    return torch.isin(ids, torch.tensor(found, dtype=ids.dtype)) if found else torch.zeros_like(ids, dtype=torch.bool)
+    return (
+        torch.isin(ids, torch.tensor(found, dtype=ids.dtype, device=ids.device))
+        if found
+        else torch.zeros_like(ids, dtype=torch.bool)
+    )
 
 
 def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
