@@ -20,8 +20,9 @@ from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
+from whyformer.inputs.packing import alike, several_each
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, places_in, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, with_pictures
 from whyformer.inputs.sounds import Sound, heard, listener
 from whyformer.inputs.sounds import encode as encode_sounds
 
@@ -119,8 +120,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     if ids and not (pictures or vectors):  # packed patches of pictures of one size
         samples = len(dict(content)[ids[0]])
-        vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _alike(t, samples, kwargs)]
-    several = bool(pictures and ids) and _several(dict(content)[pictures[0]], dict(content)[ids[0]], model)
+        vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and alike(t, samples, kwargs)]
+    several = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
     found = [*ids, *pictures, *vectors] if several else [*pictures, *ids, *vectors]
     if not found:  # a sound: one number at each moment
         found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
@@ -147,28 +148,6 @@ _BESIDE = re.compile(
 )
 
 _SOUND = re.compile(r"input_values|wave|audio|speech|sound")
-
-
-def _alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
-    """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures."""
-    grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
-    return (
-        bool(grids)
-        and len(tensor) % samples == 0
-        and all(len(g) % samples == 0 and _as_many(g.unflatten(0, (samples, -1))) for g in grids)
-    )
-
-
-def _as_many(grids: Tensor) -> bool:
-    """Whether the grids ``[B, k, 3]`` of each sample have as many patches."""
-    counts = grids.prod(-1).sum(1)
-    return bool((counts == counts[0]).all())
-
-
-def _several(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
-    """Whether each prompt holds several of the pictures: as many more of them, and places for them among its ids."""
-    more = len(pictures) > len(ids) and len(pictures) % len(ids) == 0
-    return more and places_in(model, ids) > 0
 
 
 def _called(model: nn.Module, place: int) -> str:

@@ -1,0 +1,43 @@
+"""Pictures, tiles and packed patches that stand one behind another: which are whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from whyformer.errors import InputError
+from whyformer.inputs.prompts import places_in
+
+
+def alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
+    """Whether each sample has as many rows of a ``[P, D]`` tensor: packed patches of as many pictures."""
+    grids = [v for k, v in kwargs.items() if "grid" in k and isinstance(v, Tensor) and v.dim() == 2]
+    return (
+        bool(grids)
+        and len(tensor) % samples == 0
+        and all(len(g) % samples == 0 and _as_many(g.unflatten(0, (samples, -1))) for g in grids)
+    )
+
+
+def _as_many(grids: Tensor) -> bool:
+    """Whether the grids ``[B, k, 3]`` of each sample have as many patches."""
+    counts = grids.prod(-1).sum(1)
+    return bool((counts == counts[0]).all())
+
+
+def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
+    """Whether each prompt holds several of the pictures or tiles: more of them, and places for them among its ids.
+
+    Raises:
+        InputError: the prompts have places for unlike numbers of rows, so that which are whose is unknown.
+    """
+    if len(pictures) <= len(ids) or not places_in(model, ids):
+        return False
+    counts = [places_in(model, row) for row in ids]
+    if len(set(counts)) > 1 or len(pictures) % len(ids):
+        raise InputError(
+            f"these {len(ids)} prompts have places for {', '.join(map(str, counts[:8]))} rows of pictures, so which of "
+            f"the {len(pictures)} pictures or tiles are whose is unknown: explain them one at a time"
+        )
+    return True
