@@ -68,9 +68,9 @@ def suspect(module: nn.Module, composite: Composite) -> bool:
     if name in ACTIVATIONS:
         return _row(composite, "gelu") is not None and _by_hand(module)
     # torch's own are seen as the functions that they call, also in a class that inherits from them
-    if not _row(composite, "layer_norm") or isinstance(module, _TORCH_NORMS) or any(True for _ in module.children()):
+    if isinstance(module, _TORCH_NORMS) or any(module._modules.values()) or not _row(composite, "layer_norm"):
         return False
-    own = list(module.parameters())
+    own = [p for p in module._parameters.values() if p is not None]
     return len(own) <= 2 and all(p.dim() <= 2 for p in own) and ("norm" in name.lower() or bool(_epsilons(module)))
 
 

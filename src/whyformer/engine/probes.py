@@ -49,7 +49,7 @@ class AttentionCall:
         if self.weights is None:
             assert self.query is not None
             assert self.key is not None
-            self.weights = masked_softmax((self.query @ self.key.transpose(-2, -1)) * self.scale, self.mask)
+            self.weights = masked_softmax((self.query @ self.key.transpose(-2, -1)).mul_(self.scale), self.mask)
         return self.weights
 
 

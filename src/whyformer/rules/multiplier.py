@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ def secant(call: Call, flow: Tensor) -> Grads:
     tiny = torch.finfo(x.dtype).tiny
     # as a rule: a fraction of the time that choosing by element takes, but on a GPU to ask takes longer
     if x.numel() and not x.is_cuda and bool(x.abs().amin() > tiny):
-        return [flow * (value / x)]
+        return [(value / x).mul_(flow)]
     small = x.abs() <= tiny
     slope = value / torch.where(small, 1, x)
     step = torch.full_like(x, torch.finfo(x.dtype).eps ** 0.5)
@@ -32,11 +34,12 @@ def detached_norm(call: Call, flow: Tensor) -> Grads:
     """
     (x,), info = call.operands, call.info
     dims = tuple(range(-info["axes"], 0))
-    if info["weight"] is not None:
-        flow = flow * info["weight"]
+    passed = flow * (1 if info["weight"] is None else info["weight"])  # a tensor of its own, written to below
     if info["centred"]:
-        x, flow = (v - v.mean(dims, keepdim=True) for v in (x, flow))
-    return [flow * (x.square().mean(dims, keepdim=True) + info["eps"]).rsqrt()]
+        x = x - x.mean(dims, keepdim=True)
+        passed -= passed.mean(dims, keepdim=True)
+    deviation = torch.linalg.vector_norm(x, dim=dims, keepdim=True) / math.prod(x.shape[d] for d in dims) ** 0.5
+    return [passed.mul_((deviation.square() + info["eps"]).rsqrt())]
 
 
 def softmax(call: Call, flow: Tensor, *, temperature: float) -> Grads:
