@@ -16,13 +16,16 @@ import pytest
 from PIL import Image
 
 from whyformer.benchmarks import BENCHMARKS
-from whyformer.benchmarks.batches import pixel_spec
+from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import parse_methods
 from whyformer.benchmarks.perturbation import topk_mask
 from whyformer.benchmarks.published import PUBLISHED
 from whyformer.benchmarks.runner import run_benchmark
+from whyformer.benchmarks.study import Study, Unusable
+from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import probabilities
+from whyformer.evaluate.forwards import Forwards, probabilities
+from whyformer.explaining import Ready
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
 FEW = "raw_attention,transformer_attribution:start_layer=1"
@@ -411,3 +414,37 @@ def test_texts_are_cut_off_where_roberta_ends(tmp_path: Path, bert) -> None:
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n" + "good film " * 10 + "\t1\n")
     report = run("conservation", tmp_path / "out", tmp_path, None, (RobertaForSequenceClassification(config).eval(), bert[1]), True, methods="input_x_gradient")
     assert report.report.unscored == 0
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_methods_of_a_batch_share_a_forward_pass_and_give_what_they_give_alone(text, tmp_path):
+    model, tool = tiny_bert() if text else (tiny_vit(), processor())
+    data = open_texts(sentence_file(tmp_path / "text")) if text else open_pictures(picture_folder(tmp_path / "data"))
+    samples = list(data[1])[:3]
+    study = Study(model.double(), tool, "text" if text else "image", samples, (), {}, Forwards(model))
+    chosen = parse_methods("transformer_attribution,gae,rollout,lrp_ah_ln,random", {})
+    batch, passes = read_batch(study, samples), []
+    alone = {(c, i): one for c in chosen for i, one in enumerate(batch.scores(c, [1, 0, 1]))}
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    found = batch.maps(chosen, [1, 0, 1])
+    assert len(passes) == 1
+    assert found.keys() == alone.keys()
+    for key, scores in alone.items():
+        assert np.abs(found[key] - scores).max() <= 1e-12 * np.abs(scores).max()
+
+
+def test_what_fails_among_methods_that_share_is_told_of_its_own_sample(tmp_path, monkeypatch):
+    """One sample that a method cannot explain takes neither the others nor the other methods with it."""
+    study = Study(tiny_vit(), processor(), "image", (), (), {}, Forwards(tiny_vit()))
+    batch = read_batch(study, list(open_pictures(picture_folder(tmp_path / "data"))[1])[:2])
+    plain = Ready.explain
+
+    def explain(ready, method, target, **settings):
+        if method == "gae" and 1 in target:
+            raise InputError("not this one")
+        return plain(ready, method, target, **settings)
+
+    monkeypatch.setattr(Ready, "explain", explain)
+    found = batch.maps(parse_methods("transformer_attribution,gae,rollout", {}), [0, 1])
+    failed = [(c.label, i, one.message) for (c, i), one in found.items() if isinstance(one, Unusable)]
+    assert failed == [("gae", 1, "InputError: not this one")]

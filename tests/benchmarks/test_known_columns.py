@@ -216,13 +216,13 @@ UPSIDE_DOWN = "saliency"
 @pytest.fixture
 def upside_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """The map of one method is turned: what was highest is lowest."""
-    plain = explaining.explain
+    plain = explaining.Ready.explain
 
-    def explain(model: Any, inputs: Any, method: str, *rest: Any, **settings: Any) -> Any:
-        e = plain(model, inputs, METHOD, *rest)
+    def explain(ready: Any, method: str, *rest: Any, **settings: Any) -> Any:
+        e = plain(ready, METHOD, *rest)
         return replace(e, scores=e.scores.max() + e.scores.min() - e.scores) if method == UPSIDE_DOWN else e
 
-    monkeypatch.setattr(explaining, "explain", explain)
+    monkeypatch.setattr(explaining.Ready, "explain", explain)
 
 
 def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_down: None) -> None:

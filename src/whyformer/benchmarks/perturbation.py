@@ -31,7 +31,7 @@ TIES = ("index", "topk")
 
 def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     options = batch.study.options
-    maps = {(c, i): found for c in configurations for i, found in enumerate(_maps_by_class(batch, c))}
+    maps = _maps_by_class(batch, configurations)
 
     def asked() -> Iterator[tuple[Any, int, Any, str]]:
         for (c, i), by_class in maps.items():
@@ -57,18 +57,23 @@ def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterato
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
-def _maps_by_class(batch: Pictures, configuration: Configuration) -> Iterator[dict[str, Scores]]:
-    """The map for the predicted and for the target class; run once where they are one."""
+def _maps_by_class(
+    batch: Pictures, configurations: Sequence[Configuration]
+) -> dict[tuple[Configuration, int], dict[str, Scores]]:
+    """The maps for the predicted and for the target class; run once where they are one."""
     explained = batch.study.options["explained"]
     predicted, truth = batch.predicted, [s.label for s in batch.samples]
-    first = batch.scores(configuration, predicted)
-    other: dict[int, Scores] = {}
-    if "target" in explained and configuration.class_specific and configuration.kind == "method":
+    first = batch.maps(configurations, predicted)
+    other: dict[tuple[Configuration, int], Scores] = {}
+    if "target" in explained:
         differ = [i for i, (p, t) in enumerate(zip(predicted, truth, strict=True)) if p != t]
-        found = batch.some(differ).scores(configuration, [truth[i] for i in differ])
-        other = dict(zip(differ, found, strict=True))
-    for i, one in enumerate(first):
-        yield {name: other.get(i, one) if name == "target" else one for name in explained}
+        specific = [c for c in configurations if c.class_specific and c.kind == "method"]
+        found = batch.some(differ).maps(specific, [truth[i] for i in differ])
+        other = {(c, differ[i]): one for (c, i), one in found.items()}
+    return {
+        (c, i): {name: other.get((c, i), one) if name == "target" else one for name in explained}
+        for (c, i), one in first.items()
+    }
 
 
 def _removed(batch: Pictures, index: int, scores: NDArray[np.float64], name: str) -> NDArray[np.bool_]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,8 @@ from whyformer.benchmarks.report import Report, Results, Values
 from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
+from whyformer.methods import find
+from whyformer.methods.together import Together
 from whyformer.models.structure import class_count, class_names
 
 
@@ -192,13 +196,17 @@ class Batch:
         """How many features there are."""
         return self.features(index, self.drawn(index)).size
 
-    def explanations(self, configuration: Configuration, targets: Sequence[int]) -> list[Explanation | Unusable]:
+    def explanations(
+        self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
+    ) -> list[Explanation | Unusable]:
         """Each for its own target, scores of padding last: in one batch if that works, else what fails is told."""
         study, method, settings = self.study, configuration.method, configuration.settings
 
         def explain(which: list[int]) -> list[Explanation | Unusable]:
             wanted = [targets[i] for i in which]
             try:
+                if sharing is not None and len(which) == len(self.samples):
+                    return list(sharing.explain(method, wanted, settings))
                 made = explaining.explain(study.model, self.inputs(which), method, wanted, study.processor, **settings)
                 return list(made)
             except MemoryError:
@@ -210,17 +218,20 @@ class Batch:
 
         return explain(list(range(len(self.samples)))) if self.samples else []
 
-    def scores(self, configuration: Configuration, targets: Sequence[int]) -> list[Scores]:
+    def scores(
+        self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
+    ) -> list[Scores]:
         """The maps, ``[H, W]`` of pictures and ``[N]`` of texts; or why there is none."""
         if configuration.kind in (RANDOM, TRUTH):
             made = self.drawn if configuration.kind == RANDOM else self.truth
             return [made(i) for i in range(len(self.samples))]
-        found = enumerate(self.explanations(configuration, targets))
+        found = enumerate(self.explanations(configuration, targets, sharing))
         return [one if isinstance(one, Unusable) else self.read(i, one) for i, one in found]
 
     def maps(self, configurations: Sequence[Configuration], targets: Sequence[int]) -> Maps:
-        """:meth:`scores` by configuration and number of the sample."""
-        return {(c, i): one for c in configurations for i, one in enumerate(self.scores(c, targets))}
+        """:meth:`scores` by configuration and number of the sample; the methods share passes."""
+        with Sharing.of(self, configurations) as sharing:
+            return {(c, i): one for c in configurations for i, one in enumerate(self.scores(c, targets, sharing))}
 
     def outputs(self, asked: Iterable[tuple[Any, int, Iterable[Any], str]]) -> dict[Any, NDArray[np.float64]]:
         """Logits ``[F, C]`` of samples with parts taken out; what several ask for runs once.
@@ -242,6 +253,34 @@ class Batch:
 
 
 Maps = dict[tuple[Configuration, int], Scores]
+
+
+@dataclass
+class Sharing:
+    """What methods of the same samples and classes share, freed at the end (:mod:`whyformer.methods.together`)."""
+
+    batch: Batch
+    together: Together
+    ready: explaining.Ready | None = None
+
+    @classmethod
+    @contextmanager
+    def of(cls, batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Sharing]:
+        """For these configurations; where only one is a method, nothing is."""
+        methods = [find(c.method) for c in configurations if c.kind == "method"]
+        together = Together(any(method.relevance for method in methods), off=len(methods) < 2)
+        try:
+            yield cls(batch, together)
+        finally:
+            together.release()
+
+    def explain(self, method: str, targets: Sequence[int], settings: Mapping[str, Any]) -> Explanation:
+        """All samples."""
+        if self.ready is None:
+            study = self.batch.study
+            self.ready = explaining.begin(study.model, self.batch.inputs(range(len(targets))), study.processor)
+        make = partial(self.ready.explain, method, list(targets), **settings)
+        return self.together.around(lambda shared: make(together=shared))
 
 
 def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -112,6 +112,7 @@ def wait(mode: Interception, nodes: Sequence[Any], say: Callable[[], str]) -> No
             raise UnknownOperation(say())
         return (None,) * len(flows)  # not zeros, which many a derivative would make NaN of
 
+    mode.waiting += len(nodes)
     for node in nodes:
         node.register_prehook(arrived)
 

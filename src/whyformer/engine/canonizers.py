@@ -171,8 +171,9 @@ def _canonical(
     rule = None if found is None else _row(mode.composite, name)
     if rule is None or found is None:
         return module.forward(*args, **kwargs)
-    if rule.relevance is not None:  # its closed form of the gradient may be that of another variant
+    if rule.relevance is not None and name == "gelu":  # its closed form of the gradient may be that of another variant
         rule = replace(rule, gradient=None)
+    mode.canonical = mode.canonical or isinstance(found, Norm)
     info = found.info() if isinstance(found, Norm) else {}
     made = Ruled.apply(rule, mode.run, _once(output, found), info, *given)
     made._whyformer_activated = name == "gelu"

@@ -39,6 +39,10 @@ class Declarations:
     functions: dict[type, Declared] = field(default_factory=dict)
     modules: dict[type, Declared] = field(default_factory=dict)
 
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self.operations or self.functions or self.modules)
+
     def of_module(self, module: nn.Module) -> Declared | None:
         return next((self.modules[c] for c in type(module).__mro__ if c in self.modules), None)
 

@@ -47,6 +47,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
     norm_before: int | None = None
     block_input: Tensor | None = None
     statistics: bool = False
+    waiting: int = 0
+    canonical: bool = False
     watch: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:

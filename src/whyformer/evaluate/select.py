@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from whyformer.evaluate.registry import METRICS
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
+from whyformer.methods import find
+from whyformer.methods.task import Task
+from whyformer.methods.together import Together
 from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
@@ -135,8 +139,7 @@ def arbitrate(
     removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
     logits = task.forward()
     wanted, goals = _goals(resolver, logits, mode, labels, ready.multi_label)
-    work = task.progress(entries, "explaining", len(entries))
-    explained = [_explained(entry, ready, target, wanted, resolver) for entry in work]
+    explained = _explained(entries, ready, task, target, wanted, resolver)
     scores = [[_on_features(e, removed) for e in listed] for listed in explained]
     part = 0.0 if mode == "batch" else holdout
     parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
@@ -217,21 +220,46 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: 
     return wanted, [Probability(column.tolist(), several) for column in wanted.T]
 
 
-def _explained(entry: Any, ready: Ready, target: Target, wanted: Tensor, resolver: Resolver) -> list[Explanation]:
-    """The candidate's explanation for each of the K classes; one that is the same for all classes is made once."""
-    if isinstance(entry, Explanation):
-        name, classes = f"the finished explanation by {entry.method}", wanted[:, 0].tolist()
-        if len(entry) != ready.inputs.batch:
-            raise InputError(f"{name} is of {len(entry)} samples, and the inputs are {ready.inputs.batch}")
-        specific = entry.diagnostics.get("class_specific", True) and not callable(resolver.target)
-        if specific and entry.target.tolist() != classes:
-            raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
-        return [entry] * wanted.shape[1]
-    method, settings = entry
-    targets = [target] if wanted.shape[1] == 1 else [resolver.about(column.tolist()) for column in wanted.T]
-    first = ready.explain(method, targets[0], **settings)
-    specific = first.diagnostics.get("class_specific", True)
-    return [first, *(ready.explain(method, one, **settings) if specific else first for one in targets[1:])]
+def _explained(
+    entries: Sequence[Any], ready: Ready, task: Task, target: Target, wanted: Tensor, resolver: Resolver
+) -> list[list[Explanation]]:
+    """Each candidate's explanation for each of the K classes; one that is the same for all classes is made once.
+    Methods share passes, class by class."""
+    count = wanted.shape[1]
+    targets = [target] if count == 1 else [resolver.about(column.tolist()) for column in wanted.T]
+    asked = [entry for entry in entries if not isinstance(entry, Explanation)]
+    together = Together(any(find(method).relevance for method, _ in asked), off=len(asked) < 2)
+    found: list[list[Explanation]] = [[] for _ in entries]
+    work = [(one, entry, made) for one in targets for entry, made in zip(entries, found, strict=True)]
+    try:
+        for one, entry, made in task.progress(work, "explaining", len(work)):
+            if isinstance(entry, Explanation):
+                made.append(made[0] if made else _finished(entry, ready, wanted, resolver))
+            elif made and not made[0].diagnostics.get("class_specific", True):
+                made.append(made[0])
+            else:
+                method, settings = entry
+                made.append(together.around(partial(_made, ready, method, one, settings)))
+    finally:
+        together.release()
+    return found
+
+
+def _made(
+    ready: Ready, method: str, target: Target, settings: dict[str, Any], together: Together | None
+) -> Explanation:
+    return ready.explain(method, target, together=together, **settings)
+
+
+def _finished(entry: Explanation, ready: Ready, wanted: Tensor, resolver: Resolver) -> Explanation:
+    """A finished explanation, checked to be of these inputs and classes."""
+    name, classes = f"the finished explanation by {entry.method}", wanted[:, 0].tolist()
+    if len(entry) != ready.inputs.batch:
+        raise InputError(f"{name} is of {len(entry)} samples, and the inputs are {ready.inputs.batch}")
+    specific = entry.diagnostics.get("class_specific", True) and not callable(resolver.target)
+    if specific and entry.target.tolist() != classes:
+        raise InputError(f"{name} is for the classes {entry.target.tolist()}, and the targets are {classes}")
+    return entry
 
 
 def _on_features(explanation: Explanation, removed: Removal) -> Tensor:

@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from whyformer.composites.chefer import can_be_looked_up, looked_up
+from whyformer.composites.chefer import OF_MULTIPLIERS, can_be_looked_up, looked_up
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.isolation import changes, parameters
+from whyformer.engine.operations import operation
 from whyformer.engine.precision import HALF
-from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe, asked
+from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe, Tally, asked
 from whyformer.engine.run import Recording, Starts, record
 from whyformer.methods.sources import Sources
-from whyformer.rules.core import Composite
+from whyformer.rules.core import NATIVE, Composite
 
 T = TypeVar("T")
 
@@ -61,6 +62,9 @@ class Together:
             if self.views == before and not self.off:
                 raise
             self.failed.append(error)
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                self.off = True
+                self.release()
         return make(None)
 
     def record(
@@ -68,7 +72,7 @@ class Together:
     ) -> Recording | None:
         """A view of the shared pass for what :func:`whyformer.engine.run.record` is asked, None where that is no pass
         to share: inputs that were changed, several streams, half precision, other probes or composites."""
-        if self.off or not _serves(task, composite, probes, options):
+        if self.off or not _serves(task, composite, probes, options, self.relevance):
             return None
         carrier = "relevance" if self.relevance or composite.carrier == "relevance" else "multiplier"
         shared = self._made.get(carrier)
@@ -90,14 +94,18 @@ class Together:
         self._made.clear()
 
 
-def _serves(task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]) -> bool:
-    """Whether one graph gives what is asked."""
+def _serves(
+    task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any], relevance: bool
+) -> bool:
+    """Whether one graph may give what is asked."""
     kinds, root = [type(probe) for probe in probes], options.get("root")
     if root == "output":
         fits = composite is GRADIENT and kinds == [Maps]
     else:
+        whole = not kinds and "roots" in options
         known = composite is GRADIENT or can_be_looked_up(composite)
-        fits = root is None and known and (kinds == [Flows] or (not kinds and "roots" in options))
+        known = known or (whole and relevance and _of_multipliers(composite))
+        fits = root is None and known and (kinds == [Flows] or whole)
     return (
         fits
         and options.keys() <= _OWN
@@ -106,6 +114,15 @@ def _serves(task: Sources, composite: Composite, probes: tuple[Probe, ...], opti
         and not torch._C._is_any_autocast_enabled()
         and not any(parameter.dtype in HALF for parameter in task.model.parameters())
     )
+
+
+def _of_multipliers(composite: Composite) -> bool:
+    """Whether a composite of multipliers holds constant, or has other slopes, only where the graph of relevance knows
+    it: no shares, and the slopes of activations are their own."""
+    rules = [rule for rule in composite.rules.values() if rule is not None]
+    shares = any(rule.share != 1 or rule.shares for rule in rules)
+    own = composite.rule("gelu", "activation")
+    return composite.carrier == "multiplier" and composite.audit and own is NATIVE and not shares
 
 
 @dataclass
@@ -130,13 +147,15 @@ class _Shared:
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     started: Any = None
     size: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def of(cls, task: Sources, carrier: str, options: Mapping[str, Any]) -> _Shared:
         """Record it."""
         made = cls(task.inputs, parameters(task.model))
         composite = looked_up() if carrier == "relevance" else GRADIENT
-        probes = Maps(made._attended), Flows(lambda *seen: made.seen and made.seen(*seen), stops=True)
+        flows = Flows(lambda *seen: made.seen and made.seen(*seen), stops=True)
+        probes = Maps(made._attended), flows, made.tally
         kept = {name: options[name] for name in ("blocks", "read", "samples") if name in options}
         made.whole = record(task.model, task.fed(task.inputs), composite, *probes, roots=task.roots(), **kept)
         made.whole.kept = True
@@ -154,6 +173,8 @@ class _Shared:
     def view(self, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]) -> Recording | None:
         """What one method gets; None where it asks for the last block's output and there is none in the graph."""
         end = next(iter(self.whole.outputs), None)
+        if composite.carrier == "multiplier" and composite is not GRADIENT and not self._knows(composite):
+            return None
         if options.get("root") == "output":
             if len(self.whole.outputs) != 1:
                 return None
@@ -168,6 +189,17 @@ class _Shared:
         )  # fmt: skip
         made.logits, made.begun, made.blocks = self.whole.logits, self.whole.begun, self.whole.blocks
         return made
+
+    def _knows(self, composite: Composite) -> bool:
+        """Whether all that carries goes by a rule that is known here, and nothing waits for relevance to refuse it."""
+        mode = self.whole.mode
+        for (name, role), (rule, _) in self.tally.found.items():
+            own = composite.rule(role, operation(name).kind)
+            if own is not NATIVE and (role not in OF_MULTIPLIERS if own is not None else rule is not None):
+                return False
+        # of a norm that stands for one written by hand, whose own derivative is wanted, only the value was run
+        by_hand = mode.canonical and composite.rule("layer_norm", "normalisation") is NATIVE
+        return not by_hand and not mode.waiting and not mode.declared.any()
 
     def maps(self) -> list[AttentionCall]:
         """The attentions as they were seen; each makes its map anew, so that none is kept."""
@@ -199,6 +231,16 @@ class _Shared:
                 flows.seen(call.index, call.map(), self.flows[call.index])
         view.readouts, view.started = dict(self.readouts), self.started
         return self.roots
+
+    def multipliers(self, view: View, seed: Tensor) -> list[Tensor]:
+        """A pass of multipliers under the view's composite, down to the inputs."""
+        self.whole.run.table, self.seen = view.composite, None
+        try:
+            found = self.whole.backward(seed)
+        finally:
+            self.whole.run.table = None
+        view.readouts, view.started = dict(self.whole.readouts), self.whole.started
+        return found
 
     def relevances(self, view: View, seed: Tensor) -> list[Tensor]:
         """A pass of relevance under the view's composite, down to the inputs or to the first map that it watches."""
@@ -240,7 +282,10 @@ class View(Recording):
             whole, self.shared.seen = self.shared.whole, None
             (flow,) = whole.backward(seed, ends=[whole.outputs[self.end]])
             return [batch_first(flow, whole.run)]
-        return self.shared.relevances(self, seed) if relevance else self.shared.gradients(self, seed)
+        if relevance:
+            return self.shared.relevances(self, seed)
+        plain = self.composite is GRADIENT or self.composite.carrier == "relevance"
+        return self.shared.gradients(self, seed) if plain else self.shared.multipliers(self, seed)
 
     def sweep(self, seed: Tensor) -> bool:
         """Gradients, then relevance."""
