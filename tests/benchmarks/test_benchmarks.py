@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,18 +207,18 @@ def test_what_is_taken_out_is_pixels_or_whole_patches(per: str, tmp_path: Path, 
 
 
 def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    module = sys.modules["whyformer.explaining"]
-    plain = module.explain
+    plain = Ready.explain
 
-    def sometimes(model, inputs, method, *rest, **settings):
+    def sometimes(ready, method, *rest, **settings):
+        inputs = ready.inputs.tensor
         if method == "raw_attention" and len(inputs) == 1 and float(inputs.sum()) > 0:
             raise RuntimeError("boom")
         if method == "raw_attention" and len(inputs) > 1:
             raise RuntimeError("batch")
-        return plain(model, inputs, method, *rest, **settings)
+        return plain(ready, method, *rest, **settings)
 
     data = picture_folder(tmp_path / "data")
-    monkeypatch.setattr(module, "explain", sometimes)
+    monkeypatch.setattr(Ready, "explain", sometimes)
     broken = run("segmentation", tmp_path / "out", data, vit, bert, False).report
     counts = broken.counts["raw_attention"]
     assert counts["failed"] + counts["scored"] == 5
@@ -237,14 +235,13 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
 @pytest.fixture
 def constant_raw_attention(monkeypatch) -> None:
     """The maps of raw attention come out constant, those of other methods as they are."""
-    module = importlib.import_module("whyformer.explaining")
-    plain = module.explain
+    plain = Ready.explain
 
-    def flat(model, inputs, method, *rest, **settings):
-        e = plain(model, inputs, method, *rest, **settings)
+    def flat(ready, method, *rest, **settings):
+        e = plain(ready, method, *rest, **settings)
         return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
 
-    monkeypatch.setattr(module, "explain", flat)
+    monkeypatch.setattr(Ready, "explain", flat)
 
 
 def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, constant_raw_attention) -> None:
