@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from snapshot import assert_unchanged, snapshot
 from whyformer import targets
 from whyformer.errors import MethodNotApplicable, ModelError
 from whyformer.methods import METHODS
-from zoo import build, rows
+from zoo import build, rows, to
 
 MODELS = ["llama", "gpt2", "bert", "hf_vit", "encoder_sequence_first"]
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -223,6 +224,42 @@ def test_a_block_that_changes_its_input_in_place() -> None:
     model, ids = model.double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
     wanted = whyformer.explain(model, ids, "input_x_gradient", 1)
     assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, wanted.scores)
+
+
+def test_users_hooks_on_blocks_and_inside_of_them() -> None:
+    model, inputs = build("llama")
+    layers = model.model.layers
+    layers[1].register_forward_hook(lambda module, args, output: output * 1.3)
+    layers[1].mlp.register_forward_hook(lambda module, args, output: output * 0.7)
+    layers[2].register_forward_pre_hook(lambda module, args: (args[0] * 0.9, *args[1:]))
+    wanted = whyformer.explain(model, inputs, "attnlrp", 1, share=0.8)
+    assert close(whyformer.explain(model, inputs, "attnlrp", 1, share=0.8, checkpoint=True).scores, wanted.scores)
+
+
+def test_two_threads_at_once_do_not_disturb_each_other() -> None:
+    model, inputs = build("llama")
+    methods = ["attnlrp", "libragrad", "attnlrp"]
+    wanted = {method: whyformer.explain(model, inputs, method, 1).scores for method in methods}
+
+    def work(number: int) -> bool:
+        found = [whyformer.explain(model, inputs, methods[number], 1, checkpoint=number < 2) for _ in range(3)]
+        return all(close(e.scores, wanted[methods[number]]) for e in found)
+
+    before = snapshot(model)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, range(3)))
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "hf_vit"])
+def test_autocast_and_half_precision(name: str) -> None:
+    model, inputs = build(name, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = [whyformer.explain(model, inputs, "attnlrp", 1, share=0.0, checkpoint=again) for again in (False, True)]
+    assert close(found[1].scores, found[0].scores)
+    model, inputs = model.bfloat16(), to(inputs, torch.bfloat16)
+    found = [whyformer.explain(model, inputs, "attnlrp", 1, share=0.0, checkpoint=again) for again in (False, True)]
+    assert close(found[1].scores, found[0].scores)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
