@@ -165,7 +165,7 @@ def memory(rows: int, **_: Any) -> None:
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 def ray(runs: int, **_: Any) -> None:
-    """The same job on the local engine and on Ray with 1 and 2 actors: the clock, starting Ray included and apart."""
+    """The same job on the local engine and on Ray with 1, 2 and 4 actors: the clock, starting Ray included and apart."""
     listed = [("engine", "seconds", "× the local one", "of them in the parts, first to last")]
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(json.dumps({"text": t}) + "\n" for t in texts(2400))
@@ -173,7 +173,7 @@ def ray(runs: int, **_: Any) -> None:
         base = 0.0
         for name, options in (
             ("local", []),
-            *((f"ray, {n} actors", ["--engine", "ray", "--actors", str(n)]) for n in (1, 2)),
+            *((f"ray, {n} actors", ["--engine", "ray", "--actors", str(n)]) for n in (1, 2, 4)),
         ):
             took, span = float("inf"), 0.0
             for run in range(min(runs, 2)):
@@ -299,8 +299,8 @@ class _server:  # noqa: N801 - used as a function
             self.port = one.getsockname()[1]
         command = [
             sys.executable,
-            "-m",
-            "whyformer.apps.cli",
+            "-c",
+            COMMAND,
             "serve",
             "bundled:sst2",
             "--port",
@@ -313,7 +313,9 @@ class _server:  # noqa: N801 - used as a function
         import httpx
 
         address = f"http://127.0.0.1:{self.port}"
-        for _try in range(3000):
+        for _try in range(600):
+            if self.process.poll() is not None:
+                break
             try:
                 if httpx.get(f"{address}/ready", trust_env=False).status_code == 200:
                     return address
