@@ -165,7 +165,7 @@ def memory(rows: int, **_: Any) -> None:
 
 # -- engines -----------------------------------------------------------------------------------------------------------
 def ray(runs: int, **_: Any) -> None:
-    """The same job on the local engine and on Ray with 1, 2 and 4 actors: the clock, starting Ray included and apart."""
+    """The same job on the local engine and on Ray with 1, 2 and 4 actors: the clock, with and without Ray's start."""
     listed = [("engine", "seconds", "× the local one", "of them in the parts, first to last")]
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(json.dumps({"text": t}) + "\n" for t in texts(2400))
