@@ -26,6 +26,8 @@ from zoo import LANGUAGE, build, to
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU that torch can use", allow_module_level=True)
+# of the first backward pass of a process, which autograd runs in a thread of its own
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context")
 EVERY = {a.name: a for a in listed()}
 
 
