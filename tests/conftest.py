@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -64,3 +67,21 @@ def free_port() -> Callable[[], int]:
             return int(door.getsockname()[1])
 
     return found
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+    """What every node of a recorded graph refers to: it is alive as long as one of them is."""
+    from whyformer.methods import task
+
+    seen: list[weakref.ref[Any]] = []
+    original = task.record
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        recording = original(*args, **kwargs)
+        seen.append(weakref.ref(recording.run))
+        return recording
+
+    monkeypatch.setattr(task, "record", record)
+    yield seen
+    gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import transformers as hf
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -50,6 +51,16 @@ def square(size: tuple[int, int], box: tuple[int, int, int, int]) -> Image.Image
     picture = Image.new("RGB", (size[1], size[0]))
     picture.paste((255, 255, 255), box)
     return picture
+
+
+def outside(part: Any, box: tuple[int, int, int, int], margin: float) -> float:
+    """Share of |score| that lies farther from a box than ``margin`` pixels of the original picture."""
+    maps = part._maps()[0].abs().double()
+    left, top, right, bottom = part.geometry[0].box
+    rows = top + (torch.arange(maps.shape[0]) + 0.5) * (bottom - top) / maps.shape[0]
+    columns = left + (torch.arange(maps.shape[1]) + 0.5) * (right - left) / maps.shape[1]
+    near = ((rows > box[1] - margin) & (rows < box[3] + margin))[:, None] & ((columns > box[0] - margin) & (columns < box[2] + margin))
+    return float(maps[~near].sum() / maps.sum())
 
 
 def llava() -> tuple[Any, Any]:

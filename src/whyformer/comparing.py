@@ -14,7 +14,7 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, Track, begin
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS, Method, find
-from whyformer.methods.together import Together
+from whyformer.methods.together import sharing
 from whyformer.targets import Resolver, Target
 
 Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
@@ -124,15 +124,14 @@ def each(
     """
     resolvers = [(target, ready.resolver(target)) for target in targets]  # all are checked before any work
     asked = [(method.name, method.complete(given)) for method, given in methods]
-    relevance = any(method.relevance for method, _ in methods)
     found: list[list[Explanation | Refusal]] = [[] for _ in asked]
     for target, resolver in resolvers:
-        together = Together(relevance, off=len(asked) == 1)
-        try:
+        with sharing([method for method, _ in methods]) as together:
             for (name, settings), made in zip(asked, found, strict=True):
                 if made and isinstance(made[-1], Refusal):
                     continue
-                make = partial(together.around, partial(_made, ready, name, target, progress, settings))
+                make = partial(ready.explain, name, target, progress=progress, **settings)
+                make = partial(together.around, make)
                 if once is not None:
                     make = partial(once, (name, settings, target), make)
                 earlier = [(e, r) for e, (_, r) in zip(made, resolvers, strict=False) if isinstance(e, Explanation)]
@@ -142,17 +141,9 @@ def each(
                     made.append(Refusal(name, settings, error))
                 if len(resolvers) == 1:
                     yield made[-1]
-        finally:
-            together.release()
     if len(resolvers) > 1:
         for made in found:
             yield from made
-
-
-def _made(
-    ready: Ready, name: str, target: Target, progress: bool | Track, settings: dict[str, Any], together: Together | None
-) -> Explanation:
-    return ready.explain(name, target, progress=progress, together=together, **settings)
 
 
 def _one(

@@ -88,22 +88,11 @@ def test_the_graph_of_one_block_is_there_at_a_time(method: str, settings: dict[s
     assert most[1] < most[0] / 3
 
 
-def test_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whyformer.methods import task
-
-    seen: list[weakref.ref[Any]] = []
-    original = task.record
-
-    def record(*args: Any, **kwargs: Any) -> Any:
-        recording = original(*args, **kwargs)
-        seen.append(weakref.ref(recording.run))
-        return recording
-
-    monkeypatch.setattr(task, "record", record)
+def test_nothing_stays_behind(runs: list[weakref.ref[Any]]) -> None:
     whyformer.explain(*build("bert"), "attnlrp", checkpoint=True, share=0.5)
     gc.collect()
-    assert seen
-    assert [one for one in seen if one() is not None] == []
+    assert runs
+    assert [one for one in runs if one() is not None] == []
 
 
 def test_an_encoder_and_its_decoder_are_run_again_too() -> None:

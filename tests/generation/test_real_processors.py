@@ -11,7 +11,7 @@ from PIL import Image
 
 import whyformer
 from processors import BUILT
-from prompting import square
+from prompting import outside, square
 from whyformer.errors import InputError
 from whyformer.targets import LogProbability, Token
 
@@ -37,16 +37,6 @@ def middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
     """A box (left, top, right, bottom) right of the middle, near the top."""
     high, wide = size
     return wide // 2, high // 8, wide // 2 + wide // 4, high // 8 + high // 4
-
-
-def outside(part: Any, box: tuple[int, int, int, int], margin: float) -> float:
-    """Share of |score| that lies farther from a box than ``margin`` pixels of the original picture."""
-    maps = part._maps()[0].abs().double()
-    left, top, right, bottom = part.geometry[0].box
-    rows = top + (torch.arange(maps.shape[0]) + 0.5) * (bottom - top) / maps.shape[0]
-    columns = left + (torch.arange(maps.shape[1]) + 0.5) * (right - left) / maps.shape[1]
-    near = ((rows > box[1] - margin) & (rows < box[3] + margin))[:, None] & ((columns > box[0] - margin) & (columns < box[2] + margin))
-    return float(maps[~near].sum() / maps.sum())
 
 
 @pytest.mark.parametrize("size", [WIDE, TALL])

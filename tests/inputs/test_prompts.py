@@ -12,18 +12,8 @@ import transformers as hf
 from PIL import Image
 
 import whyformer
-from prompting import BUILT, MARK, TEXT, llava, qwen2_vl, square
+from prompting import BUILT, MARK, TEXT, llava, outside, qwen2_vl, square
 from whyformer.errors import InputError
-
-
-def outside(part: Any, box: tuple[int, int, int, int], margin: float) -> float:
-    """Share of |score| that lies farther from a box than ``margin`` pixels of the picture."""
-    maps = part._maps()[0].abs().double()
-    left, top, right, bottom = part.geometry[0].box
-    rows = top + (torch.arange(maps.shape[0]) + 0.5) * (bottom - top) / maps.shape[0]
-    columns = left + (torch.arange(maps.shape[1]) + 0.5) * (right - left) / maps.shape[1]
-    near = ((rows > box[1] - margin) & (rows < box[3] + margin))[:, None] & ((columns > box[0] - margin) & (columns < box[2] + margin))
-    return float(maps[~near].sum() / maps.sum())
 
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 96), (120, 50)])

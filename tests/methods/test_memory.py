@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import whyformer
 from whyformer.errors import WhyformerError
-from whyformer.methods import METHODS, task
+from whyformer.methods import METHODS
 from whyformer.methods.task import Task
 from zoo import build, modality
 
@@ -21,22 +20,6 @@ SMALL = {"samples": 2, "steps": 2, "masks": 4, "batch_size": 4}
 PAIRS = [
     (m, n) for m in sorted(METHODS) for n in ("hf_vit", "bert", "gpt2") if METHODS[m].modality in ("both", modality(n))
 ]
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
-    """What every node of a recorded graph refers to: it is alive as long as one of them is."""
-    seen: list[weakref.ref[Any]] = []
-    original = task.record
-
-    def record(*args: Any, **kwargs: Any) -> Any:
-        recording = original(*args, **kwargs)
-        seen.append(weakref.ref(recording.run))
-        return recording
-
-    monkeypatch.setattr(task, "record", record)
-    yield seen
-    gc.collect()
 
 
 @pytest.mark.parametrize(("method", "name"), PAIRS)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from snapshot import assert_unchanged, snapshot
-from whyformer import comparing
 from whyformer.comparing import Refusal, compare, each, read_method
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
@@ -250,7 +249,7 @@ def test_what_fails_is_told_as_it_is_alone():
 
 def test_nothing_is_kept_when_all_is_done(monkeypatch):
     made = []
-    monkeypatch.setattr(comparing, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
+    monkeypatch.setattr(together, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
     model, inputs = doubled(MODELS["vit sdpa"])
     stream = each(begin(model, inputs), [read_method(m) for m in NINE], [1])
     next(stream)

@@ -2,6 +2,8 @@
 
 DEFAULT_MODEL = {"image": "bundled:digits", "text": "bundled:sst2", "both": "bundled:reader"}
 """What explains an input of that kind where no model was named."""
+ANSWER_METHOD = "attnlrp"
+"""What explains an answer where no method was named."""
 
 
 def is_local(host: str) -> bool:

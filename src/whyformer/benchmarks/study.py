@@ -21,7 +21,7 @@ from whyformer.errors import InputError
 from whyformer.evaluate.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
-from whyformer.methods.together import Together
+from whyformer.methods.together import Together, sharing
 from whyformer.models.structure import class_count, class_names
 
 
@@ -267,20 +267,15 @@ class Sharing:
     @contextmanager
     def of(cls, batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Sharing]:
         """For these configurations; where only one is a method, nothing is."""
-        methods = [find(c.method) for c in configurations if c.kind == "method"]
-        together = Together(any(method.relevance for method in methods), off=len(methods) < 2)
-        try:
+        with sharing([find(c.method) for c in configurations if c.kind == "method"]) as together:
             yield cls(batch, together)
-        finally:
-            together.release()
 
     def explain(self, method: str, targets: Sequence[int], settings: Mapping[str, Any]) -> Explanation:
         """All samples."""
         if self.ready is None:
             study = self.batch.study
             self.ready = explaining.begin(study.model, self.batch.inputs(range(len(targets))), study.processor)
-        make = partial(self.ready.explain, method, list(targets), **settings)
-        return self.together.around(lambda shared: make(together=shared))
+        return self.together.around(partial(self.ready.explain, method, list(targets), **settings))
 
 
 def _unpacked(bits: bytes, shape: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -6,7 +6,7 @@ torch's own checkpointing repeats operations outside of the interception, so tha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from whyformer.engine import audit
 from whyformer.engine.canonizers import canonized
-from whyformer.engine.hooks import put, tensors_of
-from whyformer.engine.isolation import here, inside, users_hooks_aside, without_autocast
+from whyformer.engine.hooks import around, put, tensors_of
+from whyformer.engine.isolation import inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import BlockFlows, Probe, Tally
 from whyformer.engine.trace import Path
@@ -76,18 +76,8 @@ def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]
         call = open_calls.pop()
         return None if call is None else call.end(output)
 
-    def own(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *a, **k: function(*a, **k) if here.run is mode and not mode.aside else None
-
-    handles = []
-    try:
-        for block in blocks:  # nearer to the module's own forward than all other hooks
-            handles.append(block.register_forward_pre_hook(own(before), with_kwargs=True))
-            handles.append(block.register_forward_hook(own(after), with_kwargs=True, prepend=True))
+    with around(mode, blocks, before, after):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(eq=False)
@@ -179,15 +169,15 @@ class _Call:
         vars(mode).update(self.state)
         mode.attention_blocks, mode.run.batch = list(self.attended), self.batch
         try:
-            with contextlib.ExitStack() as around:
+            with contextlib.ExitStack() as stack:
                 for context in (
                     torch.inference_mode(False), torch.enable_grad(), inside(mode), users_hooks_aside(module, mode),
                     mode, canonized(mode, module), without_autocast(mode.composite.carrier),
                 ):  # fmt: skip
-                    around.enter_context(context)
+                    stack.enter_context(context)
                 if mode.composite.carrier != "relevance":
                     for device, dtype in self.autocast:
-                        around.enter_context(torch.autocast(device, dtype=dtype))
+                        stack.enter_context(torch.autocast(device, dtype=dtype))
                 args, kwargs = self.begin()
                 # not the module itself: what its own hooks do stands before and behind
                 made = dict(tensors_of(module.forward(*args, **kwargs)))

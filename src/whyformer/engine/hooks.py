@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from whyformer.engine.trace import Path, Trace, is_lookup
 from whyformer.rules.core import Pass
 
 if TYPE_CHECKING:
+    from whyformer.engine.mode import Interception
     from whyformer.engine.run import Ends, Recording, Root
 
 
@@ -115,15 +116,26 @@ def block_hooks(
                 output = put(output, path, recording.outputs[name])
         return output if wanted else None
 
+    with around(mode, blocks, enter, leave):
+        yield
+
+
+@contextlib.contextmanager
+def around(
+    mode: Interception, blocks: Sequence[nn.Module], before: Callable[..., Any], after: Callable[..., Any]
+) -> Iterator[None]:
+    """``before(module, args, kwargs)`` and ``after(module, args, kwargs, output)`` of each block that runs in this run,
+    nearer to the module's own forward than all other hooks, such as those by which transformers keeps hidden states
+    for a decoder of masks."""
+
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *a, **k: function(*a, **k) if here.run is mode and not mode.aside else None
 
     handles = []
     try:
         for block in blocks:
-            handles.append(block.register_forward_pre_hook(own(enter), with_kwargs=True))
-            # before any other hook, such as those by which transformers keeps hidden states for a decoder of masks
-            handles.append(block.register_forward_hook(own(leave), with_kwargs=True, prepend=True))
+            handles.append(block.register_forward_pre_hook(own(before), with_kwargs=True))
+            handles.append(block.register_forward_hook(own(after), with_kwargs=True, prepend=True))
         yield
     finally:
         for handle in handles:

@@ -20,7 +20,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
 from whyformer.methods import find
 from whyformer.methods.task import Task
-from whyformer.methods.together import Together
+from whyformer.methods.together import sharing
 from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
@@ -228,10 +228,9 @@ def _explained(
     count = wanted.shape[1]
     targets = [target] if count == 1 else [resolver.about(column.tolist()) for column in wanted.T]
     asked = [entry for entry in entries if not isinstance(entry, Explanation)]
-    together = Together(any(find(method).relevance for method, _ in asked), off=len(asked) < 2)
     found: list[list[Explanation]] = [[] for _ in entries]
     work = [(one, entry, made) for one in targets for entry, made in zip(entries, found, strict=True)]
-    try:
+    with sharing([find(method) for method, _ in asked]) as together:
         for one, entry, made in task.progress(work, "explaining", len(work)):
             if isinstance(entry, Explanation):
                 made.append(made[0] if made else _finished(entry, ready, wanted, resolver))
@@ -239,16 +238,8 @@ def _explained(
                 made.append(made[0])
             else:
                 method, settings = entry
-                made.append(together.around(partial(_made, ready, method, one, settings)))
-    finally:
-        together.release()
+                made.append(together.around(partial(ready.explain, method, one, **settings)))
     return found
-
-
-def _made(
-    ready: Ready, method: str, target: Target, settings: dict[str, Any], together: Together | None
-) -> Explanation:
-    return ready.explain(method, target, together=together, **settings)
 
 
 def _finished(entry: Explanation, ready: Ready, wanted: Tensor, resolver: Resolver) -> Explanation:

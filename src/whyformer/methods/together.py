@@ -5,9 +5,10 @@ Each method works as it does alone; what it records is a view of the pass that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,12 +24,25 @@ from whyformer.engine.run import Recording, Starts, record
 from whyformer.methods.sources import Sources
 from whyformer.rules.core import NATIVE, Composite
 
+if TYPE_CHECKING:
+    from whyformer.methods.registry import Method
+
 T = TypeVar("T")
 
 LIMIT = 2**30
 """Bytes of ∂f/∂A that are kept for the methods to come; of longer inputs each method makes its own passes."""
 
 _OWN = {"blocks", "read", "samples", "cut", "root", "roots"}
+
+
+@contextmanager
+def sharing(methods: Sequence[Method]) -> Iterator[Together]:
+    """What these methods share, freed at the end; one alone shares nothing."""
+    together = Together(any(method.relevance for method in methods), off=len(methods) < 2)
+    try:
+        yield together
+    finally:
+        together.release()
 
 
 class TooLarge(Exception):  # noqa: N818 - a signal, never told
@@ -51,13 +65,14 @@ class Together:
     failed: list[Exception] = field(default_factory=list)
     _made: dict[str, _Shared] = field(default_factory=dict)
 
-    def around(self, make: Callable[[Together | None], T]) -> T:
-        """What ``make`` makes with what is shared; what fails so is tried alone, and it is told then what is wrong."""
+    def around(self, make: Callable[..., T]) -> T:
+        """What ``make(together=...)`` makes with what is shared; what fails so is tried alone, and it is told then what
+        is wrong."""
         if self.off:
-            return make(None)
+            return make(together=None)
         before = self.views
         try:
-            return make(self)
+            return make(together=self)
         except Exception as error:
             if self.views == before and not self.off:
                 raise
@@ -65,7 +80,7 @@ class Together:
             if isinstance(error, MemoryError | torch.OutOfMemoryError):
                 self.off = True
                 self.release()
-        return make(None)
+        return make(together=None)
 
     def record(
         self, task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from whyformer.apps import ANSWER_METHOD
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
@@ -11,8 +12,6 @@ from whyformer.errors import InputError
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
 
-METHOD = "attnlrp"
-"""What explains an answer where no method was named."""
 _FORMATS = ("html", "png", "svg", "pdf", "json", "safetensors")
 
 
@@ -29,7 +28,7 @@ def answer(asked: Any) -> None:
     targets = asked.target or [None] if asked.contrast is None else rather(asked.target, asked.contrast)
     if len(targets) > 1 or asked.check or asked.more:
         raise InputError("an answer is explained for one prompt and one target, without --check")
-    methods = opt.chosen_methods(asked.method or METHOD, asked.setting, "text")
+    methods = opt.chosen_methods(asked.method or ANSWER_METHOD, asked.setting, "text")
     if len(methods) > 1:
         raise InputError("an answer is explained by one method: name one")
     if asked.model is None:

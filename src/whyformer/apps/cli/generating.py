@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps import ANSWER_METHOD, DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.answering import METHOD, rather
+from whyformer.apps.cli.answering import rather
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 
@@ -30,7 +30,7 @@ def generate(asked: Explain) -> None:
     if asked.chat:
         raise InputError("leave --chat out: a prompt with a picture is written down as the model's processor does it")
     formats = opt.chosen_formats("png" if asked.format is None else asked.format, _FORMATS)
-    methods = opt.chosen_methods(asked.method or METHOD, asked.setting, "text")
+    methods = opt.chosen_methods(asked.method or ANSWER_METHOD, asked.setting, "text")
     if len(methods) != 1:
         raise InputError("one method at a time explains a text that is generated")
     ((method, settings),) = methods

@@ -29,9 +29,6 @@ from whyformer.show.html import answer, render
 if TYPE_CHECKING:
     from whyformer.apps.web.handlers import Handlers
 
-METHOD = "attnlrp"
-"""What explains an answer where nothing else was chosen."""
-
 
 def view_of(handlers: Handlers, asked: Asked) -> tuple[Loaded, View]:
     """The model and everything that was asked of it, checked."""

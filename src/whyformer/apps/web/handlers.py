@@ -14,7 +14,7 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps import ANSWER_METHOD, DEFAULT_MODEL
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
 from whyformer.apps.web.asking import KINDS, Asked, look_of
 from whyformer.apps.web.limits import Catalogue, Limits
@@ -89,7 +89,7 @@ class Handlers:
         """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it;
         ``chosen`` are the methods now chosen."""
         asks = kind == "answer"
-        first = {"value": [answers.METHOD]} if asks else {"value": list(FIRST)} if chosen == [answers.METHOD] else {}
+        first = {"value": [ANSWER_METHOD]} if asks else {"value": list(FIRST)} if chosen == [ANSWER_METHOD] else {}
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         return (
