@@ -94,7 +94,7 @@ def test_a_damaged_record_of_a_benchmark_is_measured_again_and_told(tmp_path: Pa
     path.write_bytes(kept.replace(b'"values": {"', b'"values": {"x', 1))
     assert not [line for line in told if "damaged" in line]
     again = run_benchmark("segmentation", tiny_vit(), data, tmp_path / "out", **common)
-    assert again.measured == 1
+    assert again.measured == 2 * 3  # what was measured with it too, so that the figures come out the same
     assert any(line.startswith("1 damaged line of records.jsonl") for line in told)
     assert again.report.tables[0].cells == whole.report.tables[0].cells
     assert sorted(path.read_bytes().splitlines()) == sorted(kept.splitlines())

@@ -242,11 +242,19 @@ class Texts(Batch):
         return found
 
 
-def read_batch(study: Study, samples: Sequence[Any]) -> Batch:
-    """The samples as the model sees them."""
+def read_pixels(study: Study, sample: Any) -> Tensor | None:
+    """``[C, H, W]`` of a picture, which may be read beside other work; of a text nothing."""
+    if study.modality != "image":
+        return None
+    return pixel_spec(study.model, study.processor, study.options.get("resample")).pixels(sample.load())
+
+
+def read_batch(study: Study, samples: Sequence[Any], read: Sequence[Tensor | None] | None = None) -> Batch:
+    """The samples as the model sees them; ``read``: what :func:`read_pixels` gave for each."""
     if study.modality == "image":
         spec = pixel_spec(study.model, study.processor, study.options.get("resample"))
-        pixels = torch.stack([spec.pixels(s.load()) for s in samples])
+        given = [read_pixels(study, s) for s in samples] if read is None else read
+        pixels = torch.stack([one for one in given if one is not None])
         logits = study.forwards.pixels(pixels)
         return Pictures(study, samples, logits, pixels.to(**study.forwards.place), spec)
     limits = [study.options.get("longest"), longest_text(study.model, study.processor)]

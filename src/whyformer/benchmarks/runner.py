@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,15 @@ from torch import nn
 from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
+from whyformer.benchmarks.measuring import Engine, Measurer, Piece, measured, pieces_of
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results
-from whyformer.benchmarks.study import Batch, Benchmark, Study, Unusable
-from whyformer.errors import InputError
+from whyformer.benchmarks.study import Batch, Benchmark, Study
+from whyformer.errors import InputError, LoadError
 from whyformer.evaluate.forwards import Forwards
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
+from whyformer.jobs.actors import check_engine
 from whyformer.jobs.records import Record, RecordFile
 from whyformer.models.loading import fingerprint
 from whyformer.models.readout import read_logits
@@ -57,6 +59,10 @@ def run_benchmark(
     samples_per_batch: int = 4,
     seed: int = 0,
     device: str | None = None,
+    engine: str = "local",
+    workers: int = 2,
+    address: str | None = None,
+    actors: int = 1,
     say: Callable[[str], None] = lambda text: None,
     track: Track = lambda work, title, total: work,
     **options: Any,
@@ -70,6 +76,8 @@ def run_benchmark(
             layout does not tell; split: as the reader names it.
         methods: as for :func:`~whyformer.benchmarks.configurations.parse_methods`; the benchmark's own by default.
         batch_size: samples a plain forward; samples_per_batch: samples explained at once.
+        engine: "local", where ``workers`` threads read ahead and one writes; or "ray", with the address of its cluster
+            (one on this machine by default) and how many actors hold the model. Figures do not depend on it.
         say: told the cost and what goes on; track: wraps the work in a progress bar.
         **options: the benchmark's options.
     """
@@ -80,6 +88,8 @@ def run_benchmark(
             raise InputError(f"{benchmark.name} has no option '{option}'. Its options and defaults: {known}")
     if batch_size < 1:
         raise InputError("the batch size must be at least 1")
+    check_engine(engine, address, actors, workers)
+    place = Engine(engine, workers, address, actors)
     configurations = parse_methods(methods or benchmark.methods, benchmark.published)
     study = _open(benchmark, model, processor, device, data, reader, split, {**benchmark.options, **options})
     study.configurations, study.seed, study.forwards.batch_size = configurations, seed, batch_size
@@ -102,48 +112,45 @@ def run_benchmark(
     with RecordFile(folder / "records.jsonl") as store:
         lacking = {s.id: [c for c in study.configurations if (s.id, keys[c.label]) not in store] for s in study.samples}
         todo = {s: missing for s, missing in lacking.items() if missing}
-        measured = sum(map(len, todo.values()))
+        missing = sum(map(len, todo.values()))
         if store.dropped:
             lines = amount(store.dropped, "damaged line")
-            say(f"{lines} of {store.path.name} left out: what they said is measured again")
-        if measured < total:
-            say(f"{total - measured} of {total} are there from an earlier run")
+            said = "what they said, and what was measured with it," if store.torn else "what they said"
+            say(f"{lines} of {store.path.name} left out: {said} is measured again")
+        if missing < total:
+            say(f"{total - missing} of {total} are there from an earlier run")
         if todo:
-            trial = read_batch(study, [s for s in study.samples if s.id in todo][:1])
-            say(bill(benchmark, trial, todo, track))
-            _measure(benchmark, study, store, todo, keys, samples_per_batch, track)
+            say(bill(benchmark, _trial(study, todo), todo, track))
+            measurer, pieces = Measurer(benchmark, study, keys), pieces_of(study, lacking, samples_per_batch)
+            _measure(measurer, store, pieces, partial(measured, measurer, pieces, place, model, device), track)
         found = {
             label: {s: store.records[s, key] for s in sorted(lacking) if (s, key) in store.records}
             for label, key in keys.items()
         }
     report = _report(benchmark, study, found)
-    return Outcome(report, report.write(folder), total - measured, measured)
+    return Outcome(report, report.write(folder), total - missing, missing)
 
 
 def _measure(
-    benchmark: Benchmark, study: Study, store: RecordFile, todo: Todo, keys: dict[str, str], size: int, track: Track
+    measurer: Measurer, store: RecordFile, pieces: list[Piece], run: Callable[..., Iterator[Piece]], track: Track
 ) -> None:
-    """Batches of samples that lack the same configurations."""
-    batches: list[list[Any]] = []
-    for _, alike in groupby((s for s in study.samples if s.id in todo), key=lambda s: todo[s.id]):
-        samples = list(alike)
-        batches += [samples[i : i + size] for i in range(0, len(samples), size)]
+    """Measure the pieces, and record each."""
 
-    def measured() -> Iterator[Any]:
-        """Each sample once all that was asked of it is recorded."""
-        for samples in batches:
-            for identity, configuration, values in benchmark.measure(read_batch(study, samples), todo[samples[0].id]):
-                label = configuration.label
-                record: Record = {"sample": identity, "configuration": label, "key": keys[label]}
-                if isinstance(values, Unusable):
-                    record |= {"error": values.message, "kind": values.kind}
-                else:
-                    record["values"] = values
-                store.add(record)
+    def keep(records: list[Record]) -> None:
+        try:
+            store.add(*records)
             store.sync()
-            yield from samples
+        except OSError as error:
+            said = f"cannot write to {store.path}: {error.strerror}. What is there stays, and a rerun goes on from it"
+            raise LoadError(said) from error
 
-    for _ in track(measured(), f"{benchmark.name}: samples", len(todo)):
+    def samples() -> Iterator[int]:
+        """Each sample once all that was asked of it is recorded."""
+        for piece in run(keep):
+            yield from piece.samples
+
+    title = f"{measurer.benchmark.name}: samples"
+    for _ in track(samples(), title, len({i for piece in pieces for i in piece.samples})):
         pass
 
 
@@ -203,6 +210,17 @@ def _open(
     forwards = Forwards(model, pad=getattr(processor, "pad_token_id", None) or 0)
     labels = getattr(samples, "labels", ())
     return Study(model, processor, modality, samples, (), options, forwards, found, labels, title, place)
+
+
+def _trial(study: Study, todo: Todo) -> Batch:
+    """The first sample that can be read."""
+    first: Exception | None = None
+    for sample in (s for s in study.samples if s.id in todo):
+        try:
+            return read_batch(study, [sample])
+        except Exception as error:
+            first = first or InputError(f"no sample can be read. The first, {sample.id}: {error}")
+    raise first or InputError("there are no samples")
 
 
 # -- what it will cost ------------------------------------------------------------------------------

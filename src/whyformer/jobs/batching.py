@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -218,22 +217,6 @@ def read_one(row: Row) -> Read:
         return Read(row, content, digest_of(content))
     except Exception as error:  # a user's own Dataset may raise anything
         return Read(row, error=error)
-
-
-def read_ahead(rows: Iterator[Row], workers: int, ahead: int) -> Iterator[Read]:
-    """Rows in their order, read by ``workers`` threads, at most ``ahead`` of them waiting."""
-    with ThreadPoolExecutor(workers, "whyformer-read") as pool:
-        waiting: list[Future[Read]] = []
-        try:
-            for row in rows:
-                waiting.append(pool.submit(read_one, row))
-                if len(waiting) > ahead:
-                    yield waiting.pop(0).result()
-            while waiting:
-                yield waiting.pop(0).result()
-        finally:
-            for one in waiting:
-                one.cancel()
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 from whyformer.comparing import read_method
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.storage import plain
+from whyformer.jobs.actors import check_engine
 
-ENGINES = ("local", "ray")
 _TYPES = ("float32", "float64", "bfloat16", "float16")
 # what changes how a job runs, but not what it writes
 _FREE = ("out", "engine", "address", "actors", "workers", "max_failures", "metrics_port")
@@ -76,11 +76,10 @@ class Job:
                 )
         if "://" in self.out:
             raise InputError(f"out is a folder of this machine, or one that is mounted on it, not {self.out!r}")
-        for name in ("processor", "column", "id_column", "device", "address"):
+        for name in ("processor", "column", "id_column", "device"):
             if not isinstance(getattr(self, name), str | None):
                 raise InputError(f"{name} must be a text, not {getattr(self, name)!r}")
-        for name, least in {"rows_per_part": 1, "actors": 1, "workers": 1, "max_failures": 0, "limit": 1,
-                            "metrics_port": 1}.items():  # fmt: skip
+        for name, least in {"rows_per_part": 1, "max_failures": 0, "limit": 1, "metrics_port": 1}.items():  # fmt: skip
             value = getattr(self, name)
             optional = name in ("max_failures", "limit", "metrics_port")
             if not (value is None and optional) and (not _whole(value) or value < least):
@@ -90,9 +89,9 @@ class Job:
         for name in ("truncate", "overlays"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        for name, known in {"engine": ENGINES, "dtype": _TYPES}.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        check_engine(self.engine, self.address, self.actors, self.workers)
+        if self.dtype not in _TYPES:
+            raise InputError(f"dtype must be one of {', '.join(_TYPES)}, not {self.dtype!r}")
         if self.scores not in ("float32", "float16"):
             numbered("scores", self.scores, '"float32", "float16" or "top-K"')
         asked = self.methods

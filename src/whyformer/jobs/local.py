@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from whyformer.errors import InputError
-from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Read, Session, open_session, read_ahead, read_one
+from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Read, Session, open_session, read_one
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.fitting import TRIED, Trial, tried
@@ -25,6 +24,7 @@ from whyformer.jobs.overlays import write_overlays
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source, needed
 from whyformer.jobs.sources import open_source
+from whyformer.jobs.threads import Behind, ahead
 from whyformer.models.loading import fingerprint
 from whyformer.models.structure import class_names
 
@@ -109,26 +109,20 @@ def explain_opened(opened: Opened, track: Track | None, say: Callable[[str], Non
     """Make the parts that are not there yet, one after the other, while the one before is written."""
     with ExitStack() as stack:
         run = stack.enter_context(Run(opened, say))
-        writer = stack.enter_context(ThreadPoolExecutor(1, "whyformer-write"))
-        pending: list[Future[Part]] = []
-
-        def drain() -> None:
-            while pending:
-                run.written(pending.pop().result())
-
+        writer = stack.enter_context(Behind())
         for number in run.todo(track):
             rows = opened.part(number)
             made = make_part(opened, number, rows, run.size(number), run.spare)
             while made is None:  # out of memory
-                drain()
+                writer.drain()
                 run.halve(number)
                 made = make_part(opened, number, rows, run.size(number), run.spare)
-            drain()
+            writer.drain()
             if not run.counted(made):
                 break
             run.check_failures(made.rows.failures)
-            pending.append(writer.submit(made.write, run.folder.path / part_name(number)))
-        drain()
+            writer.write(made.write, run.folder.path / part_name(number), then=run.written)
+        writer.drain()
         run.finish()
     return Maps(run.folder.path)
 
@@ -161,7 +155,7 @@ def make_part(opened: Opened, number: int, listed: list[Row], size: int, spare: 
     """
     job, session = opened.job, opened.session
     rows = Rows(job.scores, class_names(session.model)[0])
-    reads = read_ahead(iter(listed), job.workers, 2 * size)
+    reads = ahead(listed, read_one, job.workers, 2 * size)
     try:
         while waiting := list[Read](islice(reads, size * WINDOW)):
             for explained in session.explain(waiting, size):

@@ -11,10 +11,11 @@ from torch import nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
-from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_ahead, read_one
+from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_one
 from whyformer.jobs.fitting import TRIED, tried
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
+from whyformer.jobs.threads import ahead
 
 ON_ERROR = ("record", "raise")
 
@@ -123,8 +124,8 @@ def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: 
     rows = iter(rows)
     first = [read_one(row) for row in islice(rows, TRIED)]
     size = tried(session, first).checked().size if batch_size == "auto" else int(batch_size)
-    ahead = read_ahead(rows, workers, 2 * size)
-    while window := [*first, *islice(ahead, max(0, size * WINDOW - len(first)))]:
+    reads = ahead(rows, read_one, workers, 2 * size)
+    while window := [*first, *islice(reads, max(0, size * WINDOW - len(first)))]:
         first = []
         done = False
         while not done:

@@ -14,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import LoadError
+from whyformer.jobs.actors import connected, made_by_actors
 from whyformer.jobs.description import Job
 from whyformer.jobs.folder import Part, part_name
 from whyformer.jobs.local import Run, Track, make_part, open_job
 from whyformer.jobs.reading import Maps
-from whyformer.jobs.rows import needed
-
-RETRIES = 100
-"""How often an actor may die before the job is given up."""
 
 
 class Maker:
@@ -52,13 +49,9 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
     Raises:
         MissingExtra: Ray is not installed. LoadError: the cluster does not answer, or actors died too often.
     """
-    ray = needed("ray", 'engine = "ray"')
-    needed("ray.data", 'engine = "ray"')
     with ExitStack() as stack:
         run = stack.enter_context(Run(open_job(job), say))
-        if not ray.is_initialized():
-            _connect(ray, job)
-            stack.callback(ray.shutdown)
+        ray = stack.enter_context(connected(job.address, job.actors))
         while todo := list(run.todo(None) if run.opened.count is not None else _known_end(run)):
             too_large = _pass(ray, job, run, todo, track)
             if too_large is None:
@@ -68,31 +61,14 @@ def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], Non
     return Maps(run.folder.path)
 
 
-def _connect(ray: Any, job: Job) -> None:
-    try:
-        # a CPU more than actors take: the tasks that carry the numbers need one
-        own = {} if job.address else {"num_cpus": job.actors + 1, "include_dashboard": False}
-        ray.init(address=job.address, log_to_driver=False, logging_level="error", **own)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise LoadError(f"the Ray cluster {job.address or 'of this machine'} does not answer: {error}") from error
-
-
 def _known_end(run: Run) -> list[int]:
     raise LoadError(f'engine = "ray" needs an input that says how many rows it has; {run.opened.source.name} does not')
 
 
 def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
     """Make the parts that are missing; the first that did not fit into memory, or None."""
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.execution_options.preserve_order = True
     items = [{"number": number, "size": run.size(number)} for number in todo]
-    gpus = 1 if (job.device or "").startswith("cuda") else 0
-    made = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-        Maker, fn_constructor_args=(job,), batch_size=1, concurrency=(1, job.actors), num_cpus=0 if gpus else 1,
-        num_gpus=gpus, max_restarts=RETRIES, max_task_retries=RETRIES,
-    )  # fmt: skip
-    rows = made.iter_rows()
+    rows = made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=job.device)
     too_large = None
     for one in rows if track is None else track(rows, "batches", len(items)):
         if not one["fits"]:

@@ -2,7 +2,8 @@
 
 A run that was killed goes on where it stopped: what is in the file is not measured again, and the figures are made from
 the file alone, one record a key, so nothing is lost or counted twice. Each line has a checksum: what was cut off or
-changed is left out, and measured again.
+changed is left out, and measured again, with all that was measured beside it. So a run makes the same pieces, with the
+same figures to the last digit, whatever happened to the one before.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ class RecordFile(ExitStack):
 
     Attributes:
         dropped: how many damaged lines were found and taken out of the file.
+        torn: how many whole lines went with them, which were measured together with what they said.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
         self.records: dict[Key, Record] = {}
-        self.dropped = 0
+        self.dropped = self.torn = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -47,16 +49,21 @@ class RecordFile(ExitStack):
             raise InputError(f"another run is writing to {self.path.parent}; wait for it, or give another --out")
 
     def _read(self) -> None:
-        whole = []
+        whole: list[tuple[bytes, Record]] = []
         for line in self.path.read_bytes().splitlines(keepends=True):
             record = lines.read(line) if line.endswith(b"\n") else None  # the last may have been cut off by a kill
             if record is None or not isinstance(record.get("sample"), str) or not isinstance(record.get("key"), str):
                 self.dropped += 1
-                continue
-            whole.append(line)
-            self.records[record["sample"], record["key"]] = record
-        if self.dropped:
-            self._rewrite(b"".join(whole))
+            else:
+                whole.append((line, record))
+        there: dict[Any, set[Key]] = {}
+        for _, record in whole:
+            there.setdefault(_piece(record), set()).add((record["sample"], record["key"]))
+        kept = [(line, r) for line, r in whole if (piece := _piece(r)) is None or len(there[piece]) == piece[1]]
+        self.torn = len(whole) - len(kept)
+        self.records = {(r["sample"], r["key"]): r for _, r in kept}
+        if self.dropped or self.torn:
+            self._rewrite(b"".join(line for line, _ in kept))
 
     def _rewrite(self, content: bytes) -> None:
         """Put another file in the place of this one, locked before it is seen."""
@@ -73,16 +80,24 @@ class RecordFile(ExitStack):
         record = self.records.get(key)
         return record is not None and "error" not in record
 
-    def add(self, record: Record) -> None:
-        """Append a record: one write of one whole line."""
+    def add(self, *records: Record) -> None:
+        """Append what was measured together, in one write of whole lines; it counts whole, or not at all."""
         # six digits are more than the figures show
-        kept = plain(record, 6)
-        lines.append(self._file, lines.written(kept))
-        self.records[record["sample"], record["key"]] = kept
+        kept = [plain(record, 6) for record in records]
+        piece = [lines.digest(repr(sorted({(r["sample"], r["key"]) for r in kept})).encode()), len(kept)]
+        kept = [{**record, "piece": piece} for record in kept]
+        lines.append(self._file, b"".join(map(lines.written, kept)))
+        self.records |= {(r["sample"], r["key"]): r for r in kept}
 
     def sync(self) -> None:
         """Make what was written survive a power cut."""
         os.fsync(self._file)
+
+
+def _piece(record: Record) -> tuple[str, int] | None:
+    """(digest, how many records) of what a record was measured with; of older files, which do not tell, None."""
+    found = record.get("piece")
+    return (str(found[0]), int(found[1])) if isinstance(found, list) and len(found) == 2 else None
 
 
 def plain(value: Any, digits: int | None = None) -> Any:

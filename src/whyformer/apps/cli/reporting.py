@@ -29,6 +29,10 @@ class Benchmark(opt.Common):
     batch_size: int = 64
     seed: int = 0
     device: str | None = None
+    engine: str = "local"
+    workers: int = 2
+    address: str | None = None
+    actors: int = 1
 
 
 def benchmark(asked: Benchmark) -> None:
@@ -46,6 +50,7 @@ def benchmark(asked: Benchmark) -> None:
         outcome = run_benchmark(
             asked.name, asked.model, asked.data, asked.out, methods=asked.methods, split=asked.split,
             reader=asked.reader, batch_size=asked.batch_size, seed=asked.seed, device=asked.device,
+            engine=asked.engine, workers=asked.workers, address=asked.address, actors=asked.actors,
             say=lambda text: remark(asked, text), track=bars.track, **options,
         )  # fmt: skip
     files, unscored = [str(path) for path in outcome.files], outcome.report.unscored
