@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import whyformer
+from whyformer.apps.web.work import Session
 from whyformer.errors import InputError, MemoryWarning
 from whyformer.explaining import begin
 from whyformer.methods import METHODS, memory
@@ -137,3 +138,11 @@ def test_the_command_line_says_it_in_a_line(room: Callable[..., None]) -> None:
     (line,) = [own for own in result.stderr.splitlines() if own.startswith("warning: ")]
     assert "attnlrp of" in line
     assert "checkpoint=True" in line
+
+
+def test_what_a_server_does_not_allow_is_refused_whatever_is_free(room: Callable[..., None]) -> None:
+    session, (model, inputs) = Session(), build("bert", torch.float32)
+    room(5 * GB)
+    whyformer.explain(model, inputs, "rollout", progress=session.track(memory=GB))
+    with pytest.raises(InputError, match=r"and 1 kB are allowed here: take .* or a shorter text"):
+        whyformer.explain(model, inputs, "rollout", progress=session.track(memory=1e3))

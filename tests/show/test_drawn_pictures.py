@@ -221,3 +221,46 @@ def test_what_a_run_warns_of_stands_under_a_figure(make):
     assert [t.get_text() for t in drawing.texts if t not in notes] == [t.get_text() for t in plain.texts]
     edge = max(t.get_position()[1] for t in said)
     assert all(axes.get_position().y0 > edge for axes in drawing.axes)
+
+
+@pytest.fixture
+def speckled():
+    """A map of single pixels: noise of both signs everywhere, and more of one sign in the upper left quarter."""
+    noise = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
+    noise[:64, :64] += 0.5
+    return picture(noise, grid=None, size=(128, 128), level="pixel", diagnostics={"signed": True})
+
+
+def orange(drawn):
+    """The share of each quarter that is rather orange than blue."""
+    warm = drawn[..., 0].astype(int) > drawn[..., 2]
+    half = len(warm) // 2
+    return {(i, j): warm[i * half : (i + 1) * half, j * half : (j + 1) * half].mean() for i in (0, 1) for j in (0, 1)}
+
+
+def test_signed_single_pixels_are_smoothed_unless_asked_for(speckled):
+    before = speckled.scores.clone()
+    smooth, raw = orange(overlay(speckled)), orange(overlay(speckled, smooth=0))
+    assert smooth[0, 0] > 0.95 > 0.8 > raw[0, 0]  # σ = 2 of 128 pixels: the noise is averaged over some 25 of them
+    assert all(0.3 < smooth[place] < 0.7 for place in smooth if place != (0, 0))
+    assert torch.equal(speckled.scores, before)
+
+
+def test_it_is_said_that_pixels_are_smoothed(speckled):
+    assert "smoothed here (σ 2)" in html.page(speckled)
+    assert "smoothed here (σ 5)" in html.fragment(speckled, smooth=5)
+    assert "smoothed" not in html.page(speckled, smooth=0)
+    assert encode(figure(speckled)) != encode(figure(speckled, smooth=0))
+
+
+def test_only_signed_pixels_are_smoothed(speckled):
+    unsigned = picture(speckled.scores[0].abs(), grid=None, size=(128, 128), level="pixel")
+    patches, small = picture(torch.randn(4, 6)), picture(torch.randn(28, 28), grid=None, size=(28, 28), level="pixel")
+    for e in (unsigned, patches, small):
+        assert (overlay(e) == overlay(e, smooth=0)).all()
+
+
+@pytest.mark.parametrize("smooth", [-1, float("nan"), 1e6])
+def test_how_far_has_bounds(speckled, smooth):
+    with pytest.raises(InputError, match="smooth must be a number of pixels from 0"):
+        overlay(speckled, smooth=smooth)

@@ -16,7 +16,7 @@ from whyformer.benchmarks import ablation, activation, perturbation, segmentatio
 from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
-from whyformer.benchmarks.report import Cell, Curves, Report, Results, Table, Values, method_table
+from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Table, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, seconds
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.metrics import faithfulness
@@ -203,7 +203,7 @@ def _pareto(results: Results, title: str) -> Curves:
     ]
     lines = {label: ([x], [y]) for label, (x, y) in points.items()}
     if best:
-        lines["Pareto front"] = ([x for x, _ in best], [y for _, y in best])
+        lines[FRONT] = ([x for x, _ in best], [y for _, y in best])
     return Curves(title.split()[0].lower(), title, "cost, plain forward passes", title, lines)
 
 

@@ -241,10 +241,15 @@ _COLOURS = (
     "#8B6914", "#F0E442", "#7F7F7F", "#000000",
 )  # fmt: skip
 _STYLES = ("-", "--", "-.", ":")
+FRONT = "Pareto front"
+"""What the line is called that joins the points which nothing else beats in both figures of a panel."""
 
 
 def curves_png(panels: Sequence[Curves]) -> bytes:
-    """One panel beside the other; the floor is dotted grey, the ceiling dashed grey."""
+    """One panel beside the other; the floor is dotted grey, the ceiling dashed grey.
+
+    Single points are numbered, on the panel and in the legend: there are more of them than colours to tell apart.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -254,13 +259,22 @@ def curves_png(panels: Sequence[Curves]) -> bytes:
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    labels = list(dict.fromkeys(label for p in panels for label in p.lines if label not in (RANDOM, TRUTH)))
+    labels = list(dict.fromkeys(label for p in panels for label in p.lines if label not in (RANDOM, TRUTH, FRONT)))
     for panel, axis in zip(panels, axes, strict=False):
         for label, (x, y) in panel.lines.items():
             number = labels.index(label) if label in labels else -1
             colour = "#555555" if number < 0 else _COLOURS[number % len(_COLOURS)]
             if panel.points:
                 axis.scatter(x, y, s=10, color=colour, alpha=0.7, label=label, linewidths=0)
+                continue
+            if len(x) == 1:
+                name = label if number < 0 else f"{number + 1}  {label}"
+                axis.plot(x, y, "o", color=colour, markersize=4, label=name)
+                if number >= 0:
+                    axis.annotate(str(number + 1), (x[0], y[0]), (3, 2), textcoords="offset points", fontsize=7)
+                continue
+            if label == FRONT:
+                axis.plot(x, y, "-", color="#BBBBBB", linewidth=1.2, label=label, zorder=0)
                 continue
             style = {RANDOM: ":", TRUTH: "--"}.get(label, _STYLES[number // len(_COLOURS) % len(_STYLES)])
             axis.plot(x, y, style, color=colour, linewidth=1.8, marker="o", markersize=3, label=label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,25 +71,29 @@ def foresee(task: Any, method: Method, settings: Mapping[str, Any]) -> None:
     """Warn where a text's explanation would take more memory than is free.
 
     Raises:
-        InputError: it would take more than there is at all, at the least.
+        InputError: it would take more than there is at all, at the least; or, whatever is free, more than
+            ``task.progress.memory``, where a server allows each of its visitors so much.
     """
     if task.replay is not None and task.replay.made:  # the pass is there
         return
     found = needs(task, method, settings, task.checkpoint)
-    if found is None or found.total < WORTH_A_LOOK:
+    allowed = getattr(task.progress, "memory", math.inf)
+    if found is None or found.total < min(WORTH_A_LOOK, allowed):
         return
     place = next((p.device for p in task.model.parameters()), torch.device("cpu"))
     free, there = free_memory(place), total_memory(place)
-    if found.total <= free:
+    if found.total <= min(free, allowed):
         return
     tokens = amount(task.inputs.tensor.shape[1], "token")
     many = f" in a batch of {task.inputs.tensor.shape[0]}" if task.inputs.tensor.shape[0] > 1 else ""
+    room = f"{in_bytes(free)} of {in_bytes(there)} are free"
+    room = f"{in_bytes(allowed)} are allowed here" if found.total > allowed else room
     said = (
         f"{method.name} of {tokens}{many} takes about {in_bytes(found.total)} of memory, of which "
-        f"{in_bytes(found.maps)} for maps of attention, and {in_bytes(free)} of {in_bytes(there)} are free: "
+        f"{in_bytes(found.maps)} for maps of attention, and {room}: "
         f"{_ways_out(task, method, settings)}"
     )
-    if found.least > there:
+    if found.least > there or found.total > allowed:
         raise InputError(said)
     warnings.warn(said, MemoryWarning, stacklevel=2)
 

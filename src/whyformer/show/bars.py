@@ -34,7 +34,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InputError(f"k must be a whole number of at least 1, not {k!r}")
-    one = laid_out(e[sample])
+    one = laid_out(e[sample], smooth=0)
     rows = _features(one)
     best = sorted(rows, key=lambda row: -abs(row[1]))
     shown, rest = best[:k], best[k:]
@@ -53,7 +53,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     Raises:
         InputError: pictures, several methods or several classes.
     """
-    singles = [sample for e in listed(explanations) for sample in e]
+    singles = [sample for e in listed(explanations, smooth=0) for sample in e]
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary is of words over many texts: give explanations of texts")
     kinds = {(method_name(e), target_name(e)) for e in singles}

@@ -63,7 +63,7 @@ class Scale:
     @property
     def ends(self) -> tuple[str, str]:
         """What to write at the two ends of a colour bar."""
-        high = f"{self.limit:.3g}"
+        high = f"{self.limit:.3g}" if self.limit >= 1e-3 or not self.limit else f"{self.limit:.1e}".replace("e-0", "e-")
         low = f"-{high}" if self.signed else "0"
         return (f"≤{low}" if self.signed else low, f"≥{high}") if self.clipped else (low, high)
 
@@ -90,6 +90,11 @@ def scale(scores: Array, quantile: float = 1.0, signed: bool = False) -> Scale:
     # a map of which less than that share is not 0 is drawn in full
     limit = limit or largest
     return Scale(limit, signed or bool(scores.min() < -_NOISE * largest), clipped=limit < largest)
+
+
+def has_sign(e: Explanation) -> bool:
+    """Whether scores below 0 are possible, or there are some."""
+    return e.diagnostics.get("signed") is True or bool((e.scores < -_NOISE * e.scores.abs().amax()).any())
 
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:

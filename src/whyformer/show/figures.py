@@ -40,7 +40,7 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     :func:`~whyformer.show.painting.overlay`. What the runs warn of stands below.
     """
     chosen = Look.of(look)
-    parts = sections(explanations)
+    parts = sections(explanations, chosen.smooth)
     if any(part.first.sounds is not None for part in parts):
         return sound.figure(parts)
     if any(part.first.level == "token" for part in parts):
@@ -125,8 +125,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         columns: maps side by side; about as many as rows by default.
         **look: options of :class:`~whyformer.show.look.Look`.
     """
-    Look.of(look)
-    singles = [sample for e in listed(explanations) for sample in e]
+    singles = [sample for e in listed(explanations, Look.of(look).smooth) for sample in e]
     if not singles:
         raise InputError("there is no explanation to show")
     if singles[0].level == "token":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
+from whyformer.show import colours
 from whyformer.show.words import agnostic, method_name, target_name, visible
 
 if TYPE_CHECKING:
@@ -49,9 +50,9 @@ class Section:
         return found + ([(rest[0][1], rest)] if rest else [])
 
 
-def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]:
+def sections(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Section]:
     """Sort explanations (of any number of samples) by input, method and target, each in order of appearance."""
-    singles = [sample for e in listed(explanations) for sample in e]
+    singles = [sample for e in listed(explanations, smooth) for sample in e]
     if not singles:
         raise InputError("there is no explanation to show")
     groups: dict[Hashable, list[Explanation]] = {}
@@ -60,18 +61,38 @@ def sections(explanations: Explanation | Iterable[Explanation]) -> list[Section]
     return [_section(group) for group in groups.values()]
 
 
-def listed(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
-    """One explanation or several, as a list; those of sounds by stretches of time."""
+def listed(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Explanation]:
+    """One explanation or several, as a list, each as it is drawn (:func:`laid_out`)."""
     # an Explanation is itself iterable (over its samples), so ask what makes it one
     found: Any = [explanations] if hasattr(explanations, "scores") else explanations
-    return [laid_out(e) for e in found]
+    return [laid_out(e, smooth) for e in found]
 
 
-def laid_out(e: Explanation) -> Explanation:
-    """What has a time, as it is drawn: a sound by stretches that have a name, a video as its frames side by side."""
+def laid_out(e: Explanation, smooth: float | None = None) -> Explanation:
+    """As it is drawn: a sound by stretches that have a name, a video as its frames side by side, pixels smoothed.
+
+    Args:
+        smooth: see :class:`~whyformer.show.look.Look`. What has been smoothed is left as it is.
+    """
     if e.rate is not None and e.tokens is None:
         return e.over_time()
+    e = smoothed(e, smooth) if e.level == "pixel" else e
     return e.unrolled() if e.frames is not None else e
+
+
+def smoothed(e: Explanation, sigma: float | None = None) -> Explanation:
+    """Scores of single pixels with a sign, convolved with a Gaussian, because speckles of both signs show nothing.
+
+    ``e.diagnostics["smoothed"]`` holds σ, which is ``sigma`` or 1/64 of the shorter side (0 below 64 pixels).
+    """
+    from whyformer.explanation import views
+
+    if "smoothed" in e.diagnostics or not colours.has_sign(e):
+        return e
+    shorter = min(e.scores.shape[-2:])
+    sigma = (shorter / 64 if shorter >= 64 else 0.0) if sigma is None else float(sigma)
+    scores = e.scores if sigma == 0 else views.gaussian_blur(e.scores, sigma)
+    return replace(e, scores=scores, diagnostics={**e.diagnostics, "smoothed": sigma})
 
 
 def input_of(e: Explanation) -> Hashable:

@@ -22,6 +22,9 @@ class Look:
         contours: number of contour lines between 0 and the largest score, for each sign.
         keep: show only the part of the picture with the highest scores, this share of what the model saw (0 to 1).
         above: show only the part with at least this share of the highest score (0 to 1).
+        smooth: σ of the Gaussian that smooths maps of single pixels with a sign before they are drawn, in pixels of
+            the model's input; by default 1/64 of the shorter side (3.5 of 224), and 0, each pixel as it is, for
+            pictures below 64 pixels.
     """
 
     opacity: float = OPACITY
@@ -30,12 +33,15 @@ class Look:
     contours: int = 0
     keep: float | None = None
     above: float | None = None
+    smooth: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.opacity <= 1:
             raise InputError(f"opacity must be between 0 and 1, not {self.opacity!r}")
         if isinstance(self.contours, bool) or not isinstance(self.contours, int) or not 0 <= self.contours <= 9:
             raise InputError(f"contours must be a number of lines from 0 to 9, not {self.contours!r}")
+        if self.smooth is not None and not 0 <= self.smooth <= 1000:
+            raise InputError(f"smooth must be a number of pixels from 0 (each as it is) to 1000, not {self.smooth!r}")
         if self.keep is not None and self.above is not None:
             raise InputError("keep and above are two ways to say what to show: give one of them")
         for name, share in (("keep", self.keep), ("above", self.above)):

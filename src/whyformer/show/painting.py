@@ -38,10 +38,10 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     Args:
         longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and
             a small picture enlarged.
-        **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above.
+        **look: options of :class:`~whyformer.show.look.Look`: opacity, cmap, fade, contours, keep, above, smooth.
     """
     chosen = Look.of(look)
-    e = laid_out(e)
+    e = laid_out(e, chosen.smooth)
     height, width = size = drawn_size(e, sample, longest)
     unit = unit_map(e, sample, size)
     scale = colours.scale_of(e, sample)

@@ -165,9 +165,14 @@ def claims(e: Explanation) -> tuple[str, str]:
 
 
 def notes(explanations: Iterable[Explanation]) -> list[str]:
-    """What is to be known of the inputs of some explanations, each once: what was done to them, what was not read."""
+    """What is to be known of the inputs of some explanations, each once: what was done to them, what was not read.
+
+    And that maps are drawn smoothed.
+    """
     said = []
     for e in explanations:
+        if sigma := e.diagnostics.get("smoothed"):
+            said.append(f"note: maps of single pixels are smoothed here (σ {sigma:.3g}); smooth=0 draws each")
         done = e.diagnostics.get("input") or [[]]
         said += [f"note: {line}" for line in done[0]] + [f"warning: {line}" for line in of_input(e.features, 0)]
     return [visible(line) for line in dict.fromkeys(said)]

@@ -55,6 +55,7 @@ class Drawing(Common):
     contours: int | None = None
     keep: str | None = None
     above: float | None = None
+    smooth: float | None = None
 
     def look(self) -> dict[str, Any]:
         """What was asked for, checked before any work."""
@@ -62,7 +63,7 @@ class Drawing(Common):
         from whyformer.show.look import Look
 
         given = {"opacity": self.opacity, "cmap": self.cmap, "contours": self.contours, "keep": _share(self.keep),
-                 "above": self.above, "fade": False if self.cover else None}  # fmt: skip
+                 "above": self.above, "fade": False if self.cover else None, "smooth": self.smooth}  # fmt: skip
         look = {name: value for name, value in given.items() if value is not None}
         Look.of(look)
         if self.cmap is not None:

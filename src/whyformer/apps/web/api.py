@@ -36,7 +36,7 @@ def endpoint(handlers: Handlers) -> Any:
         chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, 0, False, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
-        track = session.track(seconds=handlers.limits.seconds)
+        track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)
         loaded, view = handlers.full_view(session, asked)
         top = work.predict(session, loaded, view).top()
         found = list(work.explain(session, loaded, view, track))

@@ -162,7 +162,7 @@ class Handlers:
         began = time.monotonic()
         try:
             with sentences():
-                track = session.track(progress, self.limits.seconds)
+                track = session.track(progress, self.limits.seconds, self.limits.memory)
                 asked = Asked.read(entered)
                 known = self.catalogue.has(asked.model)
                 yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))

@@ -145,28 +145,38 @@ class Session:
         if not here:
             self.stop.set()
 
-    def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Track:
-        """A wrapper (iterable, description, total) around long work, which ends it once the visitor cancels it or
-        leaves, or once it took so many seconds.
+    def track(
+        self, progress: Callable[..., Any] | None = None, seconds: float = math.inf, memory: float = math.inf
+    ) -> Watch:
+        """What long work reports to, and is ended by once the visitor cancels it or leaves."""
+        return Watch(self.stop, progress, seconds, memory)
 
-        ``progress`` is gradio's, told of it a few times a second.
-        """
-        stop, last, end = self.stop, 0.0, time.monotonic() + seconds
 
-        def around(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
-            nonlocal last
-            for done, item in enumerate(work):
-                if stop.is_set():
-                    raise Stopped
-                if (now := time.monotonic()) > end:
-                    raise InputError(f"{description} took more than {seconds:g} s: choose a cheaper method or settings")
-                if progress is not None and now - last > PAUSE:
-                    last = now
-                    said = f"{description}: … {item[-60:]}" if isinstance(item, str) else description
-                    progress((done, total) if total else None, desc=said)
-                yield item
+class Watch:
+    """A wrapper (iterable, description, total) around long work, which ends it once ``stop`` is set, or once it took
+    so many seconds.
 
-        return around
+    ``progress`` is gradio's, told of it a few times a second. Methods refuse what would take more ``memory`` (bytes).
+    """
+
+    def __init__(
+        self, stop: threading.Event, progress: Callable[..., Any] | None, seconds: float, memory: float
+    ) -> None:
+        self.stop, self.progress, self.seconds, self.memory = stop, progress, seconds, memory
+        self.last, self.end = 0.0, time.monotonic() + seconds
+
+    def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
+        for done, item in enumerate(work):
+            if self.stop.is_set():
+                raise Stopped
+            if (now := time.monotonic()) > self.end:
+                long = f"{description} took more than {self.seconds:g} s"
+                raise InputError(f"{long}: choose a cheaper method or settings")
+            if self.progress is not None and now - self.last > PAUSE:
+                self.last = now
+                said = f"{description}: … {item[-60:]}" if isinstance(item, str) else description
+                self.progress((done, total) if total else None, desc=said)
+            yield item
 
 
 # -- what the page asks of the library -------------------------------------------------------------------------------

@@ -36,12 +36,14 @@ def fragment(e: Explanation, **look: Any) -> str:
     Args:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
-    return render("cards.html", samples=list(layout.laid_out(e)), look=Look.of(look))
+    chosen = Look.of(look)
+    return render("cards.html", samples=list(layout.laid_out(e, chosen.smooth)), look=chosen)
 
 
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
     """A whole document: for pictures a table of methods x classes, for text one line a method under each class."""
-    return render("page.html", sections=layout.sections(explanations), title=title, look=Look.of(look))
+    chosen = Look.of(look)
+    return render("page.html", sections=layout.sections(explanations, chosen.smooth), title=title, look=chosen)
 
 
 def render(template: str, **facts: Any) -> str:
