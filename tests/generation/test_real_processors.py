@@ -106,10 +106,31 @@ def test_a_batch_of_prompts_equals_single_ones_or_is_refused(name: str) -> None:
         assert torch.allclose(e.scores[i], alone.scores[0], atol=1e-6 * float(alone.scores.abs().max()))
         assert e.geometry[i] == alone.geometry[0]
     if name not in ("gemma3", "internvl"):  # their tiles stand one behind another, and these have unlike numbers of them
+        lie_on_unlike_pictures(name, target)
         return
     for unlike in ([pictures[0], square(EVEN, BOX)], [square(WIDE, BOX), square(EVEN, BOX), square(EVEN, BOX)]):
         with pytest.raises(InputError, match="unknown: explain them one at a time"):
             whyformer.explain(model, {"text": ["what is"] * len(unlike), "images": unlike}, "saliency", target, processor)
+
+
+def lie_on_unlike_pictures(name: str, target: Any) -> None:
+    """Each map of a batch on its own picture, as alone, on one grid that is as fine as any of theirs."""
+    model, processor = built(name)
+    texts, pictures = ["what is here", "what is on the left", "what is"], [square(s, middle(s)) for s in (WIDE, TALL, EVEN)]
+    e = whyformer.explain(model, {"text": texts, "images": pictures}, "input_x_gradient", target, processor).part("pixel_values")
+    shapes = [SHAPES[name][s][0] for s in (WIDE, TALL, EVEN)]
+    assert tuple(e.scores.shape) == (3, *(max(s[axis] for s in shapes) for axis in (0, 1)))
+    for i, (text, picture) in enumerate(zip(texts, pictures, strict=True)):
+        alone = whyformer.explain(model, {"text": text, "images": picture}, "input_x_gradient", target, processor).part("pixel_values")
+        assert e[i].originals[0].size == picture.size and e.geometry[i] == alone.geometry[0]
+        assert outside(e[i], middle(picture.size[::-1]), 2 + max(picture.size) / 32) < 0.01
+        coarse = e.scores[i]
+        for axis, cells in enumerate(alone.scores.shape[1:]):
+            parts = coarse.shape[axis] // cells  # whole numbers, but for padding of tiles: compared below as sums
+            coarse = coarse.unflatten(axis, (cells, parts)).sum(axis + 1) if cells * parts == coarse.shape[axis] else coarse
+        if coarse.shape == alone.scores.shape[1:]:
+            assert torch.allclose(coarse, alone.scores[0], atol=1e-6 * float(alone.scores.abs().max()))
+        assert abs(float(e.scores[i].sum() - alone.scores.sum())) < 1e-6 * float(alone.scores.abs().sum())
 
 
 def test_rows_of_tiles_without_what_was_padded() -> None:

@@ -43,11 +43,11 @@ class Mosaic:
 
 
 def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None:
-    """An explanation for each picture of a prompt, called ``name`` or ``name[k]``; None where the pictures of the
-    samples have no grid in common.
+    """An explanation for each picture of a prompt, called ``name`` or ``name[k]``; None where the samples have unlike
+    numbers of pictures.
 
     The scores of a tile's cells are spread over the cells of the finest tile by the area that they share, so their sum
-    is kept.
+    is kept; so are those of pictures that have unlike grids, over one with as many rows and columns as any of them.
     """
     counts = {len(own) for own in mosaic.pictures}
     if len(counts) != 1:
@@ -57,10 +57,10 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
     for k in range(count):
         laid = [_packed(e, mosaic, i, k) if mosaic.places else _tiled(e, mosaic, i, k) for i in range(len(e))]
         maps = [one[0] for one in laid if one is not None]
-        if len(maps) < len(laid) or len({m.shape for m in maps}) > 1:
+        if len(maps) < len(laid):
             return None
-        high, wide = maps[0].shape
-        scores = torch.stack(maps).to(e.scores)
+        high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))
+        scores = torch.stack([_spread(m, high, wide) for m in maps]).to(e.scores)
         level = "pixel" if e.level == "pixel" else "patch"
         features = replace(
             e.features, tokens=None, frames=None, pictures=None,
@@ -105,6 +105,16 @@ def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:
     for (map_, _), (left, top, right, bottom) in zip(pieces, boxes, strict=True):
         made += _shares(map_.shape[0], top, bottom, down) @ map_ @ _shares(map_.shape[1], left, right, across).T
     return made, Geometry(pieces[0][1].size, whole)
+
+
+def _spread(map_: Tensor, high: int, wide: int) -> Tensor:
+    """A map on more cells of the same place, ``[high, wide]``, its sum being kept."""
+    if map_.shape == (high, wide):
+        return map_
+    rows, columns = map_.shape
+    down = _shares(rows, 0, rows, torch.linspace(0, rows, high + 1, dtype=torch.float64))
+    across = _shares(columns, 0, columns, torch.linspace(0, columns, wide + 1, dtype=torch.float64))
+    return down @ map_.double() @ across.T
 
 
 def _shares(cells: int, start: float, end: float, lines: Tensor) -> Tensor:
