@@ -199,11 +199,12 @@ def test_the_leaderboard_of_texts(tmp_path: Path, vit, bert) -> None:
     assert found == pytest.approx(100 * other.cells["gae", column].measured.value)
 
 
-@pytest.mark.parametrize("per", ["pixel", "patch"])
+@pytest.mark.parametrize("per", ["pixel", "nearest", "patch"])
 def test_what_is_taken_out_is_pixels_or_whole_patches(per: str, tmp_path: Path, vit, bert) -> None:
     data = picture_folder(tmp_path / "data")
     report = run("perturbation", tmp_path / "out", data, vit, bert, False, methods="rollout", per=per).report
-    assert f"per {per}" in report.conventions["removed"]
+    said = {"pixel": "upsampled bilinearly", "nearest": "score of the patch", "patch": "per patch by its own score"}
+    assert said[per] in report.conventions["removed"]
 
 
 def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
@@ -393,7 +394,7 @@ def test_ties_may_go_as_topk_takes_them(tmp_path: Path, vit) -> None:
     outcome = run_benchmark("perturbation", vit, data, tmp_path / "topk", methods="rollout", processor=processor(), ties="topk")
     assert outcome.report.counts["rollout"]["scored"]
     assert outcome.report.conventions["ties"] == "equal scores are taken as torch.topk picks them on a CPU"
-    with pytest.raises(InputError, match="ties must be one of index, topk"):
+    with pytest.raises(InputError, match="ties must be one of index, last, topk"):
         run_benchmark("perturbation", vit, data, tmp_path / "x", methods="rollout", processor=processor(), ties="first")
     scores = np.array([[0.5, 0.5], [0.1, 0.9]])
     assert topk_mask(scores, 1, (2, 2)).tolist() == [[False, False], [False, True]]

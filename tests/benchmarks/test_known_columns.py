@@ -117,7 +117,7 @@ def area(values: list[float], width: float) -> float:
 
 
 def test_all_are_here() -> None:
-    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias", "leaderboard", "evidence"}
+    here = {"perturbation", "segmentation", "ablation", "activation", "conservation", "sanity", "arbitration", "rationales", "bias", "leaderboard", "evidence", "conditions"}
     assert set(BENCHMARKS) == here
 
 
@@ -136,6 +136,25 @@ def test_perturbation(tmp_path: Path) -> None:
         "AOPC ↑": np.mean([p(1) - one for one in along]), "LOdds ↓": np.mean([math.log(one / p(1)) for one in along]),
         "Deletion ↓": area([p(left[k]) for k in (0, 4, 8, 12, 16)], 0.25), "Insertion ↑": area([p(1 - left[k]) for k in (0, 4, 8, 12, 16)], 0.25),
     }, rel=1e-5)  # fmt: skip
+
+
+def test_conditions(tmp_path: Path) -> None:
+    """The mean of a white picture is white, 0 is black here, and no two scores are equal; patches are ⌊4 f⌋ = 0 0 1 1 2 2 2 3 3."""
+    names = ("black", "zero", "mean", "last", "nearest", "patch")
+    report = run(tmp_path, "conditions", linear(), white(tmp_path / "data", [4]), conditions=",".join(names))
+    assert [t.name for t in report.tables] == ["positive", "negative", "positive-probability", "negative-probability", "order"]
+    # left of 136 without the highest patches: 136 136 82 82 36 36 36 14 14, without the lowest: 136 136 122 122 100 100 100 54 54
+    positive, negative = ([1] * 4 + [0] * 6, [1] * 5 + [0] * 5), ([1] * 8 + [0] * 2, [1] * 8 + [0] * 2)
+    for table, (pixels, patches) in enumerate((positive, negative)):
+        wanted = {**dict.fromkeys(names, 100 * area(pixels, 0.1)), "patch": 100 * area(patches, 0.1), "mean": 90}
+        assert column(report, table=table) == pytest.approx(wanted)
+    left = {"positive": (136, 136, 136, 82, 82, 36, 36, 36, 14, 14), "negative": (136, 136, 136, 122, 122, 100, 100, 100, 54, 54)}
+    for table, direction in enumerate(left, 2):
+        found = column(report, table=table)
+        assert found["patch"] == pytest.approx(100 * area([p(one / 136) for one in left[direction]], 0.1), rel=1e-5)
+        assert found["mean"] == pytest.approx(90 * p(1), rel=1e-5) and found["zero"] == pytest.approx(found["black"])
+    order = {(row, c): cell.measured.value for (row, c), cell in report.tables[-1].cells.items()}
+    assert order["Positive, probability ↓", "black"] == 1 and order["Positive, probability ↓", "mean"] == 0
 
 
 def test_segmentation_sums_over_the_pictures_first(tmp_path: Path) -> None:
@@ -243,6 +262,30 @@ def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_dow
     assert second == pytest.approx({"Held-out AOPC ↑": aopc(down), "Prime − this": aopc(up) - aopc(down), "criterion RFT ↑": rft(down), "chosen in % of samples": 0}, rel=1e-5)
     for row in ("Prime (best of each sample)", f"Batch (best on average: {METHOD})"):
         assert column(report, row) == pytest.approx({"Held-out AOPC ↑": aopc(up), "Prime − this": 0}, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("by", ["steps", "features"])
+def test_arbitration_on_one_half_judged_on_the_other(by: str, tmp_path: Path, upside_down: None) -> None:
+    """Of a map and the same upside down the gaps are one another's negatives; all figures by slow loops over the patches."""
+    report = run(tmp_path, "arbitration", linear(), white(tmp_path / "data", [4]), methods=f"{METHOD},{UPSIDE_DOWN}", by=by)
+
+    def gap(patches: list[int], steps: range) -> float:
+        """``patches`` from the highest to the lowest, of which ⌊n k/10⌋ go."""
+        counts = [math.floor(len(patches) * k / 10) for k in steps]
+        removed = [(sum(PATCHES[i] for i in patches[len(patches) - n :]), sum(PATCHES[i] for i in patches[:n])) for n in counts]
+        return float(np.mean([p(1 - low) - p(1 - high) for low, high in removed]))
+
+    if by == "steps":
+        chooses, judges = gap([0, 1, 2, 3], range(1, 10, 2)), gap([0, 1, 2, 3], range(2, 10, 2))
+    else:
+        order = generator_for("p0.png|m0.png/halves", 0).permutation(4).tolist()
+        chooses, judges = (gap(sorted(half), range(1, 10)) for half in (order[:2], order[2:]))
+    assert chooses > 0.01 and judges > 0.01
+    for method, sign in ((METHOD, 1), (UPSIDE_DOWN, -1)):
+        wanted = {"Held-out gap ↑": sign * judges, "criterion gap ↑": sign * chooses, "Prime − this": (1 - sign) * judges}
+        found = column(report, method)
+        assert found.pop("chosen in % of samples") == (100 if sign > 0 else 0)
+        assert found == pytest.approx(wanted, rel=1e-5, abs=1e-9)
 
 
 # -- text ---------------------------------------------------------------------------------------------------------

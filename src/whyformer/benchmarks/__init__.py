@@ -8,7 +8,8 @@ from whyformer.benchmarks.study import Benchmark
 from whyformer.errors import InputError
 
 _FILES = (
-    "perturbation segmentation ablation rationales activation conservation bias sanity arbitration leaderboard evidence"
+    "perturbation segmentation ablation rationales activation conservation bias sanity arbitration leaderboard "
+    "evidence conditions"
 )
 BENCHMARKS: dict[str, Benchmark] = {
     name: import_module(f"whyformer.benchmarks.{name}").BENCHMARK for name in _FILES.split()

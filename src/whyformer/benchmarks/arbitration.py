@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from whyformer.benchmarks.configurations import RANDOM, Configuration
-from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.configurations import RANDOM, Configuration, generator_for
+from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
-from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import Batch, Benchmark, Maps, Measured, Study, Unusable
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
 from whyformer.evaluate.statistics import Interval, bootstrap
 
+CRITERIA = ("rft", "steps", "features")
+"""What chooses (option ``by``): RFT of single features, every other step of curves, or half of the features."""
+
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    """A criterion that chooses, and a figure of other perturbations that judges."""
+    if isinstance(batch, Pictures):
+        batch = replace(batch, nearest=True)
+    maps = batch.maps(configurations, batch.predicted)
+    if batch.study.options["by"] == "rft":
+        yield from _by_single_features(batch, maps)
+        return
+
+    def asked() -> Iterator[tuple[Any, int, NDArray[np.bool_], str]]:
+        for (c, i), scores in maps.items():
+            if not isinstance(scores, Unusable):
+                for kind, masks in _halves(batch, i, batch.features(i, scores)).items():
+                    yield (c, i, kind), i, batch.covered(i, masks), batch.baseline
+
+    logits = batch.outputs(asked())
+    for (c, i), scores in maps.items():
+        if isinstance(scores, Unusable):
+            yield batch.samples[i].id, c, scores
+            continue
+        figures = {}
+        for half in ("criterion", "held_out"):
+            highest, lowest = (
+                batch.study.probabilities(logits[c, i, (half, first)])[:, batch.predicted[i]] for first in (True, False)
+            )
+            figures[half] = float((lowest - highest).mean())
+        yield batch.samples[i].id, c, figures
+
+
+def _halves(batch: Batch, index: int, scores: NDArray[np.float64]) -> dict[tuple[str, bool], NDArray[np.bool_]]:
+    """(half, highest first or lowest first) -> masks ``[F, n]``: every other step, or all steps of a random half."""
+    made = {}
+    if batch.study.options["by"] == "steps":
+        for first in (True, False):
+            masks = removal_masks(scores, FRACTIONS, highest_first=first)
+            made["criterion", first], made["held_out", first] = masks[::2], masks[1::2]
+        return made
+    order = generator_for(f"{batch.samples[index].id}/halves", batch.study.seed).permutation(scores.size)
+    parts = {"criterion": order[: -(-scores.size // 2)], "held_out": order[-(-scores.size // 2) :]}
+    for half, part in parts.items():
+        for first in (True, False):
+            made[half, first] = np.zeros((len(FRACTIONS), scores.size), dtype=bool)
+            made[half, first][:, np.sort(part)] = removal_masks(scores[np.sort(part)], FRACTIONS, highest_first=first)
+    return made
+
+
+def _by_single_features(batch: Batch, maps: Maps) -> Iterator[Measured]:
     """The criterion's forwards, one feature gone in each, serve all configurations; the held-out figure's only one."""
     clean = batch.probabilities.max(1)
 
@@ -23,7 +76,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
         return clean[i] - batch.study.probabilities(batch.without(i, removed))[:, batch.predicted[i]]
 
     alone = [drops(i, np.eye(batch.count(i), dtype=bool)) for i in range(len(batch.samples))]
-    for (c, i), scores in batch.maps(configurations, batch.predicted).items():
+    for (c, i), scores in maps.items():
         if isinstance(scores, Unusable):
             yield batch.samples[i].id, c, scores
             continue
@@ -38,7 +91,11 @@ def prepare(study: Study) -> None:
         raise InputError("arbitration needs at least two methods to choose from")
 
 
-COLUMNS = ("Held-out AOPC ↑", "Prime − this", "criterion RFT ↑", "chosen in % of samples")
+COLUMNS = {
+    "rft": ("Held-out AOPC ↑", "Prime − this", "criterion RFT ↑", "chosen in % of samples"),
+    "steps": ("Held-out gap ↑", "Prime − this", "criterion gap ↑", "chosen in % of samples"),
+}
+COLUMNS["features"] = COLUMNS["steps"]
 
 
 def summarize(study: Study, results: Results) -> Report:
@@ -46,10 +103,11 @@ def summarize(study: Study, results: Results) -> Report:
     complete = sorted(set.intersection(*(set(results[label]) for label in choosable)))
     cells: dict[tuple[str, str], Cell] = {}
     rows = [c.label for c in study.configurations]
-    remarks = []
+    remarks, by = [], study.options["by"]
+    columns = COLUMNS[by]
 
     def row(label: str, *figures: Interval) -> None:
-        cells.update({(label, column): Cell(figure) for column, figure in zip(COLUMNS, figures, strict=False)})
+        cells.update({(label, column): Cell(figure) for column, figure in zip(columns, figures, strict=False)})
 
     if complete:
         criterion, held = (
@@ -68,23 +126,27 @@ def summarize(study: Study, results: Results) -> Report:
             rows.append(label)
             row(label, bootstrap(figures), bootstrap(prime - figures))
         if floor := list(results[RANDOM].values()):
-            cells[RANDOM, COLUMNS[0]] = Cell(bootstrap([v["held_out"] for v in floor]))
-            cells[RANDOM, COLUMNS[2]] = Cell(bootstrap([v["criterion"] for v in floor]))
+            cells[RANDOM, columns[0]] = Cell(bootstrap([v["held_out"] for v in floor]))
+            cells[RANDOM, columns[2]] = Cell(bootstrap([v["criterion"] for v in floor]))
         beaten = [label for label, gain in gains.items() if gain.low > 0]
+        ahead = [label for label, gain in gains.items() if gain.high < 0]
         remarks.append(
             f"Prime beats {len(beaten)} of {len(choosable)} fixed configurations on the held-out figure beyond "
-            f"the interval: {', '.join(beaten) or 'none'}."
+            f"the interval ({', '.join(beaten) or 'none'}), and is behind {len(ahead)} ({', '.join(ahead) or 'none'})."
         )
     title = "Choosing by measured faithfulness (Mylonas et al. 2022)"
-    table = Table("arbitration", title, "Configuration", tuple(rows), COLUMNS, cells, digits=3)
+    table = Table("arbitration", title, "Configuration", tuple(rows), columns, cells, digits=3)
     removed = "patches black" if study.modality == "image" else "tokens replaced by [UNK]; special tokens stay"
-    stated = conventions("arbitration", removed=removed, samples=len(complete))
+    said = CONVENTIONS["arbitration_by"]
+    stated = conventions(
+        "arbitration", removed=removed, criterion=said[by], held_out=said[f"{by} held out"], samples=len(complete)
+    )
     return Report((table,), (), stated, tuple(remarks))
 
 
 BENCHMARK = Benchmark(
     "arbitration", "does the choice by measured faithfulness beat each fixed configuration? (Mylonas et al. 2022)",
     "both", "transformer_attribution,gae,rollout,raw_attention,gradcam_attention,input_x_gradient", {},
-    {"resample": None, "longest": 128, "count": None, "files": None},
-    prepare, measure, summarize,
+    {"by": "rft", "resample": None, "longest": 128, "count": None, "files": None},
+    prepare, measure, summarize, choices={"by": CRITERIA},
 )  # fmt: skip

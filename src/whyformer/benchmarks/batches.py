@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from whyformer.benchmarks.configurations import random_scores
+from whyformer.benchmarks.configurations import generator_for, random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
@@ -22,6 +22,9 @@ from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs.prepare import longest_text
 from whyformer.inputs.removal import patch_size, picture_filler
+
+NOISE = "noise"
+"""A baseline of perturbation alone, beside those that :mod:`whyformer.inputs.removal` has everywhere."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,15 @@ def _size(model: nn.Module, processor: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Pictures(Batch):
-    """Some pictures as the model sees them: ``pixels [B, C, H, W]``; what can be taken out are patches."""
+    """Some pictures as the model sees them: ``pixels [B, C, H, W]``; what can be taken out are patches.
+
+    With ``nearest`` a map of patches is laid over the pixels as it is, each patch with its own score throughout; else
+    it is resized bilinearly.
+    """
 
     pixels: Tensor
     spec: PixelSpec
+    nearest: bool = False
     baseline = "black"
 
     def mask(self, index: int) -> NDArray[np.bool_] | None:
@@ -110,14 +118,15 @@ class Pictures(Batch):
         """One uniform score a patch (16 pixels where the model tells no patch size), resized like any map."""
         shape = (max(1, side // patch) for side, patch in zip(self.spec.size, self.patch, strict=True))
         drawn = random_scores(self.samples[index].id, tuple(shape), self.study.seed)
-        return resize(torch.from_numpy(drawn)[None], self.spec.size)[0].numpy()
+        return resize(torch.from_numpy(drawn)[None], self.spec.size, nearest=self.nearest)[0].numpy()
 
     def truth(self, index: int) -> Scores:
         mask = self.mask(index)
         return Unusable("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
 
     def read(self, index: int, explanation: Explanation) -> Scores:
-        return usable(explanation.heatmap()[0].double().numpy())
+        own = explanation.grid if self.nearest and explanation.level != "pixel" else None
+        return usable(resize(explanation.heatmap(own), self.spec.size, nearest=True)[0].double().numpy())
 
     @property
     def patch(self) -> tuple[int, int]:
@@ -140,9 +149,19 @@ class Pictures(Batch):
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
+    def noise(self) -> Tensor:
+        """``[B, C, H, W]`` uniform noise between 0 and 1 before normalisation, drawn for each sample by its name."""
+        shape, size = self.pixels.shape[1:], self.pixels.new_tensor
+        drawn = [generator_for(f"{s.id}/{NOISE}", self.study.seed).random(tuple(shape)) for s in self.samples]
+        mean, std = (size(v.tolist())[:, None, None] for v in (self.spec.mean, self.spec.std))
+        return (torch.from_numpy(np.stack(drawn)).to(self.pixels) - mean) / std
+
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
         black = -self.spec.mean / self.spec.std
-        empty = cache(lambda baseline: picture_filler(baseline, self.pixels, black))
+
+        @cache
+        def empty(baseline: str) -> Tensor:
+            return self.noise() if baseline == NOISE else picture_filler(baseline, self.pixels, black)
 
         def perturbed() -> Iterator[Tensor]:
             for index, gone, baseline in jobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import NOISE, Pictures
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
@@ -23,27 +24,20 @@ from whyformer.inputs.removal import PICTURE_BASELINES
 EXPLAINED = ("predicted", "target")
 DIRECTIONS = ("negative", "positive")
 MEASURES = ("positive", "negative", "deletion", "insertion")
-PER = ("pixel", "patch")
-"""What is taken out (option ``per``): pixels of the map as it is upsampled (bilinear, as published), or patches."""
-TIES = ("index", "topk")
-"""Which of equal scores goes first: the lower index, or what ``torch.topk`` picks (option ``ties``)."""
+PER = ("pixel", "nearest", "patch")
+"""What is taken out (option ``per``): pixels of the map as it is upsampled (bilinear, as published), pixels that have
+their patch's own score, or patches."""
+TIES = ("index", "last", "topk")
+"""Which of equal scores goes first: the lower index, the higher one, or what ``torch.topk`` picks (option ``ties``)."""
+MapsByClass = dict[tuple[Configuration, int], dict[str, Scores]]
+BASELINES = (*PICTURE_BASELINES, NOISE)
 
 
 def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+    batch = replace(batch, nearest=batch.study.options["per"] != "pixel")
     options = batch.study.options
-    maps = _maps_by_class(batch, configurations)
-
-    def asked() -> Iterator[tuple[Any, int, Any, str]]:
-        for (c, i), by_class in maps.items():
-            for explained, found in by_class.items():
-                scores = found.scores if isinstance(found, Unusable) else found
-                if scores is None:
-                    continue
-                for name in options["measures"]:
-                    baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
-                    yield (c, i, explained, name), i, _removed(batch, i, scores, name), baseline
-
-    logits = batch.outputs(asked())
+    maps = maps_by_class(batch, configurations)
+    logits = batch.outputs(asked(batch, maps, options))
     for (c, i), by_class in maps.items():
         unusable = [found for found in by_class.values() if isinstance(found, Unusable)]
         sample, top = batch.samples[i], batch.predicted[i]
@@ -53,13 +47,23 @@ def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterato
         probability = float(batch.probabilities[i, top])
         values: Values = {"clean": {"correct": int(top == sample.label), "probability": probability, "predicted": top}}
         for name in by_class:
-            values[name] = {m: _curve(batch, i, logits[c, i, name, m]) for m in options["measures"]}
+            values[name] = {m: curve(batch, i, logits[c, i, name, m]) for m in options["measures"]}
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
-def _maps_by_class(
-    batch: Pictures, configurations: Sequence[Configuration]
-) -> dict[tuple[Configuration, int], dict[str, Scores]]:
+def asked(batch: Pictures, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
+    """What ``Batch.outputs`` is asked for, by (configuration, number of the sample, class explained, measure)."""
+    for (c, i), by_class in maps.items():
+        for explained, found in by_class.items():
+            scores = found.scores if isinstance(found, Unusable) else found
+            if scores is None:
+                continue
+            for name in options["measures"]:
+                baseline = options["baseline" if name in DIRECTIONS else f"{name}_baseline"]
+                yield (c, i, explained, name), i, _removed(batch, i, scores, name, options), baseline
+
+
+def maps_by_class(batch: Pictures, configurations: Sequence[Configuration]) -> MapsByClass:
     """The maps for the predicted and for the target class; run once where they are one."""
     explained = batch.study.options["explained"]
     predicted, truth = batch.predicted, [s.label for s in batch.samples]
@@ -76,18 +80,22 @@ def _maps_by_class(
     }
 
 
-def _removed(batch: Pictures, index: int, scores: NDArray[np.float64], name: str) -> NDArray[np.bool_]:
+def _removed(
+    batch: Pictures, index: int, scores: NDArray[np.float64], name: str, options: dict[str, Any]
+) -> NDArray[np.bool_]:
     """Masks ``[F, H, W]`` of pixels, or of whole patches that have the mean of their pixels (option ``per``)."""
-    if batch.study.options["per"] == "pixel":
-        return _masks(scores, name, batch.study.options)
-    return batch.covered(index, _masks(batch.features(index, scores), name, batch.study.options))
+    if options["per"] != "patch":
+        return _masks(scores, name, options)
+    return batch.covered(index, _masks(batch.features(index, scores), name, options))
 
 
 def _masks(scores: NDArray[np.float64], name: str, options: dict[str, Any]) -> NDArray[np.bool_]:
     """``[F, H, W]`` the pixels taken out at each step of a measure."""
     fractions = FRACTIONS if name in DIRECTIONS else faithfulness.equal_steps(options["steps"])
-    if options["ties"] == "index":
-        masks = faithfulness.removal_masks(scores, fractions, highest_first=name != "negative")
+    if options["ties"] != "topk":
+        turn = -1 if options["ties"] == "last" else 1
+        turned = scores.reshape(-1)[::turn]
+        masks = faithfulness.removal_masks(turned, fractions, highest_first=name != "negative")[:, ::turn]
     else:
         flat = scores.astype(np.float32).reshape(-1)
         low, high = flat.min(), flat.max()
@@ -108,7 +116,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
     return mask.reshape(shape)
 
 
-def _curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
+def curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
     """Whether the label comes out, and the probability of the class first predicted, at each step."""
     return {
         "correct": [int(i == batch.samples[index].label) for i in logits.argmax(-1)],
@@ -188,7 +196,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 CHOICES: dict[str, Any] = {
     "measures": MEASURES, "explained": EXPLAINED, "ties": TIES, "per": PER, "constant": CONSTANT,
-    "baseline": PICTURE_BASELINES, "deletion_baseline": PICTURE_BASELINES, "insertion_baseline": PICTURE_BASELINES,
+    "baseline": BASELINES, "deletion_baseline": BASELINES, "insertion_baseline": BASELINES,
 }  # fmt: skip
 METHODS = PUBLISHED["perturbation"]["methods"]
 BENCHMARK = Benchmark(

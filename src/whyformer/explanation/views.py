@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 
-def resize(maps: Tensor, size: tuple[int, int] | None) -> Tensor:
-    """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4)."""
+def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False) -> Tensor:
+    """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4).
+
+    Args:
+        nearest: each pixel takes the score of the cell that its centre lies in, and nothing is mixed.
+    """
     if size is None or tuple(maps.shape[-2:]) == tuple(size):
         return maps
     wide = maps if maps.dtype in (torch.float32, torch.float64) else maps.float()
+    if nearest:
+        return torch.nn.functional.interpolate(wide[:, None], size=tuple(size), mode="nearest-exact")[:, 0]
     return torch.nn.functional.interpolate(wide[:, None], size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
