@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whyformer.errors import LoadError
+from whyformer.explanation import sealing
+from whyformer.explanation.features import Features
+from whyformer.explanation.fitting import check_fit, check_said
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
-from whyformer.explanation.storage import loaded, plain, tensors_of, to_plain, written_whole
+from whyformer.explanation.storage import loaded, plain, tensors_of, to_plain, told, written_whole
 from whyformer.explanation.versions import versions
 
 if TYPE_CHECKING:
@@ -71,34 +73,61 @@ def content(g: Generation) -> bytes:
         tensors |= {f"{_SEEN}{i}.{name}": tensor for name, tensor in tensors_of(own.at(0)).items()}
         tensors[f"{_SEEN}{i}.all"] = own.scores
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    return bytes(as_bytes(tensors, metadata={"whyformer": json.dumps(facts)}))
+    return bytes(as_bytes(tensors, metadata=sealing.metadata(facts, tensors)))
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """The arguments of a Generation out of what :func:`save` wrote."""
-    from safetensors import SafetensorError, safe_open
+    """The arguments of a Generation out of what :func:`save` wrote.
 
-    if not Path(path).is_file():
-        raise LoadError(f"no such file: {path}")
-    try:
-        with safe_open(str(path), "pt") as file:
-            facts: Mapping[str, Any] = json.loads((file.metadata() or {})["whyformer"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if facts.get("format") != _FORMAT:
-            raise LoadError(f"{path} holds no explanation of a generated text of this version of whyformer")
+    Raises:
+        LoadError: it is no saved explanation of a generated text, or was damaged since.
+    """
+    what = "a saved explanation of a generated text"
+    facts, tensors = sealing.opened(path, what)
+    if facts.get("format") != _FORMAT:
+        raise LoadError(f"{path} holds no explanation of a generated text of this version of whyformer")
+    with told(path, what):
         seen = {}
         for i, (name, first) in enumerate(facts.get("seen", {}).items()):
             one = Explanation(**loaded(first, tensors, f"{_SEEN}{i}."))
             seen[name] = Pictured(one, tensors[f"{_SEEN}{i}.all"])
-        wrong = [name for name, check in _FACTS.items() if not check(facts[name])]
-        steps, tokens = tensors["matrix"].shape
-        sized = len(facts["pieces"]) == len(facts["tokens"]) == len(facts["ids"]) == tokens
-        if wrong or not sized or any(len(tensors[name]) != steps for name in _TENSORS):
-            raise ValueError(f"of another kind: {', '.join(wrong) or 'its sizes do not fit together'}")
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise LoadError(f"{path} is not a saved explanation of a generated text: {error}") from error
-    made = {name: facts[name] for name in _FACTS}
-    made["turns"] = [(str(role), int(a), int(b)) for role, a, b in made["turns"]]
-    made["groups"] = None if made["groups"] is None else [(int(a), int(b)) for a, b in made["groups"]]
-    made["labels"] = None if made["labels"] is None else {int(k): str(v) for k, v in made["labels"].items()}
-    return {**made, **{name: tensors[name] for name in _TENSORS}, "seen": seen}
+        if wrong := [name for name, check in _FACTS.items() if not check(facts[name])]:
+            raise ValueError(f"of another kind: {', '.join(wrong)}")
+        made = {name: facts[name] for name in _FACTS}
+        made["turns"] = [(str(role), int(a), int(b)) for role, a, b in made["turns"]]
+        made["groups"] = None if made["groups"] is None else [(int(a), int(b)) for a, b in made["groups"]]
+        made["labels"] = None if made["labels"] is None else {int(k): str(v) for k, v in made["labels"].items()}
+        made |= {**{name: tensors[name] for name in _TENSORS}, "seen": seen}
+        _check_fit(made)
+    return made
+
+
+def _check_fit(made: Mapping[str, Any]) -> None:
+    """Refuse values that are not of one number of tokens and of steps."""
+    matrix, value, target, logits = (made[name] for name in _TENSORS)
+    if matrix.dim() != 2 or value.dim() != 1 or not matrix.is_floating_point() or not value.is_floating_point():
+        raise ValueError("its scores are of another kind")
+    if not torch.isfinite(matrix).all():
+        raise ValueError("its scores hold NaN or infinity")
+    steps, tokens = matrix.shape
+    if not all(len(made[name]) == tokens for name in ("pieces", "tokens", "ids")):
+        raise ValueError("its sizes do not fit together")
+    if not steps or not 0 <= made["source"] <= made["start"] == tokens - steps:
+        raise ValueError("its steps are not those of its tokens")
+    known = {"value": value, "target names": made["target_names"], "diagnostics": made["diagnostics"] or value}
+    if any(len(own) != steps for own in (*known.values(), *(one.scores for one in made["seen"].values()))):
+        raise ValueError("its sizes do not fit together")
+    check_fit({"scores": matrix, "target": target, "logits": logits, "level": "token", "target_names": None,
+               "features": Features()})  # fmt: skip
+    for own in made["diagnostics"]:
+        check_said(own, 1)
+    if made["unit"] == "token" and not all(0 <= n < logits.shape[1] for n in made["ids"][made["start"] :]):
+        raise ValueError("the tokens that were generated are none of its vocabulary")
+    for name in ("turns", "groups"):
+        if any(not 0 <= a <= b <= 2**31 for *_, a, b in made[name] or ()):
+            raise ValueError(f"its {name} lie outside of its tokens")
+    if any(not 0 <= a <= b <= tokens for _, a, b in made["turns"]):
+        raise ValueError("its turns lie outside of its tokens")
+    for one in made["seen"].values():
+        if one.scores.shape[1:] != one.first.scores.shape[1:] or not torch.isfinite(one.scores).all():
+            raise ValueError("its maps do not fit its pictures")

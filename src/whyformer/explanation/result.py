@@ -305,9 +305,8 @@ class Explanation:
         Raises:
             InputError: keys are missing or unknown, or their values are of another kind.
         """
-        own = {name: value for name, value in facts.items() if name != "parts"}
-        parts = {name: cls.from_dict(part) for name, part in (facts.get("parts") or {}).items()}
-        return cls(**storage.from_dict(own), parts=parts)
+        whole, parts = storage.from_dict(facts)
+        return cls(**whole, parts={name: cls(**part) for name, part in parts.items()})
 
     def save(self, path: str | Path) -> Path:
         """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); no pickle.
@@ -318,9 +317,10 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | Path) -> Explanation:
-        """Read what :meth:`save` wrote."""
+        """Read what :meth:`save` wrote; a file that is damaged, or of another kind, is a LoadError."""
         whole, parts = storage.load(path)
-        return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
+        with storage.told(path, "a saved explanation"):
+            return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
 
     # -- showing ---------------------------------------------------------------------------------------------
     def __str__(self) -> str:

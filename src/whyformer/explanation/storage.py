@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation import sealing
 from whyformer.explanation.features import Features
+from whyformer.explanation.fitting import check_fit
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.versions import versions
 
@@ -105,16 +106,23 @@ def from_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**made, "features": Features(**features)}
 
 
-def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an Explanation out of what its ``to_dict`` gave."""
+def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The arguments of an Explanation out of what its ``to_dict`` gave, and by name those of its parts."""
+    if not isinstance(facts, Mapping) or not isinstance(parts := facts.get("parts") or {}, Mapping):
+        raise InputError("this is not an explanation as to_dict gives it: it, or its parts, are no mapping")
+    whole = _from_dict({name: value for name, value in facts.items() if name != "parts"})
+    return whole, {str(name): _from_dict(part) for name, part in parts.items()}
+
+
+def _from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
         tensors = {name: torch.tensor(facts[name]) for name in _TENSORS}
         made = from_plain({k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS)})
         made = {**tensors, **made}
-        _fitting(made)
+        check_fit(made)
     except InputError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
         raise InputError(f"this is not an explanation as to_dict gives it: {error!r}") from error
     return made
 
@@ -147,7 +155,7 @@ def save(e: Explanation, path: str | Path) -> Path:
         save_file(
             {k: v.clone(memory_format=torch.contiguous_format) for k, v in tensors.items()},
             partial,
-            metadata={"whyformer": json.dumps(facts)},
+            metadata=sealing.metadata(facts, tensors),
         )
     return path
 
@@ -189,42 +197,31 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def load(path: str | Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The arguments of an Explanation out of what :func:`save` wrote, and by name those of its parts."""
-    from safetensors import SafetensorError, safe_open
+    """The arguments of an Explanation out of what :func:`save` wrote, and by name those of its parts.
 
-    if not Path(path).is_file():
-        raise LoadError(f"{path} is no regular file" if Path(path).exists() else f"no such file: {path}")
-    try:
-        with safe_open(str(path), "pt") as file:
-            facts = json.loads((file.metadata() or {})["whyformer"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    Raises:
+        LoadError: it is no saved explanation, or was damaged since.
+    """
+    facts, tensors = sealing.opened(path, "a saved explanation")
+    with told(path, "a saved explanation"):
         if facts.pop("format") != _FORMAT:
             raise LoadError(f"{path} was saved by another version of whyformer")
         facts.pop("versions", None)
         parts = dict(facts.pop("parts", {}))
         whole = loaded(facts, tensors, "")
         return whole, {name: loaded(part, tensors, f"{_PART}{i}.") for i, (name, part) in enumerate(parts.items())}
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
-        if isinstance(error, LoadError):
-            raise
-        raise LoadError(f"{path} is not a saved explanation: {_lacking(error)}") from error
 
 
-def _lacking(error: Exception) -> str:
-    """What an error says; of a missing key, that it is missing."""
-    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-
-
-def _fitting(made: dict[str, Any]) -> None:
-    """Refuse tensors and features that are not of one number of samples."""
-    scores, target, logits = (made[name] for name in _TENSORS)
-    batch = len(scores) if scores.dim() > 1 else 0
-    if not batch or logits.dim() != 2 or not len(logits) == len(target) == batch:
-        raise InputError("its scores, logits and target are for different numbers of samples")
-    listed = {name: getattr(made["features"], name) for name in (*_FEATURES, "pictures", "sounds", "originals")}
-    for name, value in {**listed, "target_names": made["target_names"]}.items():
-        if name not in ("grid", "image_size", "frames") and isinstance(value, list | Tensor) and len(value) != batch:
-            raise InputError(f"its {name} are {len(value)}, and its scores are of {batch} samples")
+@contextmanager
+def told(path: str | Path, what: str) -> Iterator[None]:
+    """Whatever is wrong with the values of a file, as a LoadError that names it."""
+    try:
+        yield
+    except LoadError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise LoadError(f"{path} is not {what}: {said}") from error
 
 
 def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -235,5 +232,5 @@ def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> di
     originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
     seen = {"pictures": own.get("pictures"), "sounds": own.get("sounds"), "originals": originals or None}
     made = {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}
-    _fitting(made)
+    check_fit(made)
     return made

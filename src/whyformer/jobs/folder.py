@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from whyformer.jobs.batching import Failure
 from whyformer.jobs.description import differences
 from whyformer.jobs.rows import needed
 
+_SEAL = "sha256"
+_PART_NAME = re.compile(r"part-\d{6,}\.parquet")
 MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
 FORMAT = 1
 
@@ -124,8 +126,8 @@ class Folder(ExitStack):
                     listed.append(record)
         for record in listed:
             try:
-                part = Part(**record)
-            except TypeError:
+                part = read_part(record)
+            except ValueError:
                 self.damaged.append("a line of the journal")
                 continue
             self.parts[part.file] = part
@@ -149,7 +151,10 @@ class Folder(ExitStack):
         self.parts[part.file] = part
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
-        self._replace(MANIFEST, (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode())
+        """Write it, with a checksum of all that it says."""
+        facts = {name: value for name, value in manifest.items() if name != _SEAL}
+        whole = {**facts, _SEAL: _digest_of(facts)}
+        self._replace(MANIFEST, (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode())
 
     def finish(self, manifest: Mapping[str, Any], failures: Any, rows: int) -> dict[str, Any]:
         """Write the table of failures and the whole manifest, and take the journal away."""
@@ -217,7 +222,7 @@ def _flush(path: Path) -> None:
 
 # -- reading ---------------------------------------------------------------------------------------------------------
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What the manifest says, checked to be one.
+    """What the manifest says, checked to be one, and to be what was written.
 
     Raises:
         LoadError: there is none, or it is damaged.
@@ -226,23 +231,50 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if found["format"] != FORMAT or not all(isinstance(found[k], dict) for k in ("job", "model", "source")):
             raise ValueError("its keys are of another kind")
+        seal = found.pop(_SEAL, None)  # an older version wrote none
+        if seal is not None and seal != _digest_of(found):
+            raise ValueError("its checksum is another")
+        listed, sizes = found.get("parts") or [], found.get("batch_sizes") or []
+        if not isinstance(found["complete"], bool) or not all(_pair(one) for one in _listed(sizes)):
+            raise ValueError("its keys are of another kind")
+        for one in _listed(listed):
+            read_part(one)
+        labels = found["model"].get("labels")
+        if labels is not None and not all(key.isdecimal() and isinstance(name, str) for key, name in labels.items()):
+            raise ValueError("its labels are of another kind")
     except FileNotFoundError as error:
         raise LoadError(f"{folder} has no {MANIFEST}: no job has written there") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(
             f"{folder / MANIFEST} is damaged ({error}); delete the folder, and run the job again"
         ) from error
     return dict(found)
 
 
+def read_part(record: Any) -> Part:
+    """The part of a journal's or a manifest's entry.
+
+    Raises:
+        ValueError: it is none.
+    """
+    words = ("file", "sha256")
+    good = isinstance(record, dict) and record.keys() == Part.__annotations__.keys() and all(
+        isinstance(value, str) if name in words else type(value) is int and value >= 0
+        for name, value in record.items()
+    )  # fmt: skip
+    if not good or not _PART_NAME.fullmatch(record["file"]):
+        raise ValueError("an entry of a part is of another kind")
+    return Part(**record)
+
+
 def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
     """The parts of a folder that may still be written to, in the order of the input."""
-    found = {p["file"]: Part(**p) for p in manifest.get("parts") or []}
+    listed = [read_part(p) for p in manifest.get("parts") or []]
     journal = folder / JOURNAL
     for line in journal.read_bytes().splitlines(keepends=True) if journal.exists() else []:
-        record = lines.read(line)
-        if record is not None:
-            found[record["file"]] = Part(**record)
+        with suppress(ValueError):  # a line that was cut off
+            listed.append(read_part(lines.read(line)))
+    found = {part.file: part for part in listed}
     return [found[name] for name in sorted(found)]
 
 
@@ -252,6 +284,21 @@ def holds(path: Path, part: Part) -> bool:
         return path.stat().st_size == part.bytes and checksum(path) == part.sha256
     except OSError:
         return False
+
+
+def _digest_of(facts: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError("its keys are of another kind")
+    return value
+
+
+def _pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and n >= 0 for n in value)
 
 
 def checksum(path: Path) -> str:
@@ -287,4 +334,4 @@ def _bare(facts: Any) -> dict[str, Any]:
 
 def _is_ours(name: str) -> bool:
     known = (MANIFEST, JOURNAL, FAILURES, LOG, ".lock", "overlays")
-    return name in known or name.endswith(".partial") or bool(re.fullmatch(r"part-\d{6,}\.parquet", name))
+    return name in known or name.endswith(".partial") or bool(_PART_NAME.fullmatch(name))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whyformer.errors import LoadError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.columns import explanation_of, failures_table
-from whyformer.jobs.folder import FAILURES, Part, failures_of, finished_parts, holds, read_manifest
+from whyformer.jobs.folder import FAILURES, Part, checksum, failures_of, finished_parts, holds, read_manifest
 from whyformer.jobs.rows import needed
 
 if TYPE_CHECKING:
@@ -89,21 +89,32 @@ class Maps:
         return empty if columns is None else empty.select(columns)
 
     def failures(self) -> Any:
-        """A pyarrow table of the rows, or methods of a row, for which there is no explanation, and why."""
+        """A pyarrow table of the rows, or methods of a row, for which there is no explanation, and why.
+
+        Raises:
+            LoadError: its file is missing or damaged.
+        """
         pq = needed("pyarrow.parquet", "a table of failures")
         if self.complete:
-            return pq.read_table(self.path / FAILURES)
-        listed = (failures_of(pq.read_schema(self.path / p.file)) for p in self.parts if p.failed)
+            path, wanted = self.path / FAILURES, self.manifest.get("failures_sha256")
+            if not path.is_file() or wanted not in (None, checksum(path)):
+                raise LoadError(f"{path} is missing or damaged: run the job again, which makes it again")
+            return pq.read_table(path)
+        listed = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
         return failures_table([one for own in listed for one in own])
 
     def _table(self, part: Part, columns: list[str] | None = None) -> Any:
         pq = needed("pyarrow.parquet", "a table of explanations")
+        return pq.read_table(self._whole(part), columns=columns)
+
+    def _whole(self, part: Part) -> Path:
+        """The file of a part, once it was found to be what was written."""
         path = self.path / part.file
         if part.file not in self._checked:
             if not holds(path, part):
                 raise LoadError(f"{path} is missing or damaged: run the job again, which makes it again")
             self._checked.add(part.file)
-        return pq.read_table(path, columns=columns)
+        return path
 
     # -- summaries ---------------------------------------------------------------------------------------------------
     def words(self, target: int | str | None = None, method: str | None = None, **options: Any) -> Words:

@@ -162,10 +162,13 @@ def _made(
     pictures: list[tuple[str, Markup]],
 ) -> Benchmark:  # fmt: skip
     manifest = jobs[-1].maps.manifest
+    asked = manifest["job"].get("methods")
+    if not isinstance(asked, list) or not all(isinstance(one, dict) for one in asked):
+        raise LoadError("damaged: its manifest names no methods")
     versions = ", ".join(f"{k} {v}" for k, v in dict(manifest.get("versions") or {}).items())
     conventions = {
         "model": manifest["model"].get("name", ""), "rows": manifest.get("rows"), "failed": manifest.get("failed"),
-        "methods": ", ".join(str(one.get("method")) for one in manifest["job"].get("methods", [])),
+        "methods": ", ".join(str(one.get("method")) for one in asked),
         "scores": manifest["job"].get("scores"), "fingerprint of the weights": manifest["model"].get("fingerprint"),
         "versions": versions,
     }  # fmt: skip

@@ -1,0 +1,182 @@
+"""Saved explanations and answers, damaged in any way: a clear error, or one that can be shown and is what was saved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mutations import damaged, mutated
+from show.made import explanation, picture, sentence
+from show.test_answers import made as answer
+from whyformer.errors import InputError, LoadError, WhyformerError
+from whyformer.explanation.generation import Generation
+from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.pictured import Pictured
+from whyformer.explanation.result import Explanation
+
+PLACED = picture(originals=[Image.new("RGB", (60, 40))], geometry=[Geometry((40, 60), (0.0, 0.0, 60.0, 40.0))])
+TRUST = [{"followed": 1, "fractions": [0.0, 1.0], **{key: [0.9, 0.1] for key in ("curve", "lowest", "mean", "highest")}, "verdict": "better", "warnings": []}]
+ONE = {"method": "gae", "settings": {}, "target": torch.tensor([1]), "logits": torch.tensor([[1.0, 2.0]])}
+EXPLANATIONS = {
+    "a sentence": sentence(unknown=[[1]], extent=[(0, 20)], diagnostics={"warnings": ["odd"], "input": [["cut off"]], "trust": TRUST}),
+    "a picture": PLACED,
+    "pixels": picture(torch.linspace(-1, 1, 32 * 48).reshape(32, 48), level="pixel"),
+    "two inputs": sentence(input="input_ids", parts={"pixel_values": PLACED}),
+    "a video": explanation(level="patch", scores=torch.linspace(0, 1, 48)[None], grid=(4, 6), frames=2, image_size=(32, 48), pictures=torch.zeros(1, 4, 32, 48, 3, dtype=torch.uint8), **ONE),
+    "a sound": explanation(level="token", scores=torch.linspace(0, 1, 40)[None], sounds=torch.rand(1, 1600), sampling_rate=800, durations=[2.0], rate=20.0, **ONE),
+}  # fmt: skip
+ANSWERS = {
+    "an answer": replace(answer(), turns=[("user", 0, 3), ("assistant", 3, 5)], notes=["a note"]),
+    "its words": answer().by("word"),
+    "with a picture": replace(answer(), seen={"pixel_values": Pictured(picture(input="pixel_values"), torch.rand(2, 24))}),
+    "of a source": replace(answer(), source=2, part="decoder_input_ids"),
+}  # fmt: skip
+TENSORS = st.sampled_from([
+    torch.zeros(()), torch.zeros(0), torch.zeros(1, 0), torch.zeros(3, 2), torch.zeros(1, 3, 4, 5, dtype=torch.int8), torch.tensor([float("nan")]),
+    torch.zeros(1, 200, dtype=torch.float16), torch.tensor([[99]]), torch.tensor([-5]), torch.tensor([99]), torch.zeros(1, 3, dtype=torch.bool),
+    torch.zeros(1, 2, 3, dtype=torch.complex64), torch.tensor([1.5]), torch.full((1, 3), float("inf")), torch.zeros(1, 32, 48, 4, dtype=torch.uint8),
+])  # fmt: skip
+few = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+
+
+def show(e: Explanation) -> None:
+    assert str(e) and repr(e) and e._repr_html_()
+    json.dumps(e.to_dict())
+    assert [len(own) for own in e] == [1] * len(e)
+    assert e.top()
+    assert all(isinstance(line, str) for line in e.warnings)
+    for lay in (e.heatmap, e.placed):
+        with contextlib.suppress(InputError):
+            lay()
+
+
+def show_answer(g: Generation) -> None:
+    assert str(g) and repr(g) and g._repr_html_()
+    json.dumps(g.to_dict())
+    for step in g:
+        str(step)
+    if g.unit == "token":
+        assert 0 <= g.probability(0) <= 1
+        for unit in ("word", "sentence", "turn"):
+            assert str(g.by(unit))
+
+
+def told_or_shown(load: Callable[[], Any]) -> None:
+    with contextlib.suppress(WhyformerError):  # anything else is no answer
+        found = load()
+        show_answer(found) if isinstance(found, Generation) else show(found)
+
+
+def as_read(e: Explanation) -> Any:
+    return json.loads(json.dumps(e.to_dict()))
+
+
+def dicts(name: str, data: Any) -> None:
+    told_or_shown(lambda: Explanation.from_dict(data.draw(mutated(as_read(EXPLANATIONS[name])))))
+
+
+def values(name: str, data: Any, path: Any) -> None:
+    """The facts and tensors of a file, changed and written anew, as another program might."""
+    saved = {**EXPLANATIONS, **ANSWERS}[name]
+    with safetensors.safe_open(str(saved.save(path / "whole.safetensors")), "pt") as file:
+        facts = json.loads(file.metadata()["whyformer"])
+        tensors = {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    changed = {**tensors, **data.draw(st.dictionaries(st.sampled_from(sorted(tensors)), TENSORS, max_size=2))}
+    facts = data.draw(st.just(facts) | mutated(facts))
+    odd = path / "odd.safetensors"
+    safetensors.torch.save_file({n: tensor.clone() for n, tensor in changed.items()}, odd, {"whyformer": json.dumps(facts)})
+    told_or_shown(lambda: type(saved).load(odd))
+
+
+def files(name: str, data: Any, path: Any) -> None:
+    """Bytes of a file changed: told, or what was saved; a header may lose its seal by one changed byte, and nothing else."""
+    saved = {**EXPLANATIONS, **ANSWERS}[name]
+    odd = path / "odd.safetensors"
+    odd.write_bytes(data.draw(damaged(saved.save(path / "whole.safetensors").read_bytes())))
+    with contextlib.suppress(LoadError):
+        assert type(saved).load(odd).to_dict() == type(saved).load(path / "whole.safetensors").to_dict()
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS)
+@given(data=st.data())
+@few
+def test_any_values_make_an_explanation_that_can_be_shown_or_a_clear_error(name, data):
+    dicts(name, data)
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
+@given(data=st.data())
+@few
+def test_any_facts_and_tensors_of_a_file_can_be_shown_or_are_told(name, data, tmp_path_factory):
+    values(name, data, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
+@given(data=st.data())
+@few
+def test_a_damaged_file_is_told_or_read_rightly(name, data, tmp_path_factory):
+    files(name, data, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
+@given(data=st.data())
+@many
+def test_the_same_of_many_more(name, data, tmp_path_factory):
+    if name in EXPLANATIONS:
+        dicts(name, data)
+    values(name, data, tmp_path_factory.getbasetemp())
+    files(name, data, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
+def test_every_changed_bit_of_the_scores_is_found(name, tmp_path):
+    """Scores of other digits would be shown as if they were the method's."""
+    saved = {**EXPLANATIONS, **ANSWERS}[name]
+    path = saved.save(tmp_path / "e.safetensors")
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    for place in range(start, len(whole), max(1, (len(whole) - start) // 20)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(LoadError, match=r"e\.safetensors is damaged"):
+            type(saved).load(path)
+
+
+def test_a_file_without_a_seal_as_older_versions_wrote_it_is_read(tmp_path):
+    path = PLACED.save(tmp_path / "e.safetensors")
+    with safetensors.safe_open(str(path), "pt") as file:
+        facts, tensors = file.metadata()["whyformer"], {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    safetensors.torch.save_file(tensors, path, {"whyformer": facts})
+    assert Explanation.load(path).to_dict() == PLACED.to_dict()
+
+
+HOSTILE = {
+    "a picture of 10^12 pixels": {"image_size": [10**6, 10**6]},
+    "an original of 10^12 pixels": {"geometry": [{"size": [10**6, 10**6], "box": [0, 0, 1, 1]}]},
+    "a box without end": {"geometry": [{"size": [4, 4], "box": [float("-inf"), 0, 1, 1]}]},
+    "no rows": {"grid": [0, 24]},
+    "other patches": {"grid": [5, 6]},
+    "steps of time that are not there": {"frames": 7},
+    "a number that no tensor holds": {"target": [10**30]},
+    "scores that are no numbers": {"scores": [[float("nan")] * 24]},
+    "rows of unequal length": {"scores": [[1.0], [1.0, 2.0]]},
+    "warnings that are none": {"diagnostics": {"warnings": 3}},
+    "figures that are none": {"diagnostics": {"trust": [{"verdict": "good"}]}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_values_that_would_fill_the_memory_or_mean_nothing_are_refused(name):
+    with pytest.raises(InputError):
+        Explanation.from_dict({**as_read(picture()), **HOSTILE[name]})
