@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -438,6 +439,22 @@ def test_compiled_in_place(method: str, x: Tensor) -> None:
     wanted = whyformer.explain(model, x, method).scores
     model.compile(backend="eager")
     assert torch.equal(whyformer.explain(model, x, method).scores, wanted)
+
+
+@pytest.mark.parametrize("wrap", [partial(torch.compile, backend="eager"), nn.DataParallel, lambda m: nn.DataParallel(torch.compile(m, backend="eager"))])
+@pytest.mark.parametrize("method", ["transformer_attribution", "input_x_gradient", "rollout"])
+def test_a_compiled_or_a_parallel_model_is_the_one_in_it(wrap: Callable[[nn.Module], nn.Module], method: str, x: Tensor) -> None:
+    model = Model()
+    wanted = whyformer.explain(model, x, method).scores
+    assert torch.equal(whyformer.explain(wrap(model), x, method).scores, wanted)
+
+
+def test_a_compiled_part_is_named(x: Tensor) -> None:
+    model = Model()
+    name = next(n for n, m in model.named_children() if next(m.parameters(), None) is not None)
+    setattr(model, name, torch.compile(getattr(model, name), backend="eager"))
+    with pytest.raises(ModelError, match=rf"torch\.compile'd and hides its operations: .*model\.{name}\._orig_mod"):
+        whyformer.explain(model, x, "transformer_attribution")
 
 
 def test_flex_attention_is_named() -> None:

@@ -21,7 +21,7 @@ from whyformer.jobs.description import check_targets, numbered
 from whyformer.jobs.rows import Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load, model_name
-from whyformer.models.structure import class_count, class_names, refuse_unfit
+from whyformer.models.structure import class_count, class_names, refuse_unfit, unwrapped
 from whyformer.targets import class_index
 
 WINDOW = 8
@@ -190,6 +190,7 @@ def open_session(
     else:
         if device is not None or dtype is not None:
             raise InputError("device and dtype are for models given by name; move a model of your own yourself")
+        model = unwrapped(model)
         name = model_name(model)
     refuse_unfit(model)
     if isinstance(targets, list | tuple):

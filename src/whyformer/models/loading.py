@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from whyformer.errors import InputError, LoadError
-from whyformer.models.structure import refuse_unfit
+from whyformer.models.structure import refuse_unfit, unwrapped
 
 BUNDLED = ("digits", "sst2", "reader")
 # what is loaded as it is; of anything else a classifier is made, and refused if that is not trained
@@ -141,7 +141,7 @@ def opened(
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, Any]:
     """(model, processor) of what a user gave: a name is loaded once a session, with its own processor unless one is
-    given; a pipeline of transformers has both.
+    given; a pipeline of transformers has both. Of a compiled or a data-parallel model, the module in it.
 
     Raises:
         InputError: device or dtype for a module, which its owner moves.
@@ -157,6 +157,7 @@ def opened(
     if isinstance(getattr(model, "model", None), nn.Module) and not isinstance(model, nn.Module):  # a pipeline
         found = (getattr(model, name, None) for name in ("processor", "image_processor", "tokenizer"))
         model, processor = model.model, processor or next((one for one in found if one is not None), None)
+    model = unwrapped(model)
     refuse_unfit(model)
     return model, processor
 

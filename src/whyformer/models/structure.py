@@ -83,6 +83,17 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return next(iter(block_groups(model).values()), [])
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that computes, of one that ``torch.compile`` or a data-parallel wrapper made of it: the same weights
+    and the same function, with operations that can be seen."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while True:
+        inner: Any = model.module if isinstance(model, parallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
 def refuse_unfit(model: Any) -> None:
     """Raise where an explanation would be wrong or impossible, before any work."""
     if not isinstance(model, nn.Module):
@@ -91,7 +102,10 @@ def refuse_unfit(model: Any) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
         if type(module).__name__ == "OptimizedModule":
-            raise ModelError("a torch.compile'd model hides its operations: pass the original module (model._orig_mod)")
+            raise ModelError(
+                f"a part of the model is torch.compile'd and hides its operations: put the original module there "
+                f"(model.{name}._orig_mod)"
+            )
         where = f"module '{name or type(module).__name__}'"
         # transformers checkpoint in training mode alone, timm always
         flags = ("gradient_checkpointing", "grad_checkpointing") if module.training else ("grad_checkpointing",)
