@@ -34,6 +34,10 @@ class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
 
 
+LONGEST = 100
+"""Characters of what a user wrote that an error compares with names, and repeats."""
+
+
 class MemoryWarning(UserWarning):
     """What is begun takes more memory than is free; the message says how much, and what to change."""
 
@@ -46,6 +50,7 @@ def on_changed_inputs(error: Exception, who: str = "") -> InputError:
 
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
     """The error for a name that does not exist: "<start> '<name>'. Did you mean '...'? <listing>"."""
+    name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # likenesses of a long text take minutes
     close = difflib.get_close_matches(name, list(known), 1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return InputError(f"{start} '{name}'.{hint} {listing}")

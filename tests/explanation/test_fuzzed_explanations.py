@@ -47,7 +47,7 @@ TENSORS = st.sampled_from([
     torch.zeros(1, 2, 3, dtype=torch.complex64), torch.tensor([1.5]), torch.full((1, 3), float("inf")), torch.zeros(1, 32, 48, 4, dtype=torch.uint8),
 ])  # fmt: skip
 few = settings(max_examples=12, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=60, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=35, suppress_health_check=list(HealthCheck))
 
 
 def show(e: Explanation) -> None:

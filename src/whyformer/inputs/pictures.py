@@ -88,6 +88,8 @@ def _readable(name: str, most: int) -> Iterator[None]:
         with warnings.catch_warnings():
             # our own limit is the stricter one and has the better message
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # damaged facts beside the pixels, which are not read
+            warnings.simplefilter("ignore", UserWarning)
             yield
     except Image.DecompressionBombError as error:
         raise _too_large(name, "far too many pixels (a decompression bomb?)", most) from error

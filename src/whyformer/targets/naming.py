@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from whyformer.errors import InputError
+from whyformer.errors import LONGEST, InputError
 
 
 def class_index(wanted: Any, labels: Mapping[int, str] | None, classes: int | None = None) -> int:
@@ -73,6 +73,7 @@ def in_range(index: int, classes: int | None, words: bool = False) -> int:
 
 def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     pool = dict.fromkeys(part.strip() for label in labels.values() for part in label.split(","))
+    name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
     wanted = name.casefold().strip()
     whole = [part for part in pool if wanted and re.search(rf"\b{re.escape(wanted)}\b", part.casefold())]
     inside = [part for part in pool if wanted in part.casefold()]

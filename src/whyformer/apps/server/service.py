@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException as StarletteException
 
 import whyformer
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
@@ -182,7 +184,11 @@ def build(
     async def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
         # without what was sent, which need not be JSON
         told = [{key: plain(one[key]) for key in ("type", "loc", "msg")} for one in error.errors()]
-        return JSONResponse({"detail": told}, 422)
+        return Escaped({"detail": told}, 422)
+
+    @app.exception_handler(StarletteException)
+    async def refused(request: Request, error: StarletteException) -> JSONResponse:
+        return Escaped({"detail": error.detail}, error.status_code, getattr(error, "headers", None))
 
     @app.middleware("http")
     async def count(request: Request, then: Callable[[Request], Any]) -> Any:
@@ -191,6 +197,13 @@ def build(
         return response
 
     return app
+
+
+class Escaped(JSONResponse):  # type: ignore[misc]
+    """JSON in ASCII: a reason may repeat what was sent, and half of a surrogate pair has no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
 class Figures:

@@ -35,7 +35,7 @@ class Asked:
         kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, length, chat, settings = (
             entered
         )
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise InputError("choose a picture, a sentence or an answer")
         path = picture.get("path") if isinstance(picture, dict) else None
         names, wanted = (

@@ -29,6 +29,7 @@ _CLOSED = re.compile(
     r"(/gradio_api)?/(proxy=.*|runs|run-history.*|monitoring.*|profiling.*|vibe.*|dev/.*|deep_link|docs|redoc)"
 )
 _GUARDED = re.compile(r"(/gradio_api)?/(openapi\.json|cancel|reset|queue/.*|call/.*|upload.*|stream.*)")
+_SAID = {400: "the body is no JSON object", 413: "the body is too large", 408: "the body came too slowly"}
 _HEADERS = {
     # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
     "content-security-policy": (
@@ -51,7 +52,8 @@ class Gate:
     * a POST to anything but what the page itself uses, such as functions beside the queue (403);
     * where a login is set, what gradio answers without one (401), and a login after too many wrong ones (429);
     * whatever makes the server fetch an address: gradio's proxy, and files named by one (403);
-    * more than 2 MB of JSON (413; uploads have their own limit), and bodies that do not arrive (408);
+    * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and those that are
+      no JSON object or, of an upload, no form (400);
     * an upload where there is no room (507).
 
     Args:
@@ -76,9 +78,10 @@ class Gate:
         upload = path.endswith("/upload")
         if status == 200 and scope["method"] == "POST" and not upload:
             status, body = await _read(scope, receive)
-        status = 403 if status == 200 and body is not None and _names_address(body) else status
+        if status == 200 and body and path != "/login":
+            status = _judged(body)
         if status != 200:
-            await PlainTextResponse("not on this page", status)(scope, receive, send)
+            await PlainTextResponse(_SAID.get(status, "not on this page"), status)(scope, receive, send)
             return
         waiting = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -88,8 +91,12 @@ class Gate:
                 return waiting.pop()
             return await asyncio.wait_for(receive(), PATIENCE) if upload else await receive()
 
+        begun = False
+
         async def sealed(message: Any) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 if path == "/login" and scope["method"] == "POST":
                     self._tried(_client(scope), message["status"] < 400)
                 headers = MutableHeaders(scope=message)
@@ -104,6 +111,11 @@ class Gate:
             await self.app(scope, again, sealed)
         except TimeoutError:
             await PlainTextResponse("too slow", 408)(scope, receive, send)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            if not upload or begun:
+                raise
+            # what gradio's reader of forms stumbles over
+            await PlainTextResponse("this is no form with a file that can be read", 400)(scope, receive, send)
         finally:
             if visitor is not None:
                 self.visits(visitor, False)
@@ -182,9 +194,17 @@ def _address_in(path: str) -> bool:
     return bool(sign) and place.lstrip("/").lower().startswith(("http:", "https:", "ftp:", "data:"))
 
 
-def _names_address(body: bytes) -> bool:
-    """Whether a file in the request is an address, which gradio would fetch."""
+def _judged(body: bytes) -> int:
+    """400 for a body that is no JSON object, 403 where a file in it is an address, which gradio would fetch, or 200."""
     places: list[Any] = []
-    with contextlib.suppress(ValueError, RecursionError):
-        json.loads(body, object_hook=lambda found: places.append(found.get("path")))
-    return any(isinstance(place, str) and "://" in place[:16] for place in places)
+
+    def seen(found: dict[str, Any]) -> dict[str, Any]:
+        places.append(found.get("path"))
+        return found
+
+    try:
+        if not isinstance(json.loads(body.decode(), object_hook=seen), dict):
+            return 400
+    except (ValueError, RecursionError):
+        return 400
+    return 403 if any(isinstance(place, str) and "://" in place[:16] for place in places) else 200
