@@ -15,10 +15,9 @@ from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.feed import channels
 from whyformer.inputs.given import wants_processor
 from whyformer.inputs.longer import lengthened
-from whyformer.inputs.prompts import places_in
+from whyformer.inputs.unfit import unfit
 from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, odd_rows
 from whyformer.methods.orientation import oriented
@@ -216,7 +215,7 @@ class Ready:
         """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
         if type(error) not in _UNTOLD:
             return None
-        reason = wrong_size(self.model, self.inputs) or wrong_places(self.model, self.inputs, error)
+        reason = unfit(self.model, self.inputs, error)
         if reason is not None:
             return InputError(reason)
         try:
@@ -256,40 +255,6 @@ def begin(
     labels, multi_label = class_names(model)
     made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
     return Ready(model, made, processor, name, labels, multi_label, class_count(model), checkpoint)
-
-
-def wrong_size(model: torch.nn.Module, inputs: Inputs) -> str | None:
-    """Why a model may have failed on pictures: they are not of the channels or the size that it takes."""
-    shape, wanted = list(inputs.tensor.shape), channels(model)
-    if inputs.modality == "image" and wanted is not None and shape[-3] != wanted:
-        last = ", which seem to come last: permute the axes" if shape[-1] == wanted else ""
-        return f"the model takes pictures of {wanted} channels, [B, {wanted}, H, W], and these are {shape}{last}"
-    frames = getattr(getattr(model, "config", None), "num_frames", None)
-    if inputs.modality == "image" and len(shape) == 5 and isinstance(frames, int) and shape[1] != frames:
-        return f"the model fails on a video of {shape[1]} frames; it is made for {frames}"
-    size = getattr(getattr(model, "config", None), "image_size", None)
-    size = (size, size) if isinstance(size, int) else size
-    if inputs.modality != "image" or inputs.tensor.dim() != 4 or not isinstance(size, list | tuple):
-        return None
-    found = tuple(inputs.tensor.shape[-2:])
-    if len(size) != 2 or found == tuple(size):
-        return None
-    return (
-        f"the model fails on pictures of {found[0]}×{found[1]}; it is made for {size[0]}×{size[1]}: "
-        "pass the pictures themselves with processor=, or resize the tensor"
-    )
-
-
-def wrong_places(model: torch.nn.Module, inputs: Inputs, error: Exception) -> str | None:
-    """Why a model may have failed on a picture and a text: the text has not as many places as the picture has rows."""
-    ids = next((v for v in inputs.kwargs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.long), None)
-    places = 0 if ids is None else places_in(model, ids)
-    if not places or "token" not in str(error):
-        return None
-    if not any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in inputs.kwargs.values()):
-        return f"the prompt has {places} places for a picture, and no picture is given"
-    said = " ".join(str(error).split())[:160]
-    return f"the prompt has {places} places for rows of its pictures, and they have not as many ({said})"
 
 
 def finish(

@@ -25,7 +25,7 @@ def put_right(
     left = [n for n in kwargs if (n in _LOSS or n.endswith("_labels")) and n not in needed]
     labels = kwargs.get("labels")
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    decodes = "decoder_input_ids" in _parameters(model) and not any(n.startswith("decoder_input") for n in kwargs)
+    decodes = "decoder_input_ids" in parameters(model) and not any(n.startswith("decoder_input") for n in kwargs)
     if decodes and "labels" in left and isinstance(labels, Tensor) and labels.dim() == 2 and callable(shift):
         kwargs["decoder_input_ids"] = shift(labels=labels)
         notes.append("labels were read as the decoder's tokens (decoder_input_ids)")
@@ -66,7 +66,7 @@ def _alone(model: nn.Module, name: str | int, value: Tensor) -> bool:
     return value.dim() == 1 and len(value) > 0 and name in (0, "input_ids", "ids", "x", "src")
 
 
-def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
+def parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):
@@ -75,4 +75,4 @@ def _parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 
 def _needed(model: nn.Module) -> set[str]:
     """Names of the arguments that the forward cannot do without."""
-    return {n for n, p in _parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.inputs.argument import read_file
@@ -17,10 +20,13 @@ from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, op
 
 
 def as_given(inputs: Any, processor: Any) -> Any:
-    """Inputs with one alone in a list, files opened, and arrays as pictures (bytes) or tensors (fractions, ids)."""
+    """Inputs with one alone in a list, files opened, and arrays as pictures, texts or tensors."""
     inputs = as_sound(inputs, processor)
-    if isinstance(inputs, np.ndarray):
-        inputs = [inputs] if _is_picture(inputs) else torch.from_numpy(np.ascontiguousarray(inputs))
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
+        inputs = inputs.tolist()
+    if isinstance(inputs, np.ndarray | Tensor):
+        several = inputs.ndim == 4 and _raw(inputs[0]) is not None and len(inputs) > 0
+        inputs = list(inputs) if several else [inputs] if _raw(inputs) is not None else _as_tensor(inputs)
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
     return [_one(i, processor) for i in inputs] if isinstance(inputs, list | tuple) else inputs
@@ -28,8 +34,11 @@ def as_given(inputs: Any, processor: Any) -> Any:
 
 def wants_processor(inputs: Any) -> bool:
     """Whether these are no tensors yet."""
+    if isinstance(inputs, Mapping):
+        return "text" in inputs and not isinstance(inputs["text"], Tensor)
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or _is_picture(first):
+    first = first[0] if isinstance(first, np.ndarray | Tensor) and first.ndim == 4 and len(first) else first
+    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or _raw(first) is not None:
         return True
     return isinstance(as_sound(first, None), Sound)
 
@@ -45,13 +54,29 @@ def _one(item: Any, processor: Any) -> Any:
         raise InputError(f"{item} is a folder: give the files in it, such as sorted(Path({str(item)!r}).glob('*.png'))")
     if isinstance(item, Path):
         return read_file(item)
-    if isinstance(item, np.ndarray):
-        return Image.fromarray(item) if _is_picture(item) else torch.from_numpy(np.ascontiguousarray(item))
+    if isinstance(item, np.ndarray | Tensor):
+        raw = _raw(item)
+        return _as_tensor(item) if raw is None else Image.fromarray(raw)
     reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
     return open_picture(item) if isinstance(item, str) and is_picture_name(item) and not reads_text else item
 
 
-def _is_picture(item: Any) -> bool:
-    """Whether an array holds one picture: bytes ``[H, W]``, or ``[H, W, C]`` with 3 or 4 channels."""
-    bytes_ = isinstance(item, np.ndarray) and item.dtype == np.uint8
-    return bytes_ and (item.ndim == 2 or (item.ndim == 3 and item.shape[-1] in (3, 4)))
+def _as_tensor(item: Any) -> Tensor:
+    return item if isinstance(item, Tensor) else torch.from_numpy(np.ascontiguousarray(item))
+
+
+def _raw(item: Any) -> NDArray[np.uint8] | None:
+    """The bytes ``[H, W]`` or ``[H, W, C]`` of an array or a tensor that holds one picture as it is read off a file.
+
+    Bytes ``[H, W]`` or with 3 or 4 channels, of a tensor also in front (``[C, H, W]``, as torchvision reads them);
+    or an array ``[H, W, C]`` of fractions from 0 to 1, as matplotlib reads them.
+    """
+    if isinstance(item, Tensor) and item.dtype == torch.uint8 and item.dim() == 3:
+        front = item.shape[0] in (1, 3, 4) and item.shape[-1] not in (3, 4)
+        return _raw((item.permute(1, 2, 0) if front else item).squeeze(-1).cpu().numpy())
+    if not isinstance(item, np.ndarray) or item.size == 0:
+        return None
+    coloured = item.ndim == 3 and item.shape[-1] in (3, 4)
+    if coloured and item.dtype.kind == "f" and min(item.shape[:2]) > 4 and item.min() >= 0 and item.max() <= 1:
+        return np.rint(item * 255).astype(np.uint8)
+    return np.ascontiguousarray(item) if item.dtype == np.uint8 and (item.ndim == 2 or coloured) else None

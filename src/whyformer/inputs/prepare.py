@@ -21,6 +21,7 @@ from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.packing import alike, several_each
+from whyformer.inputs.pairs import both, read_together
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
 from whyformer.inputs.sounds import Sound, heard, listener
@@ -34,7 +35,9 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     """Make :class:`Inputs` out of tensors, pictures or sentences; moved to the model's device and dtype.
 
     A ``Path`` and an opened file are read; so is a text that ends like a picture file, unless the processor is a mere
-    tokenizer. An array of bytes ``[H, W]`` or ``[H, W, 3]`` is a picture, any other a tensor.
+    tokenizer. An array of bytes ``[H, W]`` or ``[H, W, 3]`` is a picture, so are bytes ``[3, H, W]`` of a tensor and
+    fractions ``[H, W, 3]`` from 0 to 1 of an array; any other is a tensor. A mapping with ``text`` and ``text_pair``
+    is a pair of texts, or one for each sample, of a model that reads two.
 
     Raises:
         InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
@@ -47,6 +50,9 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         raise InputError("the list of inputs is empty")
     if isinstance(inputs, Sequence) and all(isinstance(i, str) for i in inputs):
         made = _from_texts(model, list(inputs), processor, truncate)
+    elif isinstance(inputs, Mapping) and set(inputs) == {"text", "text_pair"}:
+        texts, pairs = both(inputs["text"], inputs["text_pair"], truncate)
+        made = _from_texts(model, texts, processor, truncate, pairs)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Image.Image) for i in inputs):
         made = _from_pictures(list(inputs), processor)
     elif isinstance(inputs, Sequence) and all(isinstance(i, Sound) for i in inputs):
@@ -211,7 +217,9 @@ def _untold_rates(sounds: Sequence[Sound], processor: Any) -> list[list[str]] | 
 
 
 # -- text --------------------------------------------------------------------------------------------------------
-def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool) -> Inputs:
+def _from_texts(
+    model: nn.Module, texts: list[str], tokenizer: Any, truncate: bool, pairs: list[str] | None = None
+) -> Inputs:
     mark = getattr(tokenizer, "image_token", None)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     for text in texts:
@@ -219,7 +227,7 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
             raise InputError(f"the prompt has a place for a picture ({mark}), and no picture is given: give both")
     if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
-    check_texts(texts)
+    check_texts([*texts, *(pairs or ())])
     if len(texts) > 1 and tokenizer.pad_token is None:
         raise InputError(
             "this tokenizer has no padding token, so sentences of different length make no "
@@ -228,6 +236,7 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
     limit = longest_text(model, tokenizer)
     encoded = tokenizer(
         texts,
+        pairs,
         return_tensors="pt",
         padding=len(texts) > 1,
         truncation=truncate,
@@ -242,6 +251,8 @@ def _from_texts(model: nn.Module, texts: list[str], tokenizer: Any, truncate: bo
         raise InputError("the text holds no tokens the tokenizer knows")
     mask = encoded.get("attention_mask")
     places = None if offsets is None else [[(int(a), int(b)) for a, b in row] for row in offsets]
+    if pairs is not None:
+        texts, places = read_together(texts, pairs, places, encoded)
     features = Features(
         [tokenizer.convert_ids_to_tokens(row.tolist()) for row in ids], places, texts,
         extent=extent(texts, places, encoded) if truncate and places is not None else None,

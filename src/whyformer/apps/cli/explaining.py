@@ -47,6 +47,7 @@ class Explain(Maps):
     verify: int | None = None
     checkpoint: bool = False
     image: list[Path] | None = None
+    pair: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -66,6 +67,8 @@ def explain(asked: Explain) -> None:
 
     if asked.purpose is not None and (asked.generate is not None or answering.wanted(asked)):
         raise InputError("--purpose is for the map of one prediction; of answers name a --method")
+    if asked.pair is not None and (asked.generate is not None or answering.wanted(asked)):
+        raise InputError("--pair is for models that read two texts; an answer follows one prompt")
     if asked.image is not None and (asked.generate is not None or asked.continuation is not None):
         generate(asked)
         return
@@ -170,6 +173,10 @@ class Work:
             reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
             raise InputError(f"{self.loaded.name} reads {reads}, and this is {_GIVEN[kind]}: choose another --model")
         content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
+        if (pair := getattr(asked, "pair", None)) is not None:
+            if kind != "text":
+                raise InputError(f"--pair is the second of two texts, and this is {_GIVEN[kind]}")
+            content = {"text": given.content, "text_pair": pair}
         self.ready = begin(
             self.loaded.model, content, self.loaded.processor, truncate=truncate,
             checkpoint=getattr(asked, "checkpoint", False),
