@@ -50,13 +50,8 @@ def on_changed_inputs(error: Exception, who: str = "") -> InputError:
 
 def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputError:
     """The error for a name that does not exist: "<start> '<name>'. Did you mean '...'? <listing>"."""
-<<<<<<< HEAD
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"  # likenesses of a long text take minutes
-    close = difflib.get_close_matches(name, list(known), 1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-=======
     spelt = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name.lower(), list(spelt), 1)
     hint = f" Did you mean '{spelt[close[0]]}'?" if close else ""
->>>>>>> 1bac049 (Pairs of texts; pictures as arrays and tensors of bytes; plain failures of a model told in a sentence)
     return InputError(f"{start} '{name}'.{hint} {listing}")

@@ -108,3 +108,9 @@ def test_strings_of_an_array() -> None:
     wanted = whyformer.explain("bundled:sst2", texts, "gae")
     assert torch.equal(whyformer.explain("bundled:sst2", np.array(texts), "gae").scores, wanted.scores)
     assert torch.equal(whyformer.explain("bundled:sst2", np.array(texts, dtype=object), "gae").scores, wanted.scores)
+
+
+@pytest.mark.parametrize("empty", [torch.zeros(0, 3, 112, 112), torch.zeros(0, 3, 9, 9, dtype=torch.uint8), np.zeros((0, 9, 9, 3), np.uint8)])
+def test_an_empty_batch(empty: Any) -> None:
+    with pytest.raises(InputError, match="the batch is empty"):
+        whyformer.explain("bundled:digits", empty, "gae", 3)

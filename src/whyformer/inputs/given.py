@@ -25,7 +25,7 @@ def as_given(inputs: Any, processor: Any) -> Any:
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
         inputs = inputs.tolist()
     if isinstance(inputs, np.ndarray | Tensor):
-        several = inputs.ndim == 4 and _raw(inputs[0]) is not None and len(inputs) > 0
+        several = inputs.ndim == 4 and len(inputs) > 0 and _raw(inputs[0]) is not None
         inputs = list(inputs) if several else [inputs] if _raw(inputs) is not None else _as_tensor(inputs)
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
