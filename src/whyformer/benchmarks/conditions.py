@@ -16,7 +16,7 @@ from whyformer.benchmarks.batches import Pictures
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
-from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable
+from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
 from whyformer.evaluate.metrics import faithfulness
 from whyformer.evaluate.statistics import bootstrap
@@ -120,7 +120,8 @@ def summarize(study: Study, results: Results) -> Report:
     pairs = len(labels) * (len(labels) - 1) // 2
     note = f"Pairs of {pairs} that are told apart, by condition: {'; '.join(told_apart)}."
     tables.append(Table("order", titled, "Figure", tuple(FIGURES), names, orders, note=note))
-    return Report(tuple(tables), (), _stated(names, shared))
+    remarks = constant_remarks(results, "their pixels go row by row, from the end where ties are taken last")
+    return Report(tuple(tables), (), _stated(names, shared), remarks)
 
 
 def _ahead(good: NDArray[np.float64]) -> dict[tuple[int, int], bool]:
