@@ -95,6 +95,9 @@ def explain(
         return ready.explain(method, target, progress=progress, verify=verify, **settings)
 
 
+OUTPUT = "the output"
+"""What the one number of a model for regression is called."""
+
 # no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
 _UNTOLD = (
     ArithmeticError,
@@ -131,6 +134,11 @@ class Ready:
     classes: int | None
     checkpoint: bool = False
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
+
+    @property
+    def regresses(self) -> bool:
+        """Whether the model says that its output is a number and no class."""
+        return getattr(getattr(self.model, "config", None), "problem_type", None) == "regression"
 
     def resolver(self, target: Target = None) -> Resolver:
         """What a user calls the target, checked against the model's classes."""
@@ -231,6 +239,8 @@ class Ready:
         def one(part: Scores) -> Explanation:
             inputs = part.inputs or self.inputs
             made = finish(part, inputs, resolver, method, settings, self.multi_label)
+            if self.regresses and made.logits.shape[-1] == 1 and made.target_names == [made.label(0)] * len(made):
+                made = replace(made, target_names=[OUTPUT] * len(made))  # a number, of which there is no probability
             return replace(made, model=self.name)
 
         made = {(scores.inputs or self.inputs).name: one(scores), **{n: one(part) for n, part in scores.parts.items()}}

@@ -25,8 +25,8 @@ def as_given(inputs: Any, processor: Any) -> Any:
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
         inputs = inputs.tolist()
     if isinstance(inputs, np.ndarray | Tensor):
-        several = inputs.ndim == 4 and len(inputs) > 0 and _raw(inputs[0]) is not None
-        inputs = list(inputs) if several else [inputs] if _raw(inputs) is not None else _as_tensor(inputs)
+        several = inputs.ndim == 4 and len(inputs) > 0 and raw_picture(inputs[0]) is not None
+        inputs = list(inputs) if several else [inputs] if raw_picture(inputs) is not None else _as_tensor(inputs)
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
     return [_one(i, processor) for i in inputs] if isinstance(inputs, list | tuple) else inputs
@@ -38,7 +38,7 @@ def wants_processor(inputs: Any) -> bool:
         return "text" in inputs and not isinstance(inputs["text"], Tensor)
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     first = first[0] if isinstance(first, np.ndarray | Tensor) and first.ndim == 4 and len(first) else first
-    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or _raw(first) is not None:
+    if isinstance(first, str | Path | Image.Image | Sound) or hasattr(first, "read") or raw_picture(first) is not None:
         return True
     return isinstance(as_sound(first, None), Sound)
 
@@ -55,7 +55,7 @@ def _one(item: Any, processor: Any) -> Any:
     if isinstance(item, Path):
         return read_file(item)
     if isinstance(item, np.ndarray | Tensor):
-        raw = _raw(item)
+        raw = raw_picture(item)
         return _as_tensor(item) if raw is None else Image.fromarray(raw)
     reads_text = hasattr(processor, "convert_ids_to_tokens") and not hasattr(processor, "image_processor")
     return open_picture(item) if isinstance(item, str) and is_picture_name(item) and not reads_text else item
@@ -65,7 +65,7 @@ def _as_tensor(item: Any) -> Tensor:
     return item if isinstance(item, Tensor) else torch.from_numpy(np.ascontiguousarray(item))
 
 
-def _raw(item: Any) -> NDArray[np.uint8] | None:
+def raw_picture(item: Any) -> NDArray[np.uint8] | None:
     """The bytes ``[H, W]`` or ``[H, W, C]`` of an array or a tensor that holds one picture as it is read off a file.
 
     Bytes ``[H, W]`` or with 3 or 4 channels, of a tensor also in front (``[C, H, W]``, as torchvision reads them);
@@ -73,7 +73,7 @@ def _raw(item: Any) -> NDArray[np.uint8] | None:
     """
     if isinstance(item, Tensor) and item.dtype == torch.uint8 and item.dim() == 3:
         front = item.shape[0] in (1, 3, 4) and item.shape[-1] not in (3, 4)
-        return _raw((item.permute(1, 2, 0) if front else item).squeeze(-1).cpu().numpy())
+        return raw_picture((item.permute(1, 2, 0) if front else item).squeeze(-1).cpu().numpy())
     if not isinstance(item, np.ndarray) or item.size == 0:
         return None
     coloured = item.ndim == 3 and item.shape[-1] in (3, 4)

@@ -18,7 +18,7 @@ from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_targets, numbered
-from whyformer.jobs.rows import Row, digest_of
+from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load, model_name
 from whyformer.models.structure import class_count, class_names, refuse_unfit, unwrapped
@@ -106,13 +106,13 @@ class Session:
     def _batches(self, reads: Sequence[Read], size: int) -> Iterator[list[int]]:
         """Numbers of those that make a batch: tensors of one shape, and texts from the shortest to the longest."""
         keys = [_shape(one.content) for one in reads]
-        texts = [i for i, one in enumerate(reads) if isinstance(one.content, str)]
+        texts = [i for i, one in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
             with suppress(Exception):  # what is wrong with a text is found when it is explained
-                counted = tokenizer([reads[i].content for i in texts])["input_ids"]
-                for i, ids in zip(texts, counted, strict=True):
-                    keys[i] = ("text", len(ids))
+                said = [one if isinstance(one := reads[i].content, str) else " ".join(one.values()) for i in texts]
+                for i, ids in zip(texts, tokenizer(said)["input_ids"], strict=True):
+                    keys[i] = (keys[i][0], len(ids))
         order = sorted(range(len(reads)), key=lambda i: (repr(keys[i][:1]), keys[i][1], i))
         for _, alike in groupby(order, key=lambda i: keys[i] if keys[i][0] == "tensors" else keys[i][0]):
             listed = list(alike)
@@ -227,15 +227,23 @@ def _shape(content: Any) -> tuple[str, Any]:
         return "text", len(content)
     if isinstance(content, Image.Image):
         return "picture", 0
+    if _is_pair(content):
+        return "pair", sum(map(len, content.values()))
     if isinstance(content, Sound):
         return "tensors", f"sound of {len(content.wave)}"
     return "tensors", repr([(k, v.shape if isinstance(v, Tensor) else v) for k, v in sorted(content.items())])
+
+
+def _is_pair(content: Any) -> bool:
+    return isinstance(content, Mapping) and PAIR in content and isinstance(content[PAIR], str)
 
 
 def _collated(contents: Sequence[Any]) -> Any:
     """What ``explain`` takes for several rows."""
     if not isinstance(contents[0], Mapping):
         return list(contents)
+    if _is_pair(contents[0]):
+        return {name: [own[name] for own in contents] for name in contents[0]}
     joined = {
         name: torch.cat([own[name] for own in contents]) if isinstance(value, Tensor) else value
         for name, value in contents[0].items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from PIL import Image
 
 from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
 from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
+from whyformer.jobs.rows import PAIR
 from whyformer.models.memory import total_memory
 
 TRIED = 32
@@ -81,7 +82,8 @@ def tried(session: Session, reads: Sequence[Read]) -> Trial:
 
 
 def _check_kind(session: Session, content: Any) -> None:
-    kind = "text" if isinstance(content, str) else "image" if isinstance(content, Image.Image) else "both"
+    words = isinstance(content, str) or (isinstance(content, Mapping) and PAIR in content)
+    kind = "text" if words else "image" if isinstance(content, Image.Image) else "both"
     for method, _ in session.methods:
         if "both" not in (kind, method.modality) and kind != method.modality:
             explained = "pictures" if method.modality == "image" else "text"

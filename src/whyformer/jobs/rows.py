@@ -12,14 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.argument import checksum, read_file
+from whyformer.inputs.given import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
 
+PAIR = "text_pair"
+"""The column of the second text, where there is one beside "text", of a model that reads two."""
 CONTENT = ("text", "sentence", "input", "prompt", "image", "picture", "path", "file")
 """Names of the column that holds the input, the likeliest first, where none is named."""
 _FILES = ("image", "picture", "path", "file")
@@ -76,8 +80,8 @@ def from_python(data: Any, column: str | None = None, files: bool = True) -> Sou
     """Rows of an iterable: a list, a generator, a ``Dataset`` or a ``DataLoader``, whose batches are taken apart.
 
     Args:
-        data: items are pictures, files, texts, tensors of one sample, mappings (columns, or tensors as the model's
-            forward takes them), or (one of these, label).
+        data: items are pictures, arrays, files, texts, tensors of one sample, mappings (columns, or tensors as the
+            model's forward takes them), or (one of these, label).
         column: which entry of a mapping is the input; by default the first of :data:`CONTENT` that is there.
         files: whether a text that ends like the name of a picture is meant as a file.
     """
@@ -181,8 +185,10 @@ def from_item(index: int, item: Any, column: str | None = None, files: bool = Tr
         name = column if column is not None else next((c for c in CONTENT if c in item), None)
         if name is None or name not in item:
             return Row(index, str(index), partial(raising, InputError(_no_column(column, item))), dict(item))
-        columns = {k: _plain(v) for k, v in item.items() if k != name}
-        item, files = item[name], files and name not in ("text", "sentence", "prompt")
+        pair = name == "text" and PAIR in item
+        columns = {k: _plain(v) for k, v in item.items() if k != name and not (pair and k == PAIR)}
+        files = files and name not in ("text", "sentence", "prompt")
+        item = {name: item[name], PAIR: item[PAIR]} if pair else item[name]
         if name in _FILES and isinstance(item, str):
             item = Path(item)
     if isinstance(item, str) and files and is_picture_name(item):
@@ -230,8 +236,16 @@ def _taken(item: Any) -> Any:
         return read_file(Path(item["path"]))
     if hasattr(item, "read"):
         return open_picture(item)
+    if (raw := raw_picture(item)) is not None:
+        return Image.fromarray(raw)
+    if isinstance(item, np.ndarray):
+        item = torch.from_numpy(np.ascontiguousarray(item))
     if isinstance(item, Tensor):
         return {"": _with_batch(item, item.dim())}
+    if isinstance(item, Mapping) and PAIR in item:
+        if not all(isinstance(v, str) and v.strip() for v in item.values()):
+            raise InputError(f"text or {PAIR} is empty")
+        return dict(item)
     if isinstance(item, Mapping):
         dims = [v.dim() for k, v in item.items() if isinstance(v, Tensor)]
         return {k: _with_batch(v, min(dims)) if isinstance(v, Tensor) else v for k, v in item.items()}

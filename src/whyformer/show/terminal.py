@@ -21,7 +21,19 @@ from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, sections
 from whyformer.show.painting import drawable
-from whyformer.show.words import Word, claims, figure_of, heading, method_name, notes, remarks, unread, visible, words
+from whyformer.show.words import (
+    Word,
+    claims,
+    figure_of,
+    heading,
+    method_name,
+    notes,
+    remarks,
+    unread,
+    value_alone,
+    visible,
+    words,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -52,8 +64,8 @@ def plain(e: Explanation, top: int = 5) -> str:
 def top_classes(e: Explanation, k: int = 5) -> str:
     """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns."""
     best = e.top(0, k)
-    if len(best) == 1 and e.target_names is not None and e.target_names[0] != best[0][1]:  # the value itself, no class
-        return f"Value:\n  {_fitted(visible(e.target_names[0]), _NAME)}  value = {best[0][2]:.3f}"
+    if (alone := value_alone(e)) is not None and e.target_names is not None:
+        return f"Value:\n  {_fitted(visible(e.target_names[0]), _NAME)}  value = {alone:.3f}"
     names = [_fitted(visible(name), _NAME) for _, name, _, _ in best]
     wide = max(map(cell_len, names), default=0)
     values = [f"{value:.3f}" for _, _, value, _ in best]

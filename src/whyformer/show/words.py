@@ -231,6 +231,12 @@ def target_name(e: Explanation, sample: int = 0) -> str:
     return visible(f"class {name}" if name == str(index) and index not in (e.labels or {}) else name)
 
 
+def value_alone(e: Explanation) -> float | None:
+    """The number that is explained, of a sample that has no classes: a target of one's own, or a regression."""
+    alone = e.logits.shape[-1] == 1 and e.target_names is not None and e.target_names[0] != e.label(0)
+    return float(e.logits[0, 0]) if alone else None
+
+
 def probability(e: Explanation, sample: int = 0) -> float | None:
     """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
     index = int(e.target[sample])

@@ -1,0 +1,62 @@
+"""Rows that hold two texts, and rows that hold pictures as arrays: never one half of what was given."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from made import picture_model, pictures, sentences, text_model
+from PIL import Image
+
+import whyformer
+from whyformer.jobs.description import Job
+from whyformer.jobs.local import explain_opened, open_job
+from whyformer.models import load
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return text_model(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    texts = sentences(7)
+    return [{"text": a, "text_pair": b, "label": 1} for a, b in zip(texts, texts[::-1], strict=True)]
+
+
+def test_both_texts_are_read(folder, rows):
+    bert = load(folder)
+    found = list(whyformer.explain_many(folder, rows, "gae", batch_size=3))
+    for row, e in zip(rows, found, strict=True):
+        pair = {name: row[name] for name in ("text", "text_pair")}
+        alone = whyformer.explain(bert.model, pair, "gae", processor=bert.processor)
+        assert e.tokens == alone.tokens and e.texts == [f"{row['text']} | {row['text_pair']}"]
+        torch.testing.assert_close(e.scores, alone.scores, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(found[1].logits, whyformer.explain(bert.model, rows[1]["text"], "gae", processor=bert.processor).logits)
+
+
+def test_a_job_of_pairs(folder, rows, tmp_path):
+    bad = {"text": "alone", "text_pair": "", "label": 0}
+    table = tmp_path / "pairs.jsonl"
+    table.write_text("".join(json.dumps(row) + "\n" for row in [*rows, bad]))
+    maps = explain_opened(open_job(Job(model=folder, input=str(table), out=str(tmp_path / "out"), methods=("gae",))), None, lambda text: None)
+    wanted = list(whyformer.explain_many(folder, rows, "gae"))
+    for e, own in zip(maps, wanted, strict=True):
+        assert e.texts == own.texts and e.tokens == own.tokens
+        torch.testing.assert_close(e.scores, own.scores, rtol=1e-4, atol=1e-6)
+    (failure,) = maps.failures().to_pylist()
+    assert failure["row"] == len(rows) and "text_pair is empty" in failure["reason"]
+
+
+def test_pictures_as_arrays(tmp_path):
+    vit = load(picture_model(tmp_path / "vit"))
+    array = np.asarray(Image.open(pictures(tmp_path / "pictures", 1) / "0.png").convert("RGB"))
+    given = [Image.fromarray(array), array, array / 255, torch.from_numpy(array.copy()).permute(2, 0, 1)]
+    stream = whyformer.explain_many(vit.model, given, "gae", processor=vit.processor)
+    first, *others = stream
+    assert len(others) == 3 and not stream.failures
+    for e in others:
+        torch.testing.assert_close(e.scores, first.scores, rtol=1e-4, atol=1e-6)
