@@ -48,7 +48,7 @@ def mutated(draw: Any, whole: Any) -> Any:
             inner = inner[key]
         how = draw(st.sampled_from(["odd", "odd", "drop", "double", "other"]))
         if how == "odd":
-            inner[path[-1]] = draw(ODD)
+            inner[path[-1]] = copy.deepcopy(draw(ODD))  # what is drawn is shared between examples
         elif how == "drop":
             del inner[path[-1]]
         elif how == "other":

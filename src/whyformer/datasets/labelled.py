@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import struct
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, needed, pictures_in, require_file, require_folder, wrong_layout
+from whyformer.datasets.samples import Picture, needed, pictures_in, require_file, require_folder, told, wrong_layout
 from whyformer.inputs.pictures import open_picture
 
 SAMPLE, VALIDATION = r"\d{4}_n\d{8}\.(?:jpe?g|png)$", r"ILSVRC2012_val_\d{8}\.jpe?g$"
+_MOST_BYTES = 2**30
 TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 
 
@@ -29,12 +32,14 @@ def _all_named(path: str | Path, pattern: str, expected: str) -> list[Path]:
     return files
 
 
+@told
 def imagenet_samples(path: str | Path) -> list[Picture]:
     """Pictures named ``0282_n02123159.jpg``: class index (0..999), synset."""
     files = _all_named(path, SAMPLE, "pictures named like 0282_n02123159.jpg (class index, synset)")
     return [Picture(f.name, partial(open_picture, f), int(f.name[:4])) for f in files]
 
 
+@told
 def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> list[Picture]:
     """One folder of pictures a class.
 
@@ -63,6 +68,7 @@ def class_folders(path: str | Path, classes: dict[str, int] | None = None) -> li
     return [Picture(f"{name}/{f.name}", partial(open_picture, f), classes[name]) for name, f in files]
 
 
+@told
 def imagenet_validation(path: str | Path, devkit: str | Path | None = None) -> list[Picture]:
     """The 50 000 validation pictures (or a part), with the devkit's ground truth.
 
@@ -105,6 +111,7 @@ def _class_of_id(meta: Path) -> dict[int, int]:
     return {number: order[wnid] for number, wnid in synsets.items()}
 
 
+@told
 def mnist(path: str | Path, split: str = "test") -> list[Picture]:
     """``t10k-images-idx3-ubyte.gz`` and ``t10k-labels-idx1-ubyte.gz`` (split "test"), or ``train*-...`` ("train")."""
     expected = "t10k-images-idx3-ubyte(.gz) and t10k-labels-idx1-ubyte(.gz), or train*-..."
@@ -123,16 +130,22 @@ def mnist(path: str | Path, split: str = "test") -> list[Picture]:
 def read_idx(file: Path) -> NDArray[np.uint8]:
     """An idx file of bytes: two zero bytes, type 8, number of axes, their sizes (big endian), then the values."""
     data = file.read_bytes()
-    try:
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError) as error:
-        raise wrong_layout(file, "an idx file", "a broken gzip file") from error
+    if data[:2] == b"\x1f\x8b":
+        try:
+            with gzip.open(file) as packed:
+                data = packed.read(_MOST_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise wrong_layout(file, "an idx file", "a broken gzip file") from error
+    if len(data) > _MOST_BYTES:
+        raise wrong_layout(file, f"at most {_MOST_BYTES // 2**20} MB of values", "more")
     if len(data) < 4 or data[:3] != b"\0\0\x08":
         raise wrong_layout(file, "an idx file of bytes (starts 00 00 08)", data[:4].hex(" "))
     axes = data[3]
+    if axes not in (1, 3) or len(data) < 4 + 4 * axes:
+        raise wrong_layout(file, "one axis of labels, or three of pictures", f"{axes} axes in {len(data)} bytes")
     shape = struct.unpack(f">{axes}I", data[4 : 4 + 4 * axes])
     values = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * axes)
-    if values.size != int(np.prod(shape)):
+    if values.size != math.prod(shape):
         raise wrong_layout(file, f"{shape} values", str(values.size))
     return values.reshape(shape)
 

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, needed, require_file, require_folder, wrong_layout
+from whyformer.datasets.samples import Picture, needed, require_file, require_folder, told, wrong_layout
 from whyformer.datasets.scenes import digit_scenes
 from whyformer.errors import InputError
 from whyformer.inputs.pictures import open_picture
 
 
+@told
 def indexed_masks(path: str | Path) -> list[Picture]:
     """A folder with ``index.json``: a list of {"image", "mask", "imagenet_class" or "label"}; mask 255 = the object."""
     expected = 'index.json, a list of {"image": file, "mask": file, "imagenet_class": number}'
@@ -32,6 +33,8 @@ def indexed_masks(path: str | Path) -> list[Picture]:
             raise wrong_layout(file, expected, str(sorted(row)) if isinstance(row, dict) else repr(row))
         image, mask = (require_file(folder / row[key], "the files that index.json names") for key in ("image", "mask"))
         label = row.get("imagenet_class", row.get("label"))
+        if label is not None and (not isinstance(label, int) or label < 0):
+            raise wrong_layout(file, "whole numbers as classes", repr(label)[:100])
         name = str(row["image"]) if image.stem == mask.stem else f"{row['image']}|{row['mask']}"
         made.append(_masked(name, image, None if label is None else int(label), mask))
     return made
@@ -47,10 +50,11 @@ def _mask_file(path: Path, value: int | None) -> NDArray[np.bool_]:
     try:
         with Image.open(path) as mask:
             return np.asarray(mask.convert("L")) > 127 if value is None else np.asarray(mask) == value
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, TypeError, EOFError, Image.DecompressionBombError) as error:
         raise InputError(f"{path.name} is not a readable mask: {error}") from error
 
 
+@told
 def imagenet_segmentation(path: str | Path) -> list[Picture]:
     """``gtsegs_ijcv.mat`` (Guillaumin et al. 2014), 4276 pictures with masks; MATLAB 7.3, that is HDF5.
 
@@ -96,6 +100,7 @@ def _cell(file: Path, name: str, index: int) -> NDArray[Any]:
         return np.asarray(inner).transpose()
 
 
+@told
 def oxford_pets(path: str | Path, *, split: str = "test", classes: dict[str, int] | None = None) -> list[Picture]:
     """Oxford-IIIT Pet: ``images/*.jpg``, ``annotations/trimaps/*.png`` (1 pet, 2 ground, 3 border) and ``test.txt``.
 

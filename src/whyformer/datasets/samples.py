@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from whyformer.errors import InputError, MissingExtra
+from whyformer.errors import InputError, MissingExtra, WhyformerError
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -98,6 +101,28 @@ def needed(package: str, what: str) -> Any:
     except ImportError as error:
         name = package.partition(".")[0]
         raise MissingExtra(f'{what} needs the package {name}: pip install "whyformer[data]"') from error
+
+
+Made = TypeVar("Made")
+Given = ParamSpec("Given")
+
+
+def told(reader: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A reader of damaged files: whatever it stumbles over is a LayoutError that names the place."""
+
+    @wraps(reader)
+    def read(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return reader(*args, **kwargs)
+        except WhyformerError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, EOFError,
+                RecursionError, csv.Error, struct.error) as error:  # fmt: skip
+            place = args[0] if args else kwargs.get("path")
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise LayoutError(f"{place} cannot be read as {reader.__name__} ({said})") from error
+
+    return read
 
 
 def listing(folder: Path, count: int = 5) -> str:

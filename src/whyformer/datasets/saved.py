@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from whyformer.datasets.samples import Picture, Text, Texts, needed, require_folder, wrong_layout
+from whyformer.datasets.samples import Picture, Text, Texts, needed, require_folder, told, wrong_layout
 from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.pictures import as_rgb
 
@@ -23,12 +23,14 @@ def is_saved(path: str | Path) -> bool:
     return any(any(Path(path).glob(name)) for name in names)
 
 
+@told
 def saved_pictures(path: str | Path, split: str | None = None) -> list[Picture]:
     """Rows with an image column (image, img) and, where present, a label column."""
     data, column, labels = _open(path, split, _IMAGES)
     return [Picture(f"row-{i}", partial(_image, data, i, column), label) for i, label in enumerate(labels)]
 
 
+@told
 def saved_texts(path: str | Path, split: str | None = None) -> Texts:
     """Rows with a text column (text, sentence, review) and, where present, a label column."""
     data, column, labels = _open(path, split, _TEXTS)

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from whyformer.datasets.samples import Text, Texts, require_file, require_folder, wrong_layout
+from whyformer.datasets.samples import Text, Texts, require_file, require_folder, told, wrong_layout
 from whyformer.errors import InputError
 
 
+@told
 def sst2(path: str | Path, split: str = "dev") -> Texts:
     """``dev.tsv``/``train.tsv`` of GLUE: a header ``sentence<TAB>label``, no quoting."""
     file = _file(path, f"{split}.tsv", "sentence<TAB>label")
@@ -20,6 +21,7 @@ def sst2(path: str | Path, split: str = "dev") -> Texts:
     return Texts(tuple(items), ("negative", "positive"))
 
 
+@told
 def imdb(path: str | Path) -> Texts:
     """Folders ``neg/`` and ``pos/`` (or ``test/neg`` ...), one review a file named ``number_rating.txt``."""
     expected = "folders neg/ and pos/ with one review a .txt file"
@@ -36,6 +38,7 @@ def imdb(path: str | Path) -> Texts:
     return Texts(tuple(made), ("negative", "positive"))
 
 
+@told
 def bace(path: str | Path, split: str | None = "Test") -> Texts:
     """``bace.csv`` of MoleculeNet: SMILES with a binary class; ``split`` is the column ``Model`` (None: all)."""
     file = _file(path, "bace.csv", "smiles,CID,Class,Model")
@@ -50,6 +53,7 @@ def bace(path: str | Path, split: str | None = "Test") -> Texts:
     return Texts(items, ("inactive", "active"))
 
 
+@told
 def tweeteval(path: str | Path, split: str = "test") -> Texts:
     """A task's folder: ``{split}_text.txt``, ``{split}_labels.txt`` (one a line) and ``mapping.txt`` (number, name)."""
     expected = f"{split}_text.txt, {split}_labels.txt and mapping.txt"
@@ -66,6 +70,7 @@ def tweeteval(path: str | Path, split: str = "test") -> Texts:
     return Texts(tuple(items), tuple(names))
 
 
+@told
 def meld(path: str | Path, split: str = "test", task: str = "sentiment") -> Texts:
     """``{split}_sent_emo.csv`` of MELD; the utterance alone, without its dialogue."""
     names = {
@@ -87,6 +92,7 @@ def meld(path: str | Path, split: str = "test", task: str = "sentiment") -> Text
     return Texts(tuple(made), names[task])
 
 
+@told
 def eraser(path: str | Path, split: str = "val") -> Texts:
     """ERASER: ``{split}.jsonl`` (annotation_id, classification, evidences) and ``docs/``, tokens separated by spaces.
 
@@ -136,6 +142,9 @@ def _table(file: Path, columns: Iterable[str], **dialect: object) -> list[dict[s
         raise wrong_layout(file, f"the columns {', '.join(columns)}", ", ".join(header) or "an empty file")
     if not rows:
         raise wrong_layout(file, "rows under the header", "none")
+    for number, row in enumerate(rows, 1):
+        if any(not isinstance(row[name], str) for name in columns):
+            raise wrong_layout(file, f"as many cells in row {number} as in the header", "fewer")
     return rows
 
 

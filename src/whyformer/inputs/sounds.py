@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,8 +53,13 @@ def open_sound(path: str | Path) -> Sound:
         with wave.open(str(path), "rb") as file:
             channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
             raw = file.readframes(min(file.getnframes(), LARGEST))
-    except (wave.Error, EOFError, OSError) as error:
-        raise LoadError(f"cannot read {path}: {error}; write it as a .wav file of 16 bits") from error
+    except (wave.Error, EOFError, OSError, ValueError, RuntimeError, OverflowError, struct.error) as error:
+        said = str(error) or "it is damaged"
+        raise LoadError(f"cannot read {path}: {said}; write it as a .wav file of 16 bits") from error
+    if width not in (1, 2, 3, 4) or channels < 1 or rate < 1:
+        found = f"{width} bytes a sample, {channels} channels, {rate} samples a second"
+        raise LoadError(f"cannot read {path}: {found}; write it as a .wav file of 16 bits")
+    raw = raw[: len(raw) // (width * channels) * width * channels]  # a file that was cut off ends within a moment
     if width == 3:  # 24 bits: the upper three bytes of 32
         bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 3)
         values = np.pad(bytes_, ((0, 0), (1, 0))).reshape(-1).view("<i4").astype(np.float64)

@@ -133,7 +133,7 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
         _check_columns(name, first, column, id_column)
 
     def rows(start: int) -> Iterator[Row]:
-        for index, item in enumerate(read(open_file, start), start):
+        for index, item in enumerate(_told(read(open_file, start), name), start):
             if isinstance(item, InputError):
                 yield Row(index, str(index), partial(raising, item))
                 continue
@@ -142,6 +142,14 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
             yield row if called is None else Row(index, str(called), row.read, row.columns)
 
     return Source(name, rows, count, digest.hexdigest())
+
+
+def _told(items: Iterator[Any], name: str) -> Iterator[Any]:
+    """What is wrong with a table in the middle of it, as a LoadError."""
+    try:
+        yield from items
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LoadError(f"cannot read {name}: {error}") from error
 
 
 def _check_columns(name: str, item: dict[str, Any], column: str | None, id_column: str | None) -> None:
