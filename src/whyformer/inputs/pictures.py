@@ -213,7 +213,7 @@ def white_of(processor: Any) -> tuple[float, ...] | None:
 def _grey(processor: Any, level: float) -> tuple[float, ...] | None:
     processor = getattr(processor, "image_processor", processor)
     mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    if mean is None or std is None:
+    if not isinstance(mean, list | tuple) or not isinstance(std, list | tuple):
         return None
     if not getattr(processor, "do_normalize", True):
         return (level,)

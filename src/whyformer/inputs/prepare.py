@@ -274,7 +274,7 @@ def longest_text(model: nn.Module, tokenizer: Any) -> int | None:
     limits = [
         n
         for n in (getattr(tokenizer, "model_max_length", None), getattr(config, "max_position_embeddings", None))
-        if n and 0 < n < 10**9
+        if isinstance(n, int) and 0 < n < 10**9  # a tokenizer's may be anything
     ]
     offset = 0
     if limits and getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "longformer", "mpnet"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from torch import nn
 from whyformer.errors import InputError, LoadError
 from whyformer.models.structure import refuse_unfit, unwrapped
 
+_MOST_LAYERS = 10_000
 BUNDLED = ("digits", "sst2", "reader")
 # what is loaded as it is; of anything else a classifier is made, and refused if that is not trained
 _HEADS = (
@@ -66,6 +68,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir() or not _reachable()}
     try:
         config = transformers.AutoConfig.from_pretrained(place, **local)
+        _check_depth(config.to_dict())
         architectures = " ".join(getattr(config, "architectures", None) or [])
         image = any(hasattr(config, size) for size in ("patch_size", "image_size"))
         image = image or any(word in architectures for word in ("Image", "Detection", "Segmentation", "Depth"))
@@ -101,8 +104,10 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
             processor = transformers.AutoTokenizer.from_pretrained(place, **local)
     except LoadError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except Exception as error:  # of any kind, where a config or a tokenizer is damaged
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not isinstance(error, OSError | ValueError | ImportError | SafetensorError):
+            first = f"{type(error).__name__}: {first}"
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
             first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
         if not Path(place).is_dir() and not _reachable():
@@ -113,6 +118,15 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         model = model.to(_device(device))
     modality = "both" if seeing else "sound" if hearing else "image" if image else "text"
     return Loaded(model.eval(), processor, modality, name)
+
+
+def _check_depth(config: Any) -> None:
+    """Refuse a config that asks for so many layers that building them would not end."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_depth(value)
+        elif isinstance(value, int) and re.search(r"layers|blocks|depth", str(name)) and value > _MOST_LAYERS:
+            raise LoadError(f"the config asks for {value} {name}; at most {_MOST_LAYERS} are taken")
 
 
 def _seeing(config: Any) -> Any:

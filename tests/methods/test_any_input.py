@@ -1,0 +1,139 @@
+"""Every method on inputs, masks, precisions, targets and settings that are drawn: what it promises, or a clear error."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import whyformer
+from mutations import ODD
+from snapshot import assert_unchanged, snapshot
+from whyformer import targets
+from whyformer.errors import WhyformerError
+from whyformer.methods import METHODS
+from whyformer.methods.registry import Between, OneOf
+from zoo import CLASSES, VOCABULARY, build
+
+MODELS = {"text": ["bert", "gpt2", "distilbert"], "image": ["hf_vit", "hf_vit_wide", "timm_vit_mean"]}
+TYPES = [torch.float64, torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.15}
+# what a method may do often is done a few times
+FEW = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "draws": 2, "components": 3}
+few = settings(max_examples=3, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+
+
+@cache
+def model_of(name: str, dtype: torch.dtype) -> Any:
+    return build(name)[0].to(dtype)
+
+
+@st.composite
+def inputs_of(draw: Any, name: str, dtype: torch.dtype) -> tuple[Any, list[int] | None]:
+    """One to three samples; of texts any lengths, with padding behind or (for a model that reads the last token) before."""
+    count, seed = draw(st.integers(1, 3)), draw(st.integers(0, 50))
+    generator = torch.Generator().manual_seed(seed)
+    if name in MODELS["image"]:
+        size = (24, 40) if name == "hf_vit_wide" else (32, 32)
+        return torch.randn(count, 3, *size, generator=generator).to(dtype) * draw(st.sampled_from([1.0, 0.01, 30.0])), None
+    lengths = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+    ids = torch.randint(4, VOCABULARY, (count, max(lengths)), generator=generator)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = 1
+    return {"input_ids": ids * mask, "attention_mask": mask}, lengths
+
+
+def number(check: Between) -> st.SearchStrategy[Any]:
+    low, high = check.low, min(check.high, check.low + 5)
+    inside = st.integers(int(low), int(high)) if check.whole else st.floats(low, high, allow_subnormal=False)
+    return inside | st.sampled_from([low - 1, check.high + 1])
+
+
+@st.composite
+def settings_of(draw: Any, method: str) -> dict[str, Any]:
+    """Up to three settings, mostly of values that are allowed."""
+    row, chosen = METHODS[method], {}
+    for name in draw(st.lists(st.sampled_from(sorted(row.settings)), max_size=3, unique=True) if row.settings else st.just([])):
+        _, check = row.checks.get(name, ("", None))
+        if isinstance(check, OneOf):
+            values = st.sampled_from(check.values)
+        elif isinstance(check, Between):
+            values = number(check)
+        elif isinstance(row.settings[name], bool):
+            values = st.booleans()
+        else:
+            values = st.sampled_from([row.settings[name], 0, 1, -1, 2, 7, None, 0.5])
+        chosen[name] = draw(values if draw(st.integers(0, 9)) else ODD)
+    return {**{name: FEW[name] for name in row.settings if name in FEW}, **chosen}
+
+
+CLASS = st.integers(0, CLASSES - 1)
+TARGETS = st.one_of(
+    st.none(), CLASS, st.lists(CLASS, min_size=1, max_size=3), CLASS.map(str), CLASS.map("#{}".format),
+    st.tuples(CLASS, CLASS).map(lambda pair: targets.Contrast(*pair)), CLASS.map(targets.Probability), CLASS.map(targets.LogProbability),
+    st.sampled_from([-1, CLASSES, 10**9, True, 1.5, "no class", "", float("nan"), [], [None], {}, (1, 2), "\ud800"]),
+)  # fmt: skip
+
+
+def rows(inputs: Any, index: int, lengths: list[int] | None) -> Any:
+    """One sample alone, of a text without its padding."""
+    if lengths is None:
+        return inputs[index : index + 1]
+    return {name: tensor[index : index + 1, : lengths[index]] for name, tensor in inputs.items()}
+
+
+def one(target: Any, index: int) -> Any:
+    return target[index] if isinstance(target, list) else target
+
+
+def check(method: str, data: Any) -> None:
+    row = METHODS[method]
+    kind = row.modality if row.modality != "both" else data.draw(st.sampled_from(["text", "image"]))
+    name, dtype = data.draw(st.sampled_from(MODELS[kind])), data.draw(st.sampled_from(TYPES))
+    inputs, lengths = data.draw(inputs_of(name, dtype))
+    target, chosen = data.draw(TARGETS), data.draw(settings_of(method))
+    model = model_of(name, dtype)
+    before = snapshot(model)
+    try:
+        e = whyformer.explain(model, inputs, method, target, **chosen)
+    except WhyformerError:
+        return
+    finally:
+        assert_unchanged(model, before)
+    count = len(lengths or inputs)
+    assert len(e) == count
+    assert e.scores.isfinite().all()
+    assert e.level in (("token",) if lengths else ("patch", "pixel"))
+    assert {n: e.settings[n] for n in chosen} == chosen
+    with torch.no_grad():
+        wanted = (model(**inputs) if isinstance(inputs, dict) else model(inputs))
+    wanted = getattr(wanted, "logits", wanted)
+    assert (e.logits.double() - wanted.double()).abs().max() <= TOLERANCE[dtype] * max(1.0, float(wanted.abs().max()))
+    for i, length in enumerate(lengths or ()):
+        assert not e.scores[i, length:].any()
+    if dtype == torch.float64 and method != "auto":  # which may choose another method for one sample than for several
+        i = data.draw(st.integers(0, count - 1))
+        alone = whyformer.explain(model, rows(inputs, i, lengths), method, one(target, i), **chosen).scores[0]
+        whole = e.scores[i] if lengths is None else e.scores[i, : lengths[i]]
+        assert (alone.double() - whole.double()).abs().max() <= 1e-6 * float(e.scores[i].double().abs().max())
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+@given(data=st.data())
+@few
+def test_what_is_drawn_is_explained_as_promised_or_refused(method, data):
+    check(method, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(METHODS))
+@given(data=st.data())
+@many
+def test_the_same_of_many_more(method, data):
+    check(method, data)
