@@ -1,4 +1,5 @@
-"""``docs/coverage.md`` out of the outcomes: ``python tests/coverage_page.py`` runs everything and writes it."""
+"""``docs/coverage.md`` out of the outcomes: ``python tests/coverage_page.py`` runs everything and writes it;
+``python tests/coverage_page.py bert llava`` runs these families and prints their part of it."""
 
 from __future__ import annotations
 
@@ -116,17 +117,23 @@ def read(page: str) -> dict[str, Row]:
     return rows
 
 
-def main() -> None:
+def main(families: list[str]) -> None:
+    """Write the page; of some families alone, print what the page would say of them."""
     cells: list[Cell] = []
     for architecture in listed():
+        if families and architecture.name.split("/", 1)[1] not in families:
+            continue
         cells += study(architecture, SHOWN)
         sys.stderr.write(
             f"{architecture.name} {''.join(signs(c for c in cells if c.architecture == architecture.name).values())}\n"
         )
-    PAGE.write_text(written(cells), encoding="utf-8")
+    if families:
+        sys.stdout.write(written(cells))
+    else:
+        PAGE.write_text(written(cells), encoding="utf-8")
 
 
 if __name__ == "__main__":
     import conftest  # noqa: F401 - a torchvision that imports, one thread, no network
 
-    main()
+    main(sys.argv[1:])

@@ -228,8 +228,9 @@ class Study:
                 hand = hand.sum(channels) if channels else hand
             elif value.is_floating_point():
                 columns = hand.dim() == 3 and found.shape[1] == hand.shape[2] != hand.shape[1]  # of a spectrogram
-                packed = hand.dim() == 2 and hand.shape != found.shape  # patches of all samples
-                hand = hand.sum(-1).unflatten(0, (len(found), -1)) if packed else hand
+                # patches of all samples, each of them numbers or a small picture
+                packed = (hand.dim() == 2 and hand.shape != found.shape) or hand.dim() > 3
+                hand = hand.flatten(1).sum(-1).unflatten(0, (len(found), -1)) if packed else hand
                 hand = hand.sum(1) if columns else hand.flatten(2).sum(-1) if hand.dim() > 2 else hand
                 if hand.shape != found.shape:
                     return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.inkling2.image_processing_inkling2 import Inkling2ImageProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from shrinking import tiny
+from tiny_settings import SETTINGS
 from zoo import HEADS, WIDTH, randomise
 
 MARK = 100
@@ -101,4 +105,14 @@ def qwen2_vl() -> tuple[Any, Any]:
     return randomise(hf.Qwen2VLForConditionalGeneration(config)).double(), together
 
 
-BUILT = {"llava": llava, "idefics3": idefics3, "qwen2_vl": qwen2_vl}
+def inkling2() -> tuple[Any, Any]:
+    """Packed patches that are pictures of their own, their channels last."""
+    settings = copy.deepcopy(SETTINGS["inkling2"])
+    settings["text_config"] |= {"vocab_size": 120, "unpadded_vocab_size": 120}
+    model = tiny("Inkling2ForConditionalGeneration", {**settings, "image_token_id": MARK})
+    edge = model.config.vision_config.patch_size * model.config.vision_config.spatial_merge_size
+    processor = Inkling2ImageProcessor(size={"height": edge, "width": edge}, **PLAIN)
+    return model, Together(processor, lambda pixels, _: [int(g.prod()) for g in pixels["image_grid_thw"]])
+
+
+BUILT = {"llava": llava, "idefics3": idefics3, "qwen2_vl": qwen2_vl, "inkling2": inkling2}

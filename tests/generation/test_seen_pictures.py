@@ -23,7 +23,7 @@ def tensors(processor: Any, text: str, picture: Image.Image) -> dict[str, torch.
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", [n for n in BUILT if n != "inkling2"])  # whose experts know float32 alone
 def test_each_step_is_explained_as_by_itself(name: str, method: str) -> None:
     model, processor = BUILT[name]()
     picture = square((64, 64), BOX)

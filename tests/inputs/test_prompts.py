@@ -28,9 +28,10 @@ def test_scores_lie_where_the_picture_is_not_black(name: str, size: tuple[int, i
     part = e.part("pixel_values")
     assert part.originals is not None
     assert part.originals[0].size == (wide, high)
-    assert part.level == ("patch" if name == "qwen2_vl" else "pixel")
-    margin = {"llava": max(size) / 8, "idefics3": max(size) / 8, "qwen2_vl": 9.0}[name]
-    assert outside(part, box, margin) < 0.02
+    assert part.level == ("patch" if name in ("qwen2_vl", "inkling2") else "pixel")
+    margin = {"llava": max(size) / 8, "idefics3": max(size) / 8, "qwen2_vl": 9.0, "inkling2": 17.0}[name]
+    # inkling2's processor fills up with −1/255, which is not black
+    assert outside(part, box, margin) < (0.1 if name == "inkling2" and high % 16 else 0.02)
     placed = part.placed()
     assert placed.shape == size
     y, x = divmod(int(placed.abs().nan_to_num().argmax()), wide)
@@ -50,7 +51,7 @@ def test_each_picture_of_a_prompt_is_a_part(name: str) -> None:
     assert set(e.inputs) == {"input_ids", "pixel_values[0]", "pixel_values[1]"}
     first, other = (e.part(f"pixel_values[{k}]").scores.abs().max() for k in (0, 1))
     assert first < 1e-4 * other
-    assert outside(e.part("pixel_values[1]"), box, 9.0) < 0.02
+    assert outside(e.part("pixel_values[1]"), box, 17.0 if name == "inkling2" else 9.0) < 0.02
 
 
 def test_each_word_has_its_own_map() -> None:

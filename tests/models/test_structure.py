@@ -15,6 +15,7 @@ from whyformer.engine.run import record
 from whyformer.explanation import views
 from whyformer.methods.task import readout_row
 from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
+from whyformer.models.walking import modules, named_modules
 from zoo import WINDOWED, ZOO, build
 
 # rows of the last block that feed the logits, of a sample with all ten tokens or of a picture
@@ -182,3 +183,13 @@ def test_blocks_are_looked_for_again_when_the_model_has_others() -> None:
     del model, first
     gc.collect()
     assert gone() is None
+
+
+def test_modules_are_walked_in_torchs_order_and_each_once() -> None:
+    shared = nn.Linear(2, 2)
+    inner = nn.Sequential(shared, nn.GELU(), nn.Sequential(nn.LayerNorm(2), shared))
+    model = nn.ModuleDict({"a": inner, "b": shared, "c": nn.ModuleList([inner, nn.Identity()])})
+    model.register_module("none", None)
+    for one in (model, inner, shared, build("bert")[0], build("hf_vit")[0]):
+        assert named_modules(one) == list(one.named_modules())
+        assert modules(one) == list(one.modules())

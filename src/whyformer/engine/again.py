@@ -21,6 +21,7 @@ from whyformer.engine.mode import Interception
 from whyformer.engine.probes import BlockFlows, Probe, Tally
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
+from whyformer.models.walking import modules
 
 _STATE = ("attentions", "block", "norm_before", "statistics", "watch")
 _WITHOUT = "leave checkpoint=True out, and explain a shorter text or use half precision where memory is short"
@@ -171,7 +172,8 @@ class _Call:
         try:
             with contextlib.ExitStack() as stack:
                 for context in (
-                    torch.inference_mode(False), torch.enable_grad(), inside(mode), users_hooks_aside(module, mode),
+                    torch.inference_mode(False), torch.enable_grad(), inside(mode),
+                    users_hooks_aside(mode, modules(module)),
                     mode, canonized(mode, module), without_autocast(mode.composite.carrier),
                 ):  # fmt: skip
                     stack.enter_context(context)

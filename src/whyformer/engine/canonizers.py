@@ -27,6 +27,7 @@ from whyformer.engine.norms import Norm, nearest, nearest_norm
 from whyformer.engine.operations import operation
 from whyformer.engine.readings import tensors
 from whyformer.errors import ModelError
+from whyformer.models.walking import modules
 from whyformer.rules.core import NATIVE, Composite, Rule, Ruled
 from whyformer.rules.registered import Declared
 
@@ -107,7 +108,7 @@ def canonized(mode: Interception, within: nn.Module | None = None) -> Iterator[N
     try:
         for function in mode.declared.functions:
             remember_inputs(function)
-        for module in (within or mode.model).modules() if mode.composite.rules else ():
+        for module in modules(within or mode.model) if mode.composite.rules else ():
             declared = mode.declared.of_module(module)
             if declared is not None:
                 handles.extend(_around(module, mode, partial(_as_declared, declared)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
+from whyformer.models.walking import modules, named_modules
 
 
 class _Here(threading.local):
@@ -38,17 +39,18 @@ def alone(model: nn.Module) -> Iterator[None]:
     Raises:
         ModelError: at the end, a parameter was written to or replaced, or training mode was switched on.
     """
-    before, trained = parameters(model), {id(m) for m in model.modules() if m.training}
+    named = named_modules(model)
+    before, trained = parameters(model, named), {m for _, m in named if m.training}
     with inside(None):
         yield
-    changed = changes(model, before)
+    named = named_modules(model)
+    changed = changes(model, before, named)
     if changed:
         raise ModelError(
             f"the model was changed while it was being explained (parameter '{min(changed)}'), so the scores would mix "
             "two models. Wait until training or loading is over, or explain a copy: copy.deepcopy(model)"
         )
-    switched = (n or type(m).__name__ for n, m in model.named_modules() if m.training and id(m) not in trained)
-    training = next(switched, None)
+    training = next((n or type(m).__name__ for n, m in named if m.training and m not in trained), None)
     if training is not None:
         raise ModelError(
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
@@ -63,8 +65,8 @@ INFERENCE = (
 
 
 @contextlib.contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
-    """A model that was compiled in place (``model.compile()``) runs as it is written.
+def as_written(model: nn.Module, listed: Sequence[nn.Module]) -> Iterator[None]:
+    """A model that was compiled in place (``model.compile()``) runs as it is written; ``listed`` are its modules.
 
     Raises:
         ModelError: it uses flex_attention, or an ``inference_mode`` of its own where a graph begins.
@@ -74,7 +76,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
             "flex_attention is compiled into one kernel that hides its attention: load the model with "
             "attn_implementation='sdpa' or 'eager' (or call model.set_attn_implementation('sdpa'))"
         )
-    compiled = any(module._compiled_call_impl is not None for module in model.modules())
+    compiled = any(module._compiled_call_impl is not None for module in listed)
     try:
         with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
             yield
@@ -91,21 +93,28 @@ def without_autocast(carrier: str) -> Iterator[None]:
         yield
 
 
-_State = tuple[Tensor, Tensor, int, int]
+Named = list[tuple[str, nn.Module]]
+_State = tuple[Tensor, Tensor | None, int, int]
 
 
-def parameters(model: nn.Module) -> dict[str, _State]:
-    """Name -> (parameter, its memory, which stays taken meanwhile, count of changes, address).
+def parameters(model: nn.Module, named: Named | None = None, *, held: bool = True) -> dict[str, _State]:
+    """Name -> (parameter, its memory, which stays taken meanwhile if ``held``, count of changes, address); ``named``
+    are its modules, if they are listed already.
 
     Buffers may change: rotary tables grow in a forward pass.
     """
-    named = [(n, p) for n, p in model.named_parameters() if p.is_floating_point()]
-    return {n: (p, p.detach(), 0 if p.is_inference() else p._version, _address(p)) for n, p in named}
+    found: dict[str, _State] = {}
+    for name, module in named or named_modules(model):
+        for own, p in module._parameters.items():
+            if p is not None and p.is_floating_point():
+                memory, version = p.detach() if held else None, 0 if p.is_inference() else p._version
+                found[f"{name}.{own}" if name else own] = (p, memory, version, _address(p))
+    return found
 
 
-def changes(model: nn.Module, before: Mapping[str, _State]) -> list[str]:
+def changes(model: nn.Module, before: Mapping[str, _State], named: Named | None = None) -> list[str]:
     """The parameters that are no longer as :func:`parameters` found them."""
-    after = parameters(model)
+    after = parameters(model, named, held=False)
     return [n for n in before.keys() | after.keys() if not _same(before.get(n), after.get(n))]
 
 
@@ -125,11 +134,11 @@ def _same(before: _State | None, after: _State | None) -> bool:
 
 
 @contextlib.contextmanager
-def users_hooks_aside(model: nn.Module, mode: Any) -> Iterator[None]:
+def users_hooks_aside(mode: Any, listed: Sequence[nn.Module] | None = None) -> Iterator[None]:
     """While a user's forward hook runs, ``mode.aside`` is positive.
 
     A hook may change what it is given, so its operations go by their rules; but a model that it calls, this one or
-    another, adds no block and no attention to the run.
+    another, adds no block and no attention to the run. ``listed`` are the modules of the mode's model.
     """
     handles = []
 
@@ -141,7 +150,7 @@ def users_hooks_aside(model: nn.Module, mode: Any) -> Iterator[None]:
         return hook
 
     try:
-        for module in model.modules():
+        for module in modules(mode.model) if listed is None else listed:
             if module._forward_pre_hooks:
                 handles.append(module.register_forward_pre_hook(step(1), prepend=True))
                 handles.append(module.register_forward_pre_hook(step(-1)))

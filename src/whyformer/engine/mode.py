@@ -26,6 +26,8 @@ from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is
 from whyformer.errors import ModelError
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
+_LISTED = (list, tuple)
+
 
 @dataclass
 class Interception(AttentionCapture, TorchFunctionMode):
@@ -86,15 +88,17 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if torch._C._is_any_autocast_enabled() and self.composite.carrier == "relevance":
             with torch._C._DisableAutocast(), self:
                 return func(*args, **kwargs)
-        for place, word in enumerate(("input", "other")):
-            if row.kind not in ("", "view") and len(args) == place and word in kwargs:
-                args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
+        if kwargs and row.kind not in ("", "view"):
+            for place, word in enumerate(("input", "other")):
+                if len(args) == place and word in kwargs:
+                    args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
         result = self._dispatch(name, row, func, args, kwargs)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
-                base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
-                if tensor.requires_grad and not self._foreign(base):
-                    base._whyformer_seen = True  # type: ignore[attr-defined]
+                if tensor.requires_grad:
+                    base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
+                    if not self._foreign(base):
+                        base._whyformer_seen = True  # type: ignore[attr-defined]
         return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -226,8 +230,12 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if torch.is_inference_mode_enabled() and any(t.requires_grad for t in tensors((*args, *kwargs.values()))):
                 raise ModelError(INFERENCE)
             return False
-        for tensor in tensors((*args, *kwargs.values())):
-            if tensor.requires_grad and (not tensor.is_leaf or id(tensor) in self.own):
+        own = self.own
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(value, Tensor):
+                if value.requires_grad and (not value.is_leaf or id(value) in own):
+                    return True
+            elif isinstance(value, _LISTED) and self.carries(tuple(tensors((value,))), {}):
                 return True
         return False
 
@@ -235,15 +243,17 @@ class Interception(AttentionCapture, TorchFunctionMode):
         """Parameters and other foreign leaves detached; nothing of the model is changed."""
 
         def own(value: Any) -> Any:
-            if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-                return type(value)([own(v) for v in value]) if type(value) in (list, tuple) else value
-            if self._foreign(value):
-                detached = value.detach()
+            if isinstance(value, Tensor):
+                if not (value.requires_grad and self._foreign(value)):
+                    return value
+                detached: Any = value.detach()
                 detached._whyformer_parameter = is_parameter(value)
                 return detached
+            if isinstance(value, _LISTED) and any(isinstance(v, Tensor) for v in value):
+                return type(value)([own(v) for v in value]) if type(value) in (list, tuple) else value
             return value
 
-        return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
+        return tuple([own(a) for a in args]), {k: own(v) for k, v in kwargs.items()} if kwargs else kwargs
 
 
 def _in_order(name: str, result: Any) -> Any:
@@ -259,7 +269,15 @@ def _without_graph(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 
     Where no graph could begin nothing is switched: a view made without gradients could not be written to later.
     """
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors((*args, *kwargs.values()))):
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                break
+        elif isinstance(value, _LISTED) and any(t.requires_grad for t in tensors((value,))):
+            break
+    else:
         return func(*args, **kwargs)
     torch._C._set_grad_enabled(False)
     try:

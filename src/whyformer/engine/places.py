@@ -108,7 +108,7 @@ def entering_places(
         hidden = hidden.flatten(2)  # several versions of each row
     if hidden.dim() != 3 or not hidden.requires_grad:
         return known[key]
-    if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() == 2):
+    if len(hidden) >= samples and (len(begun[""]) % len(hidden) == 0 or begun[""].dim() != 3):
         with torch.inference_mode(False), torch.enable_grad():
             merged = root.kind == "input"
             known[key] = [_entering(begun[""], hidden, picture, merged, turned, i) for i in range(samples)]
@@ -125,12 +125,13 @@ def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, turned:
     rows = hidden[sample]
     if picture:
         return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden), holes=True)
-    sound = merged and len(leaf) == len(hidden)
+    packed = merged and leaf.dim() > 3
+    sound = merged and not packed and len(leaf) == len(hidden)
     fed = None if sound and leaf.dim() == 2 else _fed(leaf, rows, -2 if turned else -1, sample)
     if fed is None:
         moments = shares(leaf, rows, sample, 2 if turned else 1) if sound else None
         return None if moments is None else Places(moments, None, len(rows))
-    if leaf.dim() == 2:
+    if leaf.dim() == 2 or packed:
         fed = fed.reshape(len(hidden), -1)[sample]
     # of patches a tower may have merged several into one row, of words none
     alone = fed[fed >= 0]
@@ -230,6 +231,8 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: i
         whole = [torch.zeros_like(picture) if f is None else f for f in flows]
         if each > 1:
             whole = [f.unflatten(0, (-1, each)) for f in whole]
+        elif axis == -1 and picture.dim() > 3:  # packed patches of vectors of several axes
+            whole = [f.flatten(1) for f in whole]
         return torch.cat([f if f.dim() == 2 else f[sample] for f in whole], axis).double()
 
     plain = flow(torch.ones_like(numbers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from whyformer.errors import ModelError
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
 from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
+from whyformer.models.walking import modules
 from whyformer.rules.core import Composite, Pass
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
@@ -229,9 +230,10 @@ class Recording:
 
 
 @contextmanager
-def running(mode: Interception) -> Iterator[Interception]:
-    """The model's operations go through ``mode``; those of other runs and of users' hooks do not count in it."""
-    with inside(mode), users_hooks_aside(mode.model, mode), mode:
+def running(mode: Interception, listed: Sequence[nn.Module] | None = None) -> Iterator[Interception]:
+    """The model's operations go through ``mode``; those of other runs and of users' hooks do not count in it.
+    ``listed`` are the model's modules."""
+    with inside(mode), users_hooks_aside(mode, listed), mode:
         yield mode
 
 
@@ -279,7 +281,8 @@ def record(
     if half is not None:
         (model, blocks), feed, values, root_value = single(model, blocks), *widened((feed, values, root_value))
     args, kwargs = list(feed[0]), dict(feed[1])
-    run = Pass(sequence_first=sequence_first(model))
+    listed = modules(model)
+    run = Pass(sequence_first=sequence_first(model, listed))
     mode = Interception(model, composite, run, probes)
     recording = Recording(mode)
     recording.cuts = [] if cut else None
@@ -310,12 +313,12 @@ def record(
     with (
         torch.inference_mode(False),
         gradient,
-        running(mode),
+        running(mode, listed),
         block_hooks(recording, blocks, root, entries, values, ends),
         canonized(mode),
         again.run_again(mode, blocks if checkpoint else ()),
         without_autocast(composite.carrier),
-        as_written(model),
+        as_written(model, listed),
     ):
         output = model(*args, **kwargs)
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]

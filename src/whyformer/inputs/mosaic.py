@@ -101,12 +101,17 @@ def _lines(values: NDArray[Any]) -> Any:
     numbers[order] = np.concatenate([[0], np.cumsum(begins)])
     lines = np.array([values[numbers == n].mean() for n in range(numbers.max() + 1)])
     steps = np.diff(lines)
-    even = not steps.size or np.abs(steps - np.median(steps)).max() < 0.25 * np.median(steps)
+    off = steps - np.median(steps) if steps.size else np.zeros(1)
+    off[-1] = max(off[-1], 0) if steps.size > 1 else off[-1]  # the picture may fill but a part of the last
+    even = not steps.size or np.abs(off).max() < 0.25 * np.median(steps)
     return (numbers, lines) if even else None
 
 
 def _ends(line: NDArray[Any], length: int) -> tuple[float, float]:
     """Where the first cell begins and the last ends; resampling bends a ramp at the borders of the picture."""
+    steps = np.diff(line)
+    if len(line) > 2 and steps[-1] < 0.75 * steps[:-1].mean():  # filled up behind the picture
+        return 0.0, float(steps[:-1].mean() * len(line))
     if len(line) < 4:
         return 0.0, float(length)
     step, start = np.polyfit(np.arange(1, len(line) - 1), line[1:-1], 1)

@@ -23,7 +23,7 @@ from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.packing import alike, several_each
 from whyformer.inputs.pairs import both, read_together
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, places_in, with_pictures
 from whyformer.inputs.sounds import Sound, heard, listener
 from whyformer.inputs.sounds import encode as encode_sounds
 
@@ -117,18 +117,23 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("no tensor among the inputs")
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
-    names = {n: n if isinstance(n, str) else _called(model, n) for n, _ in tensors}
+    names, whole = {n: n if isinstance(n, str) else _called(model, n) for n, _ in tensors}, dict(tensors)
     content = [(n, t) for n, t in tensors if not _BESIDE.search(names[n])] or tensors
-    pictures = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
+    pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
     ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
     ids.sort(key=lambda n: n not in _ID_NAMES)
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
+    # packed patches that are pictures of their own, their channels last (Inkling)
+    patches = [n for n in pixels if ids and _last(whole[n], model) and places_in(model, whole[ids[0]])]
+    patches = [n for n in patches if len(whole[n]) % len(whole[ids[0]]) == 0]
+    pictures = [n for n in pixels if n not in patches]
     if ids and not (pictures or vectors):  # packed patches of pictures of one size
         samples = len(dict(content)[ids[0]])
         vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and alike(t, samples, kwargs)]
     several = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
-    found = [*ids, *pictures, *vectors] if several else [*pictures, *ids, *vectors]
+    vectors = [*vectors, *patches]
+    found = [*ids, *pictures, *vectors] if several or patches else [*pictures, *ids, *vectors]
     if not found:  # a sound: one number at each moment
         found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
     if not found:
@@ -138,7 +143,6 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
             "ids [B, N] or vectors [B, N, D]; "
             "an unbatched sample needs a leading axis of 1"
         )
-    whole = dict(tensors)
     made = []
     for place in found:
         facts = _picture_facts if place in pictures else _text_facts if place in ids else _vector_facts
@@ -166,13 +170,18 @@ def _called(model: nn.Module, place: int) -> str:
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    if tensor.shape[-1] in (1, 3, 4) and min(tensor.shape[-3:-1]) > 4 and channels(model) != tensor.shape[-3]:
+    if _last(tensor, model):
         raise InputError(
             f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the axes to "
             "[B, C, H, W]; where the model itself takes them so, wrap it in one that permutes them back"
         )
     seen = Features(pictures=without_normalisation(tensor, processor))
     return Inputs((), {}, "image", name, features=seen, black=black_of(processor))
+
+
+def _last(pixels: Tensor, model: nn.Module) -> bool:
+    """Whether the channels of pixels seem to come last."""
+    return pixels.shape[-1] in (1, 3, 4) and min(pixels.shape[-3:-1]) > 4 and channels(model) != pixels.shape[-3]
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:

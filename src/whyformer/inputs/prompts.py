@@ -83,8 +83,10 @@ def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any)
             known = replace(side.features, originals=None if geometry is None else pictures, geometry=geometry)
             sides[name] = replace(side, features=known, notes=[notes(p) for p in pictures])
         elif process is not None and "pixel" in name:
-            whole = partial(_pieces, process, side.tensor.dim())
-            sides[name] = replace(side, mosaic=measure_mosaic(whole, groups, side.tensor.shape))
+            packed = side.modality == "tensor"
+            shape = side.tensor.flatten(1).shape if packed else side.tensor.shape
+            whole = partial(_pieces, process, 2 if packed else side.tensor.dim())
+            sides[name] = replace(side, mosaic=measure_mosaic(whole, groups, shape))
         if side.modality == "text":
             # the tokenizer's first: Gemma 3's processor calls so the one token that it replaces by many
             owners = (processor.tokenizer, processor)
@@ -137,7 +139,9 @@ def _makes(process: Callable[[list[Image.Image]], Tensor], groups: list[list[Ima
 def _pieces(process: Any, axes: int, pictures: list[Image.Image]) -> Tensor:
     """The tiles ``[T, C, H, W]`` or packed patches ``[P, D]`` of one prompt's pictures."""
     made: Tensor = process(pictures)
-    return made.flatten(0, 1) if axes > 2 and made.dim() == 5 else made
+    if axes == 2:
+        return made.flatten(1)
+    return made.flatten(0, 1) if made.dim() == 5 else made
 
 
 def _picture(source: Any) -> Image.Image:

@@ -47,8 +47,10 @@ def needs(task: Sources, method: Method, settings: Mapping[str, Any], checkpoint
         return None
     config = getattr(task.model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
-    width, numbers = widths(blocks)
-    heads = getattr(config, "num_attention_heads", None) or max(1, width // 64)
+    heads = getattr(config, "num_attention_heads", None)
+    reading = not method.checkpoint and not method.class_specific  # no graph: the blocks' layers are of no account
+    width, numbers = (0, 0) if reading and heads else widths(blocks)
+    heads = heads or max(1, width // 64)
     rows, tokens = inputs.tensor.shape
     size = next((p.dtype.itemsize for p in task.model.parameters() if p.dtype.is_floating_point), 4)
     copies = settings.get("samples", settings.get("steps", 1)) if "batch_size" in settings else 1

@@ -91,7 +91,12 @@ class Sources:
     @cached_property
     def all_blocks(self) -> list[nn.Module]:
         """The blocks of all groups, whose calls the structure counts."""
-        return [block for blocks in block_groups(self.model).values() for block in blocks]
+        return [block for blocks in self.groups.values() for block in blocks]
+
+    @cached_property
+    def groups(self) -> dict[str, list[nn.Module]]:
+        """The groups of repeated blocks by name, the main one first."""
+        return block_groups(self.model)
 
     @cached_property
     def sources(self) -> dict[str, Inputs]:
@@ -115,10 +120,8 @@ class Sources:
                 found[name] = Root("entry", 0)
             elif entry is None:
                 if name not in self.structure.lookups:
-                    raise self.refuse(
-                        f"where the tokens of its input '{name}' are looked up was not seen",
-                        verdict="is not supported yet",
-                    )
+                    said = f"where the tokens of its input '{name}' are looked up was not seen"
+                    raise self.refuse(said, verdict="is not supported yet")
                 found[name] = Root("lookup", self.structure.lookups[name].number)
             elif len(entry[1]) == 1:
                 found[name] = Root("entry", entry[0])
@@ -133,8 +136,7 @@ class Sources:
     def _shared(self, key: Key, call: int, rows: Tensor) -> bool:
         """Whether a picture or a sound feeds the rows of a text too, so that these would take what is its own."""
         inside = [self.sources[name] for name in key if name in self.sources]  # others are learned queries
-        others = [side for side in inside if side.modality != "text"]
-        feed = self.inputs.feed
+        others, feed = [side for side in inside if side.modality != "text"], self.inputs.feed
         return any(
             enters(self.model, feed, Root("input", other.scored), call, self.all_blocks, rows) for other in others
         )
@@ -225,7 +227,7 @@ class Sources:
         if name not in (self.inputs.name, *self.inputs.others):
             return False
         packed = name != self.inputs.name and (
-            (side.modality == "tensor" and side.tensor.dim() == 2)
+            (side.modality == "tensor" and side.tensor.dim() != 3)
             or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures of each prompt
         )
         return packed or side.choices is not None

@@ -24,7 +24,6 @@ from whyformer.methods.sources import Scores, Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
-from whyformer.models.structure import block_groups, find_blocks
 from whyformer.rules.core import Composite
 
 __all__ = ["Scores", "Task", "readout_row"]
@@ -220,7 +219,8 @@ class Task(Sources):
 
     def blocks(self, unknown: str | None = None) -> int:
         """Number of calls of the blocks that the model lists; 0 if none, or refused as what is ``unknown`` then."""
-        own = sum(a.queries == self.structure.alone(self.inputs.name) for a in self.structure.attentions)
+        alone = self.structure.alone(self.inputs.name)
+        own = sum(a.queries == alone for a in self.structure.attentions)
         count = max(len(self._found), own) if self._found else 0
         if not count and unknown is not None:
             raise self.refuse(f"its blocks are not in an nn.ModuleList or nn.Sequential, so {unknown} is unknown")
@@ -230,7 +230,7 @@ class Task(Sources):
     def _found(self) -> list[nn.Module]:
         """The largest group of blocks; where there are several streams, that of the main input's."""
         group = None if self.structure.plain else self.structure.group_of(self.inputs.name)
-        return find_blocks(self.model) if group is None else block_groups(self.model)[group]
+        return next(iter(self.groups.values()), []) if group is None else self.groups[group]
 
     # -- where token rows lie in a picture -------------------------------------------------------------------
     def places(self, tokens: int, block: int | None = None) -> Places:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from whyformer.models.walking import named_modules
+
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 
@@ -49,7 +51,7 @@ def widths(blocks: Sequence[nn.Module]) -> tuple[int, int]:
     """
     width, kept = 0, 0
     for block in blocks:
-        for name, module in block.named_modules():
+        for name, module in named_modules(block):
             sizes = None if "expert" in name else _sizes(module)
             if sizes is not None:
                 width, kept = width or sizes[0], kept + sizes[1]
@@ -58,10 +60,11 @@ def widths(blocks: Sequence[nn.Module]) -> tuple[int, int]:
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """(numbers that a linear layer takes, that it gives) of each token."""
-    weight: Any = getattr(module, "weight", None)
     if isinstance(module, nn.MultiheadAttention):
         return module.embed_dim, 3 * module.embed_dim
-    if type(module).__name__ == "Conv1D" and weight is not None:  # of transformers: [in, out]
-        return int(weight.shape[0]), int(weight.shape[1])
+    if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), torch.Tensor):
+        return int(weight.shape[0]), int(weight.shape[1])  # of transformers: [in, out]
+    if "in_features" not in vars(module) and not hasattr(type(module), "in_features"):
+        return None  # torch takes long to say that there is none
     sizes: Any = getattr(module, "in_features", None), getattr(module, "out_features", None)  # quantised ones too
     return sizes if all(isinstance(size, int) for size in sizes) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from whyformer.errors import ModelError
+from whyformer.models import walking
 
 # model -> (its modules when they were looked through, the groups found); nothing here keeps a module alive
 _GROUPS: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], dict[str, list[ref[nn.Module]]]]] = (
@@ -27,7 +29,7 @@ def block_groups(model: nn.Module) -> dict[str, list[nn.Module]]:
     blocks are meant; those of stages that differ by a number in their name are one group. Else of nested containers
     only the outer one counts. Looked for again only when the model has got other modules.
     """
-    modules, known = list(model.modules()), _GROUPS.get(model)
+    modules, known = walking.modules(model), _GROUPS.get(model)
     if known is not None and [r() for r in known[0]] == modules:
         return {name: [b for r in blocks if (b := r()) is not None] for name, blocks in known[1].items()}
     groups = _groups(model)
@@ -98,7 +100,7 @@ def refuse_unfit(model: Any) -> None:
     """Raise where an explanation would be wrong or impossible, before any work."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
-    for name, module in model.named_modules():
+    for name, module in walking.named_modules(model):
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
         if type(module).__name__ == "OptimizedModule":
@@ -106,17 +108,20 @@ def refuse_unfit(model: Any) -> None:
                 f"a part of the model is torch.compile'd and hides its operations: put the original module there "
                 f"(model.{name}._orig_mod)"
             )
-        where = f"module '{name or type(module).__name__}'"
         # transformers checkpoint in training mode alone, timm always
-        flags = ("gradient_checkpointing", "grad_checkpointing") if module.training else ("grad_checkpointing",)
-        if any(module.__dict__.get(flag) is True for flag in flags):
+        own, training = module.__dict__, module.training
+        if own.get("grad_checkpointing") is True or (training and own.get("gradient_checkpointing") is True):
             raise ModelError(
-                f"activation checkpointing is on ({where}) and hides operations: "
+                f"activation checkpointing is on ({_where(name, module)}) and hides operations: "
                 "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             )
-        cause = _changed_by_training(module) if module.training else None
+        cause = _changed_by_training(module) if training else None
         if cause is not None:
-            raise ModelError(f"the model is in training mode, so {cause} ({where}): call model.eval()")
+            raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
+
+
+def _where(name: str, module: nn.Module) -> str:
+    return f"module '{name or type(module).__name__}'"
 
 
 _DRAWN = ("drop", "jitter", "noise", "mask_time_prob", "mask_feature_prob")
@@ -145,11 +150,12 @@ def first_bad_parameter(model: nn.Module) -> str | None:
 TOKENS_FIRST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # as rows entered blocks
 
 
-def sequence_first(model: nn.Module) -> bool:
-    """True where it lays out tokens as ``[N, B, D]``: seen in a run, else told by an ``nn.MultiheadAttention``."""
+def sequence_first(model: nn.Module, listed: Sequence[nn.Module] | None = None) -> bool:
+    """True where it lays out tokens as ``[N, B, D]``: seen in a run, else told by an ``nn.MultiheadAttention``, of its
+    modules (``listed``, if they are already)."""
     if model in TOKENS_FIRST:
         return TOKENS_FIRST[model]
-    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules())
+    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in listed or walking.modules(model))
 
 
 def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:
