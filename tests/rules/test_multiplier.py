@@ -105,3 +105,17 @@ def test_detached_norm_by_hand() -> None:
     assert got.tolist() == [0.5, -0.5]
     (plain,) = torch.autograd.grad(functional.layer_norm(x, (2,), eps=0), x, torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert plain.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("rule", [SECANT, NORM])
+def test_what_is_kept_for_the_passes_that_follow_is_that_of_the_first(rule: Rule) -> None:
+    """A graph that is kept gives every backward pass what it gives the first, in whichever order they come."""
+    x, run = random(3, 7).requires_grad_(), Pass(keep=True)
+    info: dict[str, Any] = {"weight": None, "eps": 1e-5, "axes": 1, "centred": True} if rule is NORM else {}
+    compute = (lambda v: functional.layer_norm(v, (7,))) if rule is NORM else functional.gelu
+    value = Ruled.apply(rule, run, compute, info, x)
+    flows = [random(3, 7, seed=i) for i in (1, 2)]
+    wanted = [torch.autograd.grad(Ruled.apply(rule, Pass(), compute, dict(info), x), x, f)[0] for f in flows]
+    for i in (0, 1, 0):
+        (got,) = torch.autograd.grad(value, x, flows[i].clone(), retain_graph=True)
+        assert torch.equal(got, wanted[i])

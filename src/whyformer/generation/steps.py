@@ -25,7 +25,7 @@ from whyformer.methods import find
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.task import Scores
 from whyformer.methods.verifying import Prefix, verified
-from whyformer.models.kinds import is_language_model
+from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, Resolver, Span, Target
@@ -145,8 +145,9 @@ class Steps:
                 )
             return output.logits[:, -1]
 
-        inputs = self.inputs(0)
-        plain_logits(self.model, *inputs.feed, check)
+        if not LANGUAGE.get(self.model, False):  # else it is known
+            inputs = self.inputs(0)
+            plain_logits(self.model, *inputs.feed, check)
 
     # -- what is explained -------------------------------------------------------------------------------------------
     @cached_property

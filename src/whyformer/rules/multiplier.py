@@ -13,18 +13,27 @@ from whyformer.rules.relevance.attention import warmer
 
 def secant(call: Call, flow: Tensor) -> Grads:
     """The slope g(x)/x of the secant through 0 instead of g'(x); at x = 0 its limit g'(0)."""
+    slope = call.info.get("slope")
+    if slope is None:
+        slope = _slope(call)
+        if not call.run.keep:
+            return [slope.mul_(flow)]
+        call.info["slope"] = slope  # for the backward passes that follow
+    return [flow * slope]
+
+
+def _slope(call: Call) -> Tensor:
     (x,), value = call.operands, call.output
     if value is None:
         raise ValueError("the secant rule reads the output")
     tiny = torch.finfo(x.dtype).tiny
     # as a rule: a fraction of the time that choosing by element takes, but on a GPU to ask takes longer
     if x.numel() and not x.is_cuda and bool(x.abs().amin() > tiny):
-        return [(value / x).mul_(flow)]
+        return value / x
     small = x.abs() <= tiny
     slope = value / torch.where(small, 1, x)
     step = torch.full_like(x, torch.finfo(x.dtype).eps ** 0.5)
-    slope = torch.where(small, (call.compute(step) - call.compute(-step)) / (2 * step), slope)
-    return [flow * slope]
+    return torch.where(small, (call.compute(step) - call.compute(-step)) / (2 * step), slope)
 
 
 def detached_norm(call: Call, flow: Tensor) -> Grads:
@@ -32,14 +41,25 @@ def detached_norm(call: Call, flow: Tensor) -> Grads:
 
     ``call.info``: weight, eps, axes (number of trailing axes normalised over), centred.
     """
-    (x,), info = call.operands, call.info
+    info = call.info
     dims = tuple(range(-info["axes"], 0))
+    inverse = info.get("inverse")
+    if inverse is None:
+        inverse = _inverse_deviation(call, dims)
+        if call.run.keep:
+            info["inverse"] = inverse  # for the backward passes that follow
     passed = flow * (1 if info["weight"] is None else info["weight"])  # a tensor of its own, written to below
     if info["centred"]:
-        x = x - x.mean(dims, keepdim=True)
         passed -= passed.mean(dims, keepdim=True)
+    return [passed.mul_(inverse)]
+
+
+def _inverse_deviation(call: Call, dims: tuple[int, ...]) -> Tensor:
+    (x,), info = call.operands, call.info
+    if info["centred"]:
+        x = x - x.mean(dims, keepdim=True)
     deviation = torch.linalg.vector_norm(x, dim=dims, keepdim=True) / math.prod(x.shape[d] for d in dims) ** 0.5
-    return [passed.mul_((deviation.square() + info["eps"]).rsqrt())]
+    return (deviation.square() + info["eps"]).rsqrt()
 
 
 def softmax(call: Call, flow: Tensor, *, temperature: float) -> Grads:
