@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 WORDS, MARK = 1000, 999
 TEXT = {
-    "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6, "vocab_size": WORDS,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+    "vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 ANSWER = list(range(20, 30))
 
@@ -38,7 +39,8 @@ class Processor:
         known = {f"w{i}": i for i in range(MARK)} | {"<image>": MARK}
         plain = Tokenizer(models.WordLevel(known, unk_token="w3"))
         plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        self.tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="w0", bos_token="w1", eos_token="w2")
+        marks = {"pad_token": "w0", "bos_token": "w1", "eos_token": "w2"}
+        self.tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=plain, **marks)
         self.tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -122,10 +124,9 @@ def main() -> None:
         tensors, times = fed(), dict[str, list[tuple[float, float]]]()
         for turn in range(arguments.repeats + 1):
             for method in arguments.methods:
-                both = seconds(lambda: plain(model, tensors))
-                own = seconds(
-                    lambda: whyformer.explain_generation(model, continuation=ANSWER, method=method, **given)
-                )
+                asked = {"continuation": ANSWER, "method": method, **given}
+                both = seconds(partial(plain, model, tensors))
+                own = seconds(partial(whyformer.explain_generation, model, **asked))
                 if turn:  # the first round warms up
                     times.setdefault(method, []).append((own / both, both))
         for method, found in times.items():
