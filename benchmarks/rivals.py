@@ -134,9 +134,10 @@ def main() -> None:
                 (own, mine), (other, yours) = ((first, a), (second, b)) if turn % 2 else ((second, b), (first, a))
                 if turn:  # the first round warms up
                     times.append((own / other, own, other))
-            far = float((mine - yours).detach().abs().max() / yours.detach().abs().max()) if mine.shape == yours.shape else None
             ratio, own, other = (statistics.median(t[i] for t in times) for i in range(3))
-            said = "of other size" if far is None else f"{far:.0e}"
+            mine, yours, said = mine.detach(), yours.detach(), "of other size"
+            if mine.shape == yours.shape:
+                said = f"{float((mine - yours).abs().max() / yours.abs().max()):.0e}"
             print(f"| {name} | {what} | {ratio:.3f} | {own:.2f} | {other:.2f} | {said} |", flush=True)
 
 
