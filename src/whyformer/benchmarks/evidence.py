@@ -1,7 +1,8 @@
 """Benchmark ``evidence``: does a language model's map point at the sentence from which it took its answer?
 
 Prompts with planted facts (:mod:`whyformer.datasets.planted`), kept where the model's likeliest next token is the
-answer (for agreement, where it prefers the right verb; of twin facts, where only the asked one changes the answer).
+answer (for agreement, where it prefers the right verb; of twin facts, where only the asked one changes the answer). Or
+pronouns in stories that the model writes itself (:mod:`whyformer.datasets.stories`), which mean one of two names.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from whyformer import explaining
-from whyformer.benchmarks.batches import Texts
+from whyformer.benchmarks.batches import Encoded, Texts
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
 from whyformer.datasets.planted import Planted, planted
+from whyformer.datasets.stories import Opening, openings, pronoun
 from whyformer.errors import InputError
 from whyformer.evaluate.statistics import Interval
 from whyformer.methods.task import Scores
@@ -35,22 +37,29 @@ Array = NDArray[np.float64]
 _SHARES = (0.2, 0.5)
 _MOST = 6  # prompts drawn for each that is kept, at most
 _AT_ONCE = 16
+_LONGEST_STORY = 40  # tokens written behind an opening
 
 
 def own_data(options: dict[str, Any]) -> tuple[str, Sequence[Any]]:
-    """More prompts than are asked for, of which :func:`prepare` keeps those that the model answers rightly."""
+    """More prompts than are asked for, of which :func:`prepare` keeps those that the model answers rightly; or openings
+    of stories."""
     count = int(options["prompts"])
     if count < 1:
         raise InputError("prompts must be at least 1")
+    if options.get("source") == "stories":
+        return "stories", list(islice(openings(int(options["draw"])), _MOST * count))
     return "planted", list(islice(planted(int(options["draw"])), _MOST * count))
 
 
 def prepare(study: Study) -> None:
-    """Keep the prompts that the model answers rightly, as many as are asked for."""
+    """Keep the prompts that the model answers rightly, as many as are asked for; or let it write stories."""
     if not getattr(study.processor, "is_fast", False):
         raise InputError("evidence needs a language model with a fast tokenizer")
     wanted, kept, seen = int(study.options["prompts"]), list[Planted](), 0
     wanted = min(wanted, int(study.options["count"] or wanted))
+    if study.options["source"] == "stories":
+        _written(study, wanted)
+        return
     drawn = [made for p in study.samples if (made := _rendered(p, study.processor)) is not None]
     for start in range(0, len(drawn), _AT_ONCE):
         if len(kept) >= wanted:
@@ -63,6 +72,38 @@ def prepare(study: Study) -> None:
         raise InputError("the model answers none of the prompts rightly, so there is no evidence to find")
     study.remarks.append(f"{len(study.samples)} prompts that the model answers rightly, of {seen} drawn")
     study.limit()
+
+
+def _written(study: Study, wanted: int) -> None:
+    """Pronouns of different texts, from stories that the model goes on with at random, 16 of each opening."""
+    tokenizer, device, kept, count = study.processor, study.forwards.place["device"], dict[str, Planted](), 0
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int(study.options["draw"]))
+        for opening in study.samples:
+            if len(kept) >= wanted:
+                break
+            begun = torch.from_numpy(_ids(tokenizer, opening.text))[None].to(device)
+            stories = study.model.generate(  # type: ignore[operator]
+                begun, attention_mask=torch.ones_like(begun), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=_LONGEST_STORY, num_return_sequences=_AT_ONCE, pad_token_id=study.forwards.pad,
+            )  # fmt: skip
+            count += len(stories)
+            for number, row in enumerate(stories.tolist()):
+                kept |= _meant(opening, row, number, tokenizer)
+    study.samples = list(kept.values())[:wanted]
+    if not study.samples:
+        raise InputError("the stories that the model writes hold no pronoun of which it is clear whom it means")
+    study.remarks.append(f"{len(study.samples)} pronouns, of {count} stories that the model wrote")
+    study.limit()
+
+
+def _meant(opening: Opening, row: list[int], number: int, tokenizer: Any) -> dict[str, Planted]:
+    """The text before a story's pronoun -> what it means; none where the text and the pronoun are other tokens."""
+    made = pronoun(opening, tokenizer.decode(row, skip_special_tokens=True), number)
+    if made is None:
+        return {}
+    ids = [*_ids(tokenizer, made.text).tolist(), _token(tokenizer, made.answer)]
+    return {made.text: made} if ids == row[: len(ids)] else {}
 
 
 def _rendered(prompt: Planted, tokenizer: Any) -> Planted | None:
@@ -159,7 +200,7 @@ def _places(prompt: Planted, spans: Sequence[tuple[int, int]], scores: Array) ->
     positive = np.maximum(scores, 0)
     fact, document = (positive[_within(spans, place)].sum() for place in (prompt.fact, prompt.document))
     figures = {"hit": float(_within(spans, prompt.clue)[scores.argmax()])}
-    if prompt.rival is None and prompt.twin is None and positive.sum() > 0:
+    if prompt.rival is None and prompt.changed is None and positive.sum() > 0:
         figures["share"] = float(fact / positive.sum())
         figures["inside"] = float(fact / document) if document > 0 else 0.0
     return figures
@@ -187,7 +228,7 @@ def _removal(batch: Texts, index: int, scores: Array) -> Values:
     """Kept share of the answer's probability (of its odds against the rival) where the words with the lowest scores are
     deleted, and where those with the highest are; the last word stays."""
     prompt: Planted = batch.samples[index]
-    words, tokenizer = np.array([-1 if w is None else w for w in batch.encoded[index].words]), batch.study.processor
+    words, tokenizer = _words(prompt.text, batch.encoded[index]), batch.study.processor
     listed = sorted(set(words.tolist()) - {-1, int(words[-1])})
     order = np.array(listed)[np.argsort([scores[words == w].sum() for w in listed], kind="stable")]
     counts = [max(1, round(share * len(order))) for share in _SHARES]
@@ -202,6 +243,15 @@ def _removal(batch: Texts, index: int, scores: Array) -> Values:
     kept = np.minimum(probability(logits) / probability(batch.logits[index]), 1)
     least, most = kept[: len(counts)].mean(), kept[len(counts) :].mean()
     return {"least": float(least), "most": float(most), "gap": float(least - most)}
+
+
+def _words(text: str, encoded: Encoded) -> NDArray[np.int64]:
+    """``[N]`` which word each token is of, -1 at special ones; the tokenizer's words, or what stands between spaces
+    where it takes the whole text for one."""
+    words = np.array([-1 if word is None else word for word in encoded.words])
+    if len({*words.tolist()} - {-1}) < 2:
+        words = np.array([len(text[:b].split()) - 1 if b > a else -1 for a, b in encoded.spans])
+    return words
 
 
 def _seconds_of_plain(model: nn.Module, ids: torch.Tensor, target: Any) -> float:
@@ -260,9 +310,9 @@ def summarize(study: Study, results: Results) -> Report:
 
 
 BENCHMARK = Benchmark(
-    "evidence", "a language model's planted facts: where its answer came from", "text",
+    "evidence", "a language model's planted facts (or the pronouns it writes): where its answer came from", "text",
     "attnlrp of 4/5=attnlrp:share=0.8,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
     "libra=input_x_gradient:composite='libra',input_x_gradient,rollout,gae,transformer_attribution", {},
-    {"prompts": 300, "draw": 0, "removal": 60, "count": None, "files": None, "longest": None},
-    prepare, measure, summarize, own_data=own_data,
+    {"prompts": 300, "draw": 0, "removal": 60, "source": "planted", "count": None, "files": None, "longest": None},
+    prepare, measure, summarize, own_data=own_data, choices={"source": ("planted", "stories")},
 )  # fmt: skip

@@ -79,14 +79,17 @@ def _by_hand(module: nn.Module) -> bool:
     return type(module).__name__ in ACTIVATIONS and getattr(module, "act", None) is not functional.gelu
 
 
-def stands_for(module: nn.Module, x: Tensor, output: Any) -> Callable[[Tensor], Tensor] | None:
-    """The activation or :class:`Norm` that gives this output of the module for its input, or None."""
+def stands_for(
+    module: nn.Module, x: Tensor, output: Any, used: list[Tensor] | None = None
+) -> Callable[[Tensor], Tensor] | None:
+    """The activation or :class:`Norm` that gives this output of the module for its input, or None; ``used`` are the
+    parameters that it ran with, where they are its own for the length of a pass only."""
     if not isinstance(output, Tensor) or output.shape != x.shape or not x.numel():
         return None
     named = ACTIVATIONS.get(type(module).__name__)
     if named is not None:
         return nearest([named], x, output)
-    found = nearest_norm(_own(module), _epsilons(module), x, output, _KNOWN.get(module))
+    found = nearest_norm(_own(module) if used is None else used, _epsilons(module), x, output, _KNOWN.get(module))
     if found is not None:
         _KNOWN[module] = replace(found, weight=None, bias=None)
     return found
@@ -135,6 +138,7 @@ def _around(module: nn.Module, mode: Interception, then: Seen) -> list[Any]:
         given = [t for t in (*args, *(v for kwargs in rest for v in kwargs.values())) if isinstance(t, Tensor)]
         if here.run is mode and mode.muted == 0 and mode.carries(tuple(given), {}):
             mode.muted = id(module)
+            mode.used = [] if any(p.is_meta for p in _own(module)) else None  # weights that are put in for each pass
             seen[:] = [(t, t._version) for t in given]
             torch._C._set_grad_enabled(False)
 
@@ -167,7 +171,8 @@ def _canonical(
     found = None
     if len(given) == 1:
         with inside(None), torch.no_grad():
-            found = stands_for(module, given[0].detach(), output)
+            used = None if mode.used is None else list(dict.fromkeys(mode.used))
+            found = stands_for(module, given[0].detach(), output, used)
     name = "gelu" if not isinstance(found, Norm) else "layer_norm" if found.centred else "rms_norm"
     rule = None if found is None else _row(mode.composite, name)
     if rule is None or found is None:

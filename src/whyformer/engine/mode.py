@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whyformer.engine import audit
+from whyformer.engine import audit, packed
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS, written_attention
@@ -41,6 +41,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     anchor: Tensor | None = None
     anchors: dict[int, Tensor] = field(default_factory=dict)
     muted: int = 0
+    used: list[Tensor] | None = None
     aside: int = 0
     attentions: int = 0
     block: int | None = None
@@ -60,6 +61,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
         self.tally = asked(self.probes, Tally)
         self.declared = gather()
+        self.kept = packed.kept(self.model)
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -81,6 +83,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         name, kwargs = operation_name(func), kwargs or {}
         row = operation(name)
         if here.run is not self or self.muted or row.kind == "silent":
+            if self.used is not None and here.run is self:
+                self.used += [t for t in tensors(args) if is_parameter(t) and not t.is_meta]
             result = func(*args, **kwargs)
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
         if torch._C._are_functorch_transforms_active() and not self.transformed:  # the audit sees the result
@@ -139,12 +143,16 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return mixed
         if not carried:
             result = _without_graph(func, args, kwargs)
+            if self.kept:
+                packed.note(self.kept, args, kwargs, result)
             if row.kind == "view" and args and is_parameter(args[0]) and not isinstance(result, nn.Parameter | tuple):
                 result._whyformer_parameter = True
                 result._whyformer_picked = name == "__getitem__" and isinstance(args[1], Tensor)
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
         audit.hidden(self, args)
+        if self.composite.carrier == "relevance" and row.kind and any(map(packed.is_wrapped, args)):
+            args = packed.unwrapped(name, func, args)
         return self._note(name, args, kwargs, self._carried(name, row, func, args, kwargs))
 
     def _carried(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

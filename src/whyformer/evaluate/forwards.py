@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from whyformer.inputs.feed import place_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.readout import plain_logits
 
@@ -28,7 +29,7 @@ class Forwards:
     def place(self) -> dict[str, Any]:
         """Device and dtype of the model."""
         parameter = next((p for p in self.model.parameters() if p.is_floating_point()), torch.zeros(()))
-        return {"device": parameter.device, "dtype": parameter.dtype}
+        return {"device": place_of(self.model), "dtype": parameter.dtype}
 
     def pixels(self, pictures: Iterable[Tensor]) -> NDArray[np.float64]:
         """``[n, C]`` logits of pictures ``[C, H, W]``, which may be made as they are needed."""

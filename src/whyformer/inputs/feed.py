@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _LOSS = ("label", "labels", "start_positions", "end_positions", "next_sentence_label", "return_loss")
@@ -76,3 +77,16 @@ def parameters(model: nn.Module) -> dict[str, inspect.Parameter]:
 def _needed(model: nn.Module) -> set[str]:
     """Names of the arguments that the forward cannot do without."""
     return {n for n, p in parameters(model).items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+
+
+def place_of(model: nn.Module) -> torch.device:
+    """The device that a model's inputs belong on: that of its first parameter; where weights are put in place for each
+    pass only (accelerate's offloading), the one on which its modules are run."""
+    first = next(model.parameters(), None)
+    if first is None or not first.is_meta:
+        return torch.device("cpu") if first is None else first.device
+    hooks = (getattr(module, "_hf_hook", None) for module in model.modules())
+    wanted = next((d for h in hooks if (d := getattr(h, "execution_device", None)) is not None), None)
+    if wanted is not None:
+        return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import channels, naming, put_right
+from whyformer.inputs.feed import channels, naming, place_of, put_right
 from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
@@ -78,8 +78,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
 
 def _move(made: Inputs, model: nn.Module) -> Inputs:
     """To the model's device; pixels and vectors to its dtype; checked to be finite."""
-    parameter = next(model.parameters(), None)
-    device = torch.device("cpu") if parameter is None else parameter.device
+    device = place_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
     def move(value: Any) -> Any:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount, in_bytes
+from whyformer.inputs.feed import place_of
 from whyformer.jobs.batching import OutOfMemory, Read, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
@@ -102,7 +101,7 @@ def estimate(job: Job) -> Cost:
         write_table(written, table)
         part = written.stat().st_size
     left = None if opened.count is None else max(0, opened.count - there)
-    place = next((p.device for p in opened.session.model.parameters()), torch.device("cpu"))
+    place = place_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
     return Cost(
         rows=opened.count, there=there, sampled=len(reads), failed=len({f.row for f in rows.failures}), reason=reason,

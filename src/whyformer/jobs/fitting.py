@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from whyformer.errors import InputError, MethodNotApplicable, ModelError, UnknownOperation, WhyformerError
+from whyformer.inputs.feed import place_of
 from whyformer.jobs.batching import Explained, OutOfMemory, Read, Session
 from whyformer.jobs.rows import PAIR
 from whyformer.models.memory import total_memory
@@ -59,7 +60,7 @@ def tried(session: Session, reads: Sequence[Read]) -> Trial:
     GPU): the same in every run on one machine.
     """
     usable = [one for one in reads if one.error is None]
-    place = next((p.device for p in session.model.parameters()), torch.device("cpu"))
+    place = place_of(session.model)
     most = MOST.get(place.type, MOST["cpu"])
     if not usable:
         return Trial(None, 0, 0.0, most)

@@ -12,6 +12,7 @@ import torch
 
 from whyformer.errors import InputError, MemoryWarning
 from whyformer.explanation.counts import amount, in_bytes
+from whyformer.inputs.feed import place_of
 from whyformer.models.memory import free_memory, total_memory, widths
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def foresee(task: Any, method: Method, settings: Mapping[str, Any]) -> None:
     allowed = getattr(task.progress, "memory", math.inf)
     if found is None or found.total < min(WORTH_A_LOOK, allowed):
         return
-    place = next((p.device for p in task.model.parameters()), torch.device("cpu"))
+    place = place_of(task.model)
     free, there = free_memory(place), total_memory(place)
     if found.total <= min(free, allowed):
         return

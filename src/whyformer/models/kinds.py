@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from whyformer.models.output import Output, decodes, fed
 
 LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_ROUNDS = re.compile(r"\bquantized\b|\bbitsandbytes\b")
 _COMPARES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -75,6 +77,8 @@ def _language(output: Output) -> bool:
         return _generates(output)
     if not bool((moved[:last] > limit).any()):
         return True
+    if any(_ROUNDS.search(type(module).__module__) for module in output.model.modules()):  # all tokens share a scale
+        return _generates(output)
     pictures = any(n.startswith(("pixel", "image")) for n in output.given)
     return pictures and _generates(output)
 

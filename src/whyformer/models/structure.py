@@ -144,7 +144,7 @@ def _changed_by_training(module: nn.Module) -> str | None:
 
 def first_bad_parameter(model: nn.Module) -> str | None:
     """Name of the first parameter that holds NaN or infinity."""
-    return next((n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())), None)
+    return next((n for n, p in model.named_parameters() if not p.is_meta and not bool(torch.isfinite(p).all())), None)
 
 
 TOKENS_FIRST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # as rows entered blocks
