@@ -82,3 +82,15 @@ def test_bfloat16_agrees_with_float32(shared: Path) -> None:
     a, b = (whyformer.explain_generation(m, prompt, " blue", processor=tokenizer).matrix[0].double() for m in (model, half))
     assert int(a.argmax()) == int(b.argmax())
     assert float(torch.corrcoef(torch.stack([a, b]))[0, 1]) > 0.999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "settings"), [("cp_lrp", {}), ("input_x_gradient", {"composite": "libra"}), ("lrp_ah_ln", {"secant": True})])
+def test_the_sum_is_the_target_on_gated_blocks(shared: Path, method: str, settings: dict[str, Any]) -> None:
+    model, tokenizer = smollm2(shared)
+    prompt = "Ann's ball is red. Bob's kite is blue. Answer: Bob's kite is"
+    for target in (" blue", whyformer.targets.Contrast(" blue", " red")):
+        e = whyformer.explain(model, prompt, method, target, tokenizer, **settings)
+        value = e.logits[0, tokenizer(" blue").input_ids[0]]
+        value = value - e.logits[0, tokenizer(" red").input_ids[0]] if target != " blue" else value
+        assert abs(float(e.scores.sum() - value)) < 1e-3 * abs(float(value))

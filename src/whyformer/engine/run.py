@@ -171,7 +171,8 @@ class Recording:
         if not self.logits.requires_grad:
             raise ModelError(
                 "nothing that the method watches reaches the logits: the model (or a target of your own) detaches "
-                "them, runs under torch.no_grad (activation checkpointing does), or has no attention"
+                "them, runs under torch.no_grad (activation checkpointing does), rounds them to integers (quantised "
+                "activations: explain the model before it was quantised, or use occlusion), or has no attention"
             )
         self.run.relevance, self.run.keep = relevance, keep
         self.run.ledger.clear()
