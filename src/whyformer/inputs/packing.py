@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.inputs.feed import channels
 from whyformer.inputs.prompts import places_in
 
 
@@ -24,6 +25,17 @@ def _as_many(grids: Tensor) -> bool:
     """Whether the grids ``[B, k, 3]`` of each sample have as many patches."""
     counts = grids.prod(-1).sum(1)
     return bool((counts == counts[0]).all())
+
+
+def channels_last(pixels: Tensor, model: nn.Module) -> bool:
+    """Whether the channels of pixels seem to come last."""
+    return pixels.shape[-1] in (1, 3, 4) and min(pixels.shape[-3:-1]) > 4 and channels(model) != pixels.shape[-3]
+
+
+def small_pictures(pixels: Tensor, ids: Tensor, model: nn.Module) -> bool:
+    """Whether these are packed patches of the pictures of prompts, each a picture of its own with its channels last, as
+    many of each prompt (Inkling)."""
+    return channels_last(pixels, model) and places_in(model, ids) > 0 and len(pixels) % len(ids) == 0
 
 
 def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import channels, naming, place_of, put_right
+from whyformer.inputs.feed import naming, place_of, put_right
 from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
-from whyformer.inputs.packing import alike, several_each
+from whyformer.inputs.packing import alike, channels_last, several_each, small_pictures
 from whyformer.inputs.pairs import both, read_together
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
-from whyformer.inputs.prompts import encode, is_prompt, places_in, with_pictures
+from whyformer.inputs.prompts import encode, is_prompt, with_pictures
 from whyformer.inputs.sounds import Sound, heard, listener
 from whyformer.inputs.sounds import encode as encode_sounds
 
@@ -123,9 +123,7 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
     ids.sort(key=lambda n: n not in _ID_NAMES)
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
-    # packed patches that are pictures of their own, their channels last (Inkling)
-    patches = [n for n in pixels if ids and _last(whole[n], model) and places_in(model, whole[ids[0]])]
-    patches = [n for n in patches if len(whole[n]) % len(whole[ids[0]]) == 0]
+    patches = [n for n in pixels if ids and small_pictures(whole[n], whole[ids[0]], model)]
     pictures = [n for n in pixels if n not in patches]
     if ids and not (pictures or vectors):  # packed patches of pictures of one size
         samples = len(dict(content)[ids[0]])
@@ -169,18 +167,13 @@ def _called(model: nn.Module, place: int) -> str:
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
-    if _last(tensor, model):
+    if channels_last(tensor, model):
         raise InputError(
             f"the {tensor.shape[-1]} channels of {name} {list(tensor.shape)} seem to come last: permute the axes to "
             "[B, C, H, W]; where the model itself takes them so, wrap it in one that permutes them back"
         )
     seen = Features(pictures=without_normalisation(tensor, processor))
     return Inputs((), {}, "image", name, features=seen, black=black_of(processor))
-
-
-def _last(pixels: Tensor, model: nn.Module) -> bool:
-    """Whether the channels of pixels seem to come last."""
-    return pixels.shape[-1] in (1, 3, 4) and min(pixels.shape[-3:-1]) > 4 and channels(model) != pixels.shape[-3]
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
