@@ -103,9 +103,8 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
 
 
 def _on(made: Inputs, device: torch.device) -> Inputs:
-    return replace(
-        made, **{n: getattr(made, n).to(device) for n in ("mask", "special") if getattr(made, n) is not None}
-    )
+    there = {n: own for n in ("mask", "special") if (own := getattr(made, n)) is not None}
+    return replace(made, **{n: own.to(device) for n, own in there.items()})
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------
