@@ -14,6 +14,10 @@ class InputError(WhyformerError, ValueError):
     """The input, the target or a setting is missing, malformed or out of range."""
 
 
+class TooLarge(InputError):  # noqa: N818 - reads better at the call site
+    """The explanation would take more memory than there is, or than is allowed."""
+
+
 class ModelError(WhyformerError, ValueError):
     """The model cannot be explained as it is (training mode, checkpointing, TorchScript, NaN weights ...)."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,11 +50,16 @@ print("finished", len(maps))
 """
 
 
-def run(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> str:
+def scripted(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> tuple[str, dict[str, str]]:
+    """A program that runs the job, and its environment."""
     given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors}
     script = "\n".join(f"{k} = {v!r}" for k, v in given.items()) + SCRIPT
     path = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+    return script, {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
+
+
+def run(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> str:
+    script, env = scripted(model, place, out, kill=kill, actors=actors)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -64,4 +72,26 @@ def test_ray_writes_what_one_machine_writes(tmp_path, kill):
     said = run(model, place, tmp_path / "ray", kill=kill, actors=2 if kill else 1)
     assert "finished 29" in said
     assert (tmp_path / "died").exists() == kill
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+    log = [json.loads(line) for line in (tmp_path / "ray" / "log.jsonl").read_text().splitlines()]
+    assert all(line["rows_per_second"] > 0 for line in log if line["event"] == "part")
+
+
+def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
+    """The whole group of processes, in the middle of the job; actors may outlive it for a while, and harm nothing."""
+    model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 120, bad=(4,))
+    options = {"methods": ("transformer_attribution", "gae"), "rows_per_part": 6, "batch_size": 4}
+    run_job(Job(model=model, input=str(place), out=str(tmp_path / "local"), **options))
+    script, env = scripted(model, place, tmp_path / "ray", kill=False, actors=2)
+    script = script.replace('methods=("gae",)', 'methods=("transformer_attribution", "gae")')
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, start_new_session=True)
+    journal, deadline = tmp_path / "ray" / "journal.jsonl", time.monotonic() + 300
+    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 2) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not json.loads((tmp_path / "ray" / "manifest.json").read_text())["complete"]
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")

@@ -70,6 +70,15 @@ class Rows:
             for name, value in made.items():
                 self.columns.setdefault(name, []).append(value)
 
+    @property
+    def warned(self) -> int:
+        """Explanations with warnings."""
+        return sum(map(bool, self.columns.get("warnings", ())))
+
+    def __len__(self) -> int:
+        """Explanations."""
+        return len(self.columns.get("row", ()))
+
     def table(self) -> Any:
         """A pyarrow table with the columns of :func:`schema`."""
         pa = needed("pyarrow", "a table of explanations")

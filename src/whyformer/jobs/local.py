@@ -218,7 +218,7 @@ class Run(ExitStack):
 
     def counted(self, made: Made) -> bool:
         """Told of every part; False if the input ended with the one before."""
-        self.monitor.part(made.count, made.rows)
+        self.monitor.part(made.count, len(made.rows), len(made.rows.failures), made.rows.warned)
         return bool(made.count) or made.number == 0
 
     def written(self, part: Part) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError
-from whyformer.jobs.columns import Rows
 from whyformer.jobs.folder import LOG
 from whyformer.jobs.rows import needed
 
@@ -57,15 +56,15 @@ class Monitor(ExitStack):
         left = {} if self.total is None else {"seconds_left": round(max(0, self.total - self.done) / speed, 1)}
         return {"rows_per_second": round(speed, 3), **left}
 
-    def part(self, count: int, rows: Rows) -> None:
-        """So many rows of the input were handled."""
+    def part(self, count: int, explanations: int, failures: int, warned: int) -> None:
+        """So many rows of the input were handled, and what came of them; ``warned``: explanations with warnings."""
         self.done += count
         if not self._figures:
             return
         self._figures["rows"].inc(count)
-        self._figures["explanations"].inc(len(rows.columns.get("row", ())))
-        self._figures["failures"].inc(len(rows.failures))
-        self._figures["warnings"].inc(sum(map(bool, rows.columns.get("warnings", ()))))
+        self._figures["explanations"].inc(explanations)
+        self._figures["failures"].inc(failures)
+        self._figures["warnings"].inc(warned)
         self._figures["rate"].set(self.rate().get("rows_per_second", 0))
         if self.total is not None:
             self._figures["left"].set(max(0, self.total - self.done))

@@ -34,12 +34,14 @@ class Maker:
             rows = self.opened.part(number)
             made = make_part(self.opened, number, rows, size)
             if made is None:
-                found.append({"number": number, "fits": False, **dict.fromkeys(Part.__annotations__, None)})
+                found.append(
+                    {"number": number, "fits": False, "warned": 0, **dict.fromkeys(Part.__annotations__, None)}
+                )
             elif not made.count and number:  # the input ended with the part before
-                found.append({"number": number, "fits": True, **dict.fromkeys(Part.__annotations__, None)})
+                found.append({"number": number, "fits": True, "warned": 0, **dict.fromkeys(Part.__annotations__, None)})
             else:
                 part = made.write(Path(self.opened.job.out) / part_name(number))
-                found.append({"number": number, "fits": True, **asdict(part)})
+                found.append({"number": number, "fits": True, "warned": made.rows.warned, **asdict(part)})
         return {name: [one[name] for one in found] for name in found[0]}
 
 
@@ -75,6 +77,7 @@ def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) ->
             too_large = one["number"] if too_large is None else min(too_large, one["number"])
         elif one["file"] is not None and too_large is None:
             part = Part(**{name: one[name] for name in Part.__annotations__})
+            run.monitor.part(part.rows, part.written, part.failed, one["warned"])
             run.written(part)
             run.failed += part.failed
             run.check_failures([])

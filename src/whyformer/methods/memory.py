@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whyformer.errors import InputError, MemoryWarning
+from whyformer.errors import MemoryWarning, TooLarge
 from whyformer.explanation.counts import amount, in_bytes
 from whyformer.inputs.feed import place_of
 from whyformer.models.memory import free_memory, total_memory, widths
@@ -74,7 +74,7 @@ def foresee(task: Any, method: Method, settings: Mapping[str, Any]) -> None:
     """Warn where a text's explanation would take more memory than is free.
 
     Raises:
-        InputError: it would take more than there is at all, at the least; or, whatever is free, more than
+        TooLarge: it would take more than there is at all, at the least; or, whatever is free, more than
             ``task.progress.memory``, where a server allows each of its visitors so much.
     """
     if task.replay is not None and task.replay.made:  # the pass is there
@@ -97,7 +97,7 @@ def foresee(task: Any, method: Method, settings: Mapping[str, Any]) -> None:
         f"{_ways_out(task, method, settings)}"
     )
     if found.least > there or found.total > allowed:
-        raise InputError(said)
+        raise TooLarge(said)
     warnings.warn(said, MemoryWarning, stacklevel=2)
 
 

@@ -117,6 +117,14 @@ def test_a_body_that_is_no_request_is_refused(client, body):
     assert answer.status_code in (400, 422), answer.text
 
 
+def test_an_explanation_that_would_take_too_much_memory_is_refused(sst2):
+    with testclient.TestClient(build(sst2, "text", Limits(memory=100_000))) as client:
+        answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
+        assert answer.status_code == 413
+        assert "of memory" in answer.json()["detail"] and "are allowed here" in answer.json()["detail"]
+        assert asked(client, "A film.", method="rollout").status_code == 200
+
+
 def test_a_body_without_a_length_is_counted_while_it_arrives(client):
     def chunks():
         for _ in range(20):

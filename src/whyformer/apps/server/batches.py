@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from whyformer.errors import TooLarge
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import Failure, OutOfMemory, Read, Session
 from whyformer.jobs.rows import Row
@@ -27,7 +29,11 @@ class TimeIsUp(Exception):  # noqa: N818 - told as such
 
 
 class Refused(Exception):  # noqa: N818 - the client can mend it
-    """There is no explanation; the message says why."""
+    """There is no explanation; the message says why. ``large``: it would take too much memory."""
+
+    def __init__(self, reason: str, large: bool = False) -> None:
+        super().__init__(reason)
+        self.large = large
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,11 +61,14 @@ class Batcher:
         size: the most requests that are explained together; wait: seconds that the first waits for others.
         length: the most that may wait.
         seen: told of the size of every batch.
+        memory: bytes that one explanation may take beside the model, as estimated for texts.
     """
 
     def __init__(
-        self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None
-    ) -> None:
+        self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None,
+        memory: float = math.inf,
+    ) -> None:  # fmt: skip
+        self.memory = memory
         self.session, self.size, self.wait, self.seen = session, size, wait, seen
         self.waiting: queue.Queue[Asked | None] = queue.Queue(length)
         self.open = True
@@ -113,7 +122,7 @@ class Batcher:
             session = replace(
                 self.session, methods=((find(first.method), first.settings),),
                 targets="predicted" if first.target is None else [first.target],
-                progress=_until(max(one.until for one in alike)),
+                progress=Until(max(one.until for one in alike), self.memory),
             )  # fmt: skip
             reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
             found = self._halving(session, reads)
@@ -127,7 +136,8 @@ class Batcher:
             else:
                 assert failure is not None
                 late = failure.kind == TimeIsUp.__name__
-                one.answer.set_exception(TimeIsUp() if late else Refused(failure.reason))
+                large = failure.kind == TooLarge.__name__
+                one.answer.set_exception(TimeIsUp() if late else Refused(failure.reason, large))
 
     def _halving(self, session: Session, reads: list[Read]) -> list[tuple[Explanation | None, Failure | None]]:
         size = len(reads)
@@ -140,13 +150,15 @@ class Batcher:
             return [(next(iter(x.explanations), None), next(iter(x.failures), None)) for x in found]
 
 
-def _until(end: float) -> Callable[..., Iterable[Any]]:
-    """A progress that ends the work when its time is over."""
+@dataclass(frozen=True)
+class Until:
+    """A progress that ends the work when its time is over, and says how much ``memory`` (bytes) it may take."""
 
-    def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
+    end: float
+    memory: float
+
+    def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         for item in work:
-            if time.monotonic() > end:
+            if time.monotonic() > self.end:
                 raise TimeIsUp
             yield item
-
-    return track

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+import torch
 
 from whyformer.errors import InputError
+from whyformer.models.memory import total_memory
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class Limits:
         setting: the largest number that a setting may be (steps, samples).
         queue: requests that may wait; further ones are refused.
         seconds: from a request's arrival to its answer.
+        memory: bytes that one explanation may take beside the model, as estimated for texts; half of the machine's.
         batch: requests explained at once; wait: seconds that the first of them waits for others.
     """
 
@@ -27,6 +31,7 @@ class Limits:
     seconds: float = 60.0
     batch: int = 16
     wait: float = 0.005
+    memory: float = field(default_factory=lambda: total_memory(torch.device("cpu")) / 2)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -39,7 +39,7 @@ _WHY = {
     400: "The input, the method, a setting or the target is wrong; the reason says what to do.",
     401: "A key is asked for.",
     408: "The request took too long to arrive.",
-    413: "The body, the picture or the text is too large.",
+    413: "The body, the picture or the text is too large, or its explanation would take too much memory.",
     422: "The body is not of this form.",
     429: "Too many requests wait, or the server is about to end; try again later.",
     504: "The explanation would take too long.",
@@ -79,7 +79,9 @@ def build(
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        app.state.batcher = Batcher(session, limits.batch, limits.wait, limits.queue, figures.batch.observe)
+        app.state.batcher = Batcher(
+            session, limits.batch, limits.wait, limits.queue, figures.batch.observe, limits.memory
+        )
         figures.waiting.set_function(app.state.batcher.waiting.qsize)
         started()
         try:
@@ -121,7 +123,7 @@ def build(
         except (TimeoutError, TimeIsUp):
             raise HTTPException(504, f"no answer within {limits.seconds:g} seconds; ask for less") from None
         except Refused as error:
-            raise HTTPException(400, str(error)) from None
+            raise HTTPException(413 if error.large else 400, str(error)) from None
         finally:
             figures.seconds.observe(time.monotonic() - begun)
         return await run_in_threadpool(_written, e, session.name, title, form)
