@@ -210,3 +210,14 @@ def test_blocks_that_are_run_again_have_their_weights_put_in_again(method: str) 
     found = whyformer.explain(model, inputs, method, 1, checkpoint=True).scores
     assert torch.equal(found, whyformer.explain(plain, inputs, method, 1).scores)
     assert out()
+
+
+def test_an_answer_of_a_model_whose_weights_are_out() -> None:
+    plain, _ = build("llama_lm")
+    model = copy.deepcopy(plain)
+    out = offloaded(model, by="forward")
+    for settings in ({}, {"verify": 2}, {"checkpoint": True}):
+        found, wanted = (whyformer.explain_generation(m, [5, 9, 7, 4], max_new_tokens=3, **settings) for m in (model, plain))
+        assert found.ids == wanted.ids
+        assert torch.equal(found.matrix, wanted.matrix)
+    assert out()

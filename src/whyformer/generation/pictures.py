@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.errors import InputError
+from whyformer.inputs.feed import place_of
 from whyformer.inputs.prompts import encode
 from whyformer.models.readout import anything, plain_logits
 
@@ -43,8 +44,7 @@ class Beside:
 
 def fitted(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Arguments on the model's device, fractions of its type."""
-    parameter = next(model.parameters(), None)
-    device, dtype = (None, None) if parameter is None else (parameter.device, parameter.dtype)
+    device, dtype = place_of(model), next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     return {n: v.to(device, dtype if v.is_floating_point() else v.dtype) for n, v in given.items()}
 
 
