@@ -171,7 +171,8 @@ def measured(
     bare = replace(study, model=nn.Identity(), forwards=Forwards(nn.Identity(), forwards.batch_size, forwards.pad))
     sent = Sent(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
     numbers = [{"number": number} for number in range(len(pieces))]
+    place = str(forwards.place["device"])  # a module that lies on a GPU wants one where it is sent
     with connected(engine.address, engine.actors) as ray:
-        for one in made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=device):
+        for one in made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place):
             keep(json.loads(one["records"]))
             yield pieces[one["number"]]
