@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -180,12 +181,11 @@ def test_who_stops_reading_gets_no_complaint():
     done.wait(timeout=60)
 
 
-def test_progress_is_on_the_terminal_alone(tmp_path):
-    """A terminal as standard error sees what goes on; standard output stays a clean object."""
+def in_terminal(program, *arguments):
+    """(standard output, what a terminal as standard error saw) of a Python program."""
     master, slave = pty.openpty()
-    arguments = ["explain", "A charming film.", "--method", "occlusion", "--json", "--format", "none"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
-    running = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment)
+    running = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment)
     os.close(slave)
     seen = b""
     while running.poll() is None or select.select([master], [], [], 0)[0]:
@@ -196,9 +196,24 @@ def test_progress_is_on_the_terminal_alone(tmp_path):
                 break
     os.close(master)
     assert running.stdout is not None
-    output = json.loads(running.stdout.read())
+    output = running.stdout.read()
     running.stdout.close()
     assert running.wait() == 0
-    assert output["explanations"][0]["method"] == "occlusion"
+    return output, seen
+
+
+def test_progress_is_on_the_terminal_alone():
+    """A terminal as standard error sees what goes on; standard output stays a clean object."""
+    output, seen = in_terminal(PROGRAM, "explain", "A charming film.", "--method", "occlusion", "--json", "--format", "none")
+    assert json.loads(output)["explanations"][0]["method"] == "occlusion"
     assert b"loading bundled:sst2" in seen
     assert b"occlusion" in seen
+
+
+def test_bars_tell_rate_and_time_left():
+    program = (
+        "import time\nfrom types import SimpleNamespace\nfrom whyformer.apps.cli.telling import working\n"
+        "with working(SimpleNamespace(quiet=False)) as bars:\n    for _ in bars.track(range(30), 'rows', 30):\n        time.sleep(0.05)\n"
+    )
+    _, seen = in_terminal(program)
+    assert re.search(rb"\d(\.\d+)?/s", seen) and b"left" in seen

@@ -130,20 +130,32 @@ class Working:
 
 @contextmanager
 def working(asked: Common) -> Iterator[Working]:
-    """One display on standard error, gone when it is done; none if quiet, or where standard error is no terminal."""
+    """One display on standard error, with rate and time left, gone when it is done; none if quiet, or where standard
+    error is no terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
         SpinnerColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many of what is counted are done a second."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text(f"{speed:.3g}/s" if speed and (task.total or 0) > 1 else "")
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-               MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+               MofNCompleteColumn(), Rate(), TimeElapsedColumn(), TextColumn("left"),
+               TimeRemainingColumn())  # fmt: skip
     silent = asked.quiet or not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
         yield Working(bars)
