@@ -82,10 +82,16 @@ def pairs(name: str, steps: int, at_once: int) -> list[Pair]:
             lambda: explain("input_x_gradient").scores,
             lambda: theirs.attribute(x.clone().requires_grad_(), target=0).sum(axis),
         ))  # fmt: skip
+        what = f"integrated gradients, {steps} points, {at_once} at once"
+
+        def ours() -> Tensor:
+            return explain("integrated_gradients", steps=steps, batch_size=at_once).scores
+
+        found.append((what, ours, lambda: path.attribute(x, **options).sum(axis)))
+        # ours always says how far the scores are from f(x) − f(x′): theirs, too, where it is asked to
         found.append((
-            f"integrated gradients, {steps} points, {at_once} at once",
-            lambda: explain("integrated_gradients", steps=steps, batch_size=at_once).scores,
-            lambda: path.attribute(x, **options).sum(axis),
+            f"{what}, with f(x) and f(x′)", ours,
+            lambda: path.attribute(x, return_convergence_delta=True, **options)[0].sum(axis),
         ))  # fmt: skip
     if name == "vit" and importlib.util.find_spec("pytorch_grad_cam") is None:
         print("pytorch-grad-cam is not installed (pip install grad-cam): its row is left out")

@@ -1,6 +1,6 @@
 """Time and memory of every method, as ratios inside one run.
 
-    python benchmarks/speed.py [--models vit bert] [--methods a,b] [--repeats 5] [--threads N]
+    python benchmarks/speed.py [--models vit bert] [--methods a,b] [--repeats 5] [--threads N] [--processor]
 
 fwd = plain forward without gradients (SDPA), fb = plain forward and backward to the input with frozen parameters; both
 are measured again next to each method, and the median of the ratios is printed. Memory: the largest rise of the
@@ -105,12 +105,15 @@ def plain_backward(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> N
         parameter.requires_grad_(state)
 
 
+clock = time.perf_counter
+
+
 def seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = clock()
     work()
     if torch.cuda.is_available():  # what was asked of a GPU goes on behind the call
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def time_method(
@@ -215,6 +218,7 @@ def main() -> None:
     parser.add_argument("--methods", help="comma-separated; default: those with a limit")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--processor", action="store_true", help="processor time of one thread, on a busy machine")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=1, help="in a batch, of the method and of the plain passes")
     parser.add_argument("--batch", action="store_true", help="also compare a batch of 8 with a single sample")
@@ -222,6 +226,9 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.processor:
+        global clock
+        clock, arguments.threads = time.process_time, 1
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     if arguments.memory_of:
