@@ -110,7 +110,7 @@ def pairs(name: str, steps: int, at_once: int) -> list[Pair]:
         found.append((
             "Grad-CAM",
             lambda: explain("gradcam").scores,
-            lambda: torch.from_numpy(cam(x, meant)),
+            lambda: torch.from_numpy(cam(x.clone().requires_grad_(), meant)),
         ))  # fmt: skip
     return found
 
