@@ -10,7 +10,6 @@ figures in docs/jobs.md were made with OMP_NUM_THREADS=1.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import subprocess
@@ -19,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -248,44 +246,36 @@ def pictures(runs: int, **_: Any) -> None:
 
 # -- the server ------------------------------------------------------------------------------------------------------
 def serve(runs: int, **_: Any) -> None:
-    """64 clients at once, each with inputs of its own, against batches of one."""
-    import httpx
-
+    """64 clients at once, each with inputs of its own (``clients.py``), against batches of one."""
     rows: list[tuple[Any, ...]] = [
-        ("batch", "requests a second, × one by one", "median ms", "99 % ms", "answers lost or crossed")
+        ("batch", "requests a second, × one by one", "median ms", "99 % ms", "answers", "lost or crossed")
     ]
-    listed, base = list(texts(320)), 0.0
+    base = 0.0
     for batch in (1, 16):
-        rate, times, wrong = 0.0, list[float](), 0
         with _server("--batch", str(batch), "--queue", "256") as address:
-            for _run in range(min(runs, 2)):
-                took: list[float] = []
-                with httpx.Client(
-                    base_url=address, timeout=120, trust_env=False, limits=httpx.Limits(max_connections=64)
-                ) as client:
-
-                    def ask(text: str, client: Any = client, took: list[float] = took) -> bool:
-                        began = time.perf_counter()
-                        answer = client.post(
-                            "/v1/explain/text", json={"text": text, "method": "transformer_attribution"}
-                        )
-                        took.append(time.perf_counter() - began)
-                        return bool(answer.status_code == 200 and answer.json()["explanations"][0]["texts"] == [text])
-
-                    with ThreadPoolExecutor(64) as pool:
-                        list(pool.map(ask, itertools.islice(texts(10_000), 9_000, 9_064)))  # warm
-                        took.clear()
-                        began = time.perf_counter()
-                        right = list(pool.map(ask, listed))
-                        whole = time.perf_counter() - began
-                wrong += right.count(False) + len(listed) - len(right)
-                if len(listed) / whole > rate:
-                    rate, times = len(listed) / whole, sorted(took)
-        base = base or rate
-        rows.append(
-            (batch, rate / base, round(times[len(times) // 2] * 1e3), round(times[int(len(times) * 0.99)] * 1e3), wrong)
-        )
+            _clients(address, "5s")  # warm
+            found = max((_clients(address, "30s") for _ in range(min(runs, 2))), key=lambda one: one["rate"])
+        base = base or found["rate"]
+        rows.append((batch, found["rate"] / base, *found["times"], found["answers"], found["wrong"]))
     table(*rows)
+
+
+def _clients(address: str, lasting: str) -> dict[str, Any]:
+    """What 64 clients of locust saw for so long."""
+    users = str(Path(__file__).with_name("clients.py"))
+    command = [sys.executable, "-m", "locust", "-f", users, "--headless", "-u", "64", "-r", "64", "-t", lasting]
+    done = subprocess.run([*command, "--host", address, "--json", "--only-summary"], capture_output=True, text=True)
+    try:
+        (seen,) = json.loads(done.stdout)
+    except ValueError as error:
+        raise RuntimeError(f"locust did not run (pip install locust): {done.stderr[-500:]}") from error
+    times = sorted(float(ms) for ms, count in seen["response_times"].items() for _ in range(count))
+    lasted = seen["last_request_timestamp"] - seen["start_time"]
+    middle, last = (round(times[int(len(times) * share)]) for share in (0.5, 0.99))
+    return {
+        "rate": seen["num_requests"] / lasted, "times": (middle, last), "answers": seen["num_requests"],
+        "wrong": seen["num_failures"],
+    }  # fmt: skip
 
 
 class _server:  # noqa: N801 - used as a function
