@@ -53,7 +53,7 @@ class Monitor(ExitStack):
         if made <= 0 or passed <= 0:
             return {}
         speed = made / passed
-        left = {} if self.total is None else {"seconds_left": round(max(0, self.total - self.done) / speed, 1)}
+        left = {} if self.total is None else {"seconds_left": float(f"{max(0, self.total - self.done) / speed:.3g}")}
         return {"rows_per_second": round(speed, 3), **left}
 
     def part(self, count: int, explanations: int, failures: int, warned: int) -> None:
