@@ -114,3 +114,13 @@ def test_strings_of_an_array() -> None:
 def test_an_empty_batch(empty: Any) -> None:
     with pytest.raises(InputError, match="the batch is empty"):
         whyformer.explain("bundled:digits", empty, "gae", 3)
+
+
+@pytest.mark.parametrize("damage", [{"rescale_factor": "a"}, {"image_mean": [0.5]}, {"size": {"height": 0, "width": 32}}])
+def test_a_damaged_processor_is_told(damage: dict[str, Any]) -> None:
+    from transformers import ViTImageProcessorPil
+
+    processor = ViTImageProcessorPil(**{"size": {"height": 112, "width": 112}, **damage})
+    picture = Image.fromarray(shapes()["bytes"])
+    with pytest.raises(InputError, match=r"the image processor fails, look at its preprocessor_config\.json"):
+        whyformer.explain(load("bundled:digits").model, picture, "gae", 3, processor)

@@ -328,7 +328,11 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
 def _processed(processor: Any, pictures: list[Image.Image]) -> Tensor:
     """``[B, C, H, W]`` as the model takes it."""
     if hasattr(processor, "preprocess"):
-        pixels: Tensor = dict(processor(images=pictures, return_tensors="pt"))["pixel_values"]
+        try:
+            pixels: Tensor = dict(processor(images=pictures, return_tensors="pt"))["pixel_values"]
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise InputError(f"the image processor fails, look at its preprocessor_config.json ({said})") from error
         return pixels
     if not callable(processor):
         raise InputError(
