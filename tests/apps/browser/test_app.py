@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import threading
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from PIL import Image
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from whyformer.apps.web import Catalogue, Limits, serve
+from whyformer.apps.web.work import Watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
@@ -367,7 +369,15 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     assert page.locator("#wf-explain").bounding_box()["y"] < size[1] - 40
 
 
-def test_progress_stands_beside_everything(site, visit):
+def test_progress_stands_beside_everything(site, visit, monkeypatch):
+    step = Watch.__call__
+
+    def slowly(self, *work, **said):
+        for item in step(self, *work, **said):
+            time.sleep(0.1)  # on a fast machine it is gone before it can be seen
+            yield item
+
+    monkeypatch.setattr(Watch, "__call__", slowly)
     page = visit(site)
     drop(page)
     page.get_by_text("The model says").wait_for()
