@@ -89,16 +89,6 @@ def _no_memory_filled():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600 * 1024  # kB; a picture may have 64 megapixels
 
 
-@pytest.mark.parametrize("name", SINGLE)
-@given(data=st.data())
-@few
-def test_a_damaged_input_is_read_or_told(name, data, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / name
-    path.write_bytes(data.draw(damaged(SINGLE[name]())))
-    with contextlib.suppress(WhyformerError):
-        read_file(path)
-
-
 def read_rows(path: Path) -> None:
     with contextlib.suppress(WhyformerError):
         source = open_source(str(path), None, None)
@@ -108,13 +98,14 @@ def read_rows(path: Path) -> None:
                 row.read()
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(("name", "make", "read"), [*((*one, read_file) for one in SINGLE.items()), *((*one, read_rows) for one in TABLES.items())])
 @given(data=st.data())
 @few
-def test_a_damaged_table_is_read_or_told(name, data, tmp_path_factory):
+def test_a_damaged_file_is_read_or_told(name, make, read, data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / name
-    path.write_bytes(data.draw(damaged(TABLES[name]())))
-    read_rows(path)
+    path.write_bytes(data.draw(damaged(make())))
+    with contextlib.suppress(WhyformerError):
+        read(path)
 
 
 @given(st.lists(mutated(ROWS[0]), min_size=1, max_size=3))
@@ -173,3 +164,16 @@ def test_a_hostile_idx_file_is_told(name, tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(BAD[name])
     with pytest.raises(LayoutError):
         read_idx(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ["ArrowInvalid", "ArrowNotImplementedError", "ArrowKeyError", "ArrowTypeError", "ArrowException"])
+def test_any_error_of_arrow_is_told(kind, tmp_path, monkeypatch):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def fails(file):
+        raise getattr(arrow, kind)("Integers not in cstdint are not implemented")
+
+    (tmp_path / "rows.parquet").write_bytes(TABLES["rows.parquet"]())
+    monkeypatch.setattr(parquet, "ParquetFile", fails)
+    with pytest.raises(WhyformerError, match=r"cannot read .*rows\.parquet: .*not in cstdint"):
+        open_source(str(tmp_path / "rows.parquet"), None, None)

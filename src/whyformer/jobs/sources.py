@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -188,23 +189,29 @@ def _csv_rows(open_file: Open, start: int) -> Iterator[Any]:
 
 def _parquet_rows(open_file: Open, start: int) -> Iterator[Any]:
     """The rows of a .parquet file, one group of rows in memory at a time."""
-    pq = needed("pyarrow.parquet", "a Parquet file")
-    with open_file() as raw:
-        try:
-            file = pq.ParquetFile(raw)
-            first = 0
-            for group in range(file.num_row_groups):
-                size = file.metadata.row_group(group).num_rows
-                if first + size > start:
-                    yield from file.read_row_group(group).slice(max(0, start - first)).to_pylist()
-                first += size
-        except (ValueError, TypeError) as error:  # ArrowInvalid is one
-            raise OSError(str(error)) from error
+    with _parquet(open_file) as file:
+        first = 0
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if first + size > start:
+                yield from file.read_row_group(group).slice(max(0, start - first)).to_pylist()
+            first += size
 
 
 def _parquet_count(open_file: Open) -> int:
+    with _parquet(open_file) as file:
+        return int(file.metadata.num_rows)
+
+
+@contextmanager
+def _parquet(open_file: Open) -> Iterator[Any]:
+    """A .parquet file; whatever is wrong with it is an OSError."""
+    pq, arrow = needed("pyarrow.parquet", "a Parquet file"), needed("pyarrow.lib", "a Parquet file")
     with open_file() as raw:
-        return int(needed("pyarrow.parquet", "a Parquet file").ParquetFile(raw).metadata.num_rows)
+        try:
+            yield pq.ParquetFile(raw)
+        except (ValueError, TypeError, arrow.ArrowException) as error:  # not all of arrow's errors are of one kind
+            raise OSError(str(error)) from error
 
 
 # -- Hugging Face data sets ------------------------------------------------------------------------------------------
