@@ -86,7 +86,7 @@ class Measurer:
         for sample, one in zip(samples, read, strict=True):
             if isinstance(one, Exception):
                 found += _failed(sample, configurations, one)
-        return [plain(self._record(*one), 6) for one in found]
+        return [self._record(*one) for one in found]
 
     def _measured(self, samples: Sequence[Any], asked: Sequence[Configuration], read: Sequence[Any]) -> list[Measured]:
         """All at once; if anything is wrong, one sample and then one configuration at a time."""
@@ -122,7 +122,7 @@ class Actor:
         """The records of each piece, as JSON."""
         pieces = [self.sent.pieces[number] for number in batch["number"].tolist()]
         made = [self.measurer.records(piece, self.measurer.read(piece)) for piece in pieces]
-        return {"number": batch["number"].tolist(), "records": [json.dumps(records) for records in made]}
+        return {"number": batch["number"].tolist(), "records": [json.dumps(plain(records, 6)) for records in made]}
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.readings import is_parameter, tensors
 from whyformer.errors import ModelError
+from whyformer.models.walking import modules
 
 _PACKED = (torch.int8, torch.uint8, torch.int16, torch.int32)
 _ROUNDING = 1e-3
@@ -17,8 +18,9 @@ _ROUNDING = 1e-3
 
 def kept(model: nn.Module) -> set[int]:
     """The ids of its parameters and buffers; none where no matrix among them is in integers."""
-    own = [*model.parameters(), *model.buffers()]
-    return {id(t) for t in own} if any(t.dtype in _PACKED and t.dim() > 1 for t in own) else set()
+    held = (own for m in modules(model) for own in (*m._parameters.values(), *m._buffers.values()))
+    listed = [t for t in held if t is not None]
+    return {id(t) for t in listed} if any(t.dtype in _PACKED and t.dim() > 1 for t in listed) else set()
 
 
 def note(known: set[int], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:

@@ -1,5 +1,5 @@
-"""A model's modules, in the order of torch's own generators and several times as fast: in one list,
-without a generator for each level of nesting."""
+"""A model's modules, in the order of torch's own generators and several times as fast: in one list, without a
+generator for each level of nesting."""
 
 from __future__ import annotations
 
@@ -25,12 +25,4 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def modules(model: nn.Module) -> list[nn.Module]:
     """The model and all that is in it, each once, as ``model.modules()``."""
-    found: dict[nn.Module, None] = {}
-    ahead = [model]
-    while ahead:
-        module = ahead.pop()
-        if module not in found:
-            found[module] = None
-            if len(module._modules):
-                ahead += [child for child in list(module._modules.values())[::-1] if child is not None]
-    return list(found)
+    return [module for _, module in named_modules(model)]
