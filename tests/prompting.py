@@ -35,18 +35,23 @@ def words(chat: str | None = None) -> Any:
 
 
 class Together:
-    """A processor of pictures and words as those of transformers are: it repeats the place of a picture for each of its rows."""
+    """A processor of pictures and words as those of transformers are: it repeats the place of a picture for each of its rows.
 
-    def __init__(self, image_processor: Any, rows: Any, chat: str | None = None) -> None:
-        self.image_processor, self.tokenizer, self.rows = image_processor, words(chat), rows
+    ``grouped``: the image processor is told which pictures are of one prompt, and pads their tiles."""
+
+    def __init__(self, image_processor: Any, rows: Any, chat: str | None = None, grouped: bool = False) -> None:
+        self.image_processor, self.tokenizer, self.rows, self.grouped = image_processor, words(chat), rows, grouped
         self.image_token, self.image_token_id = "<image>", MARK
 
     def __call__(self, images: Any, text: list[str], return_tensors: str, padding: bool) -> dict[str, Any]:
         assert return_tensors == "pt"
         flat = [p for group in images for p in group]
-        pixels = dict(self.image_processor(images=flat, return_tensors="pt"))
+        pixels = dict(self.image_processor(images=images if self.grouped else flat, return_tensors="pt"))
         counts = iter(self.rows(pixels, flat))
-        written = ["".join(f"{part} " + "<image>" * next(counts, 0) for part in t.split("<image>")) for t in text]
+        written = []
+        for t in text:
+            *parts, last = t.split("<image>")
+            written.append("".join(f"{part} " + "<image>" * next(counts) for part in parts) + last)
         return {**self.tokenizer(written, return_tensors="pt", padding=padding), **pixels}
 
 
@@ -84,7 +89,7 @@ def idefics3() -> tuple[Any, Any]:
     def rows(pixels: Any, flat: list[Any]) -> list[int]:
         return [4 * len(processor(images=[p], return_tensors="pt")["pixel_values"][0]) for p in flat]
 
-    return randomise(hf.Idefics3ForConditionalGeneration(config)).double(), Together(processor, rows)
+    return randomise(hf.Idefics3ForConditionalGeneration(config)).double(), Together(processor, rows, grouped=True)
 
 
 def qwen2_vl() -> tuple[Any, Any]:

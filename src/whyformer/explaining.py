@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explanation.doubts import of_input, of_map
+from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.given import wants_processor
 from whyformer.inputs.longer import lengthened
+from whyformer.inputs.prompts import Unlike, apart, is_prompt
 from whyformer.inputs.unfit import unfit
 from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, odd_rows
+from whyformer.methods.finishing import finish
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
@@ -29,9 +31,10 @@ from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
-from whyformer.targets import Resolver, Span, Target, several_tokens
+from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
 
 Track = Callable[..., Iterable[Any]]
+Apart = tuple[tuple[list[int], "Ready"], ...]
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 
 
@@ -123,6 +126,8 @@ class Ready:
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
         multi_label: True if the classes do not exclude one another.
         checkpoint: whether blocks are run again on the way back.
+        apart: (numbers of its samples, itself) of each group of prompts whose pictures make no batch with the others.
+        parted: makes these of several prompts with pictures, which a model may take one at a time only.
     """
 
     model: nn.Module
@@ -133,6 +138,8 @@ class Ready:
     multi_label: bool
     classes: int | None
     checkpoint: bool = False
+    apart: Apart = ()
+    parted: Callable[[], Apart] | None = None
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -148,6 +155,7 @@ class Ready:
         """The inputs and the target as methods take them; ``name`` is what errors call the work."""
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
+        self.refuse_apart(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
@@ -156,9 +164,17 @@ class Ready:
             self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts, self.checkpoint
         )
 
+    def refuse_apart(self, name: str) -> None:
+        """Raise where these are prompts that make no batch, by what needs one."""
+        if self.apart:
+            raise InputError(f"the pictures of these prompts make no batch, as {name} needs: take one prompt")
+
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
-        if not self._logits:
+        if not self._logits and self.apart:
+            rows = {i: row for own, one in self.apart for i, row in zip(own, one.logits(), strict=True)}
+            self._logits.append(torch.stack([rows[i] for i in range(len(rows))]))
+        elif not self._logits:
             self._logits.append(self.task().forward())
         return self._logits[0]
 
@@ -176,6 +192,29 @@ class Ready:
         together: Together | None = None, **settings: Any,
     ) -> Explanation:  # fmt: skip
         """As :func:`explain`; ``together`` is what it shares with other methods of the same target, if anything."""
+        if not self.apart:
+            try:
+                return self._whole(method, target, progress, verify, together, settings)
+            except Exception as error:
+                if self.parted is None or not (isinstance(error, WhyformerError) or type(error) in _UNTOLD):
+                    raise
+                with suppress(Exception):  # of one prompt, too: what the batch said is told
+                    alone = replace(self, apart=self.parted())
+                    return alone.explain(method, target, progress=progress, verify=verify, **settings)
+                raise
+        self.resolver(target)
+        made: dict[int, Explanation] = {}
+        for own, one in self.apart:
+            e = one.explain(method, of_samples(target, own), progress=progress, verify=verify, **settings)
+            made |= zip(own, e, strict=True)
+        words = getattr(self.processor, "tokenizer", self.processor)
+        left = getattr(words, "padding_side", "right") == "left"
+        return joined([made[i] for i in sorted(made)], getattr(words, "pad_token", None) or "", left)
+
+    def _whole(
+        self, method: str, target: Target, progress: bool | Track, verify: int, together: Together | None,
+        settings: dict[str, Any],
+    ) -> Explanation:  # fmt: skip
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
             target = Span(-len(span[1]), -1)
@@ -263,49 +302,26 @@ def begin(
     if processor is None and wants_processor(inputs):
         processor = processor_of(model)
     labels, multi_label = class_names(model)
-    made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
-    return Ready(model, made, processor, name, labels, multi_label, class_count(model), checkpoint)
+    facts = (processor, name, labels, multi_label, class_count(model), checkpoint)
+    several = is_prompt(inputs) and not isinstance(inputs["text"], str) and len(inputs["text"]) > 1
 
+    def parted() -> Apart:
+        groups = apart(model, inputs["text"], inputs["images"], processor)
+        return tuple(
+            (own, replace(begin(model, one, processor, checkpoint=checkpoint), name=name)) for own, one in groups
+        )
 
-def finish(
-    scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
-    multi_label: bool,
-) -> Explanation:  # fmt: skip
-    """The explanation of laid-out scores; special tokens and padding get none."""
-    values, logits = scores.values.detach().cpu(), scores.logits.detach()
-    level, grid, frames = "token", None, None
-    if scores.kind == "pixel":
-        level, frames = "pixel", values.shape[1] if values.dim() == 4 else None
-    elif inputs.modality == "image":
-        level = "patch"
-        if scores.grid is not None:
-            *steps, high, wide = scores.grid
-            grid, frames = (high, wide), steps[0] if steps else None
-    rows = list(values)
-    if level == "token":
-        hidden = torch.zeros_like(values, dtype=torch.bool)
-        if inputs.mask is not None and inputs.mask.shape == values.shape:
-            hidden |= ~inputs.mask.cpu()
-        if inputs.special is not None and inputs.special.shape == values.shape:
-            hidden |= inputs.special.cpu()
-        rows = [own[~h] for own, h in zip(values, hidden, strict=True)]
-        values = values.masked_fill(hidden, 0)
-    index, names = resolver.describe(logits)
-    diagnostics = dict(scores.diagnostics)
-    if (written := resolver.written()) is not None:
-        diagnostics["target"] = written
-    if any(inputs.notes or ()):
-        diagnostics["input"] = inputs.notes
-    features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
-    known = diagnostics.get("warnings", ())
-    warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
-    if any(warned):
-        diagnostics["warnings"] = warned
-    return Explanation(
-        scores=values, level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
-        diagnostics=diagnostics,
-    )  # fmt: skip
+    try:
+        made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
+        return Ready(model, made, *facts, (), parted if several else None)
+    except Unlike:
+        if not several:
+            raise
+    each = parted()
+    ids = torch.zeros(len(inputs["text"]), 1, dtype=torch.long)
+    kinds = {one.inputs.modality for _, one in each}
+    stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
+    return Ready(model, stand, *facts, each)
 
 
 def tracking(wanted: bool | Track) -> Track:

@@ -60,7 +60,7 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
         if len(maps) < len(laid):
             return None
         high, wide = (max(m.shape[axis] for m in maps) for axis in (0, 1))
-        scores = torch.stack([_spread(m, high, wide) for m in maps]).to(e.scores)
+        scores = torch.stack([spread(m, high, wide) for m in maps]).to(e.scores)
         level = "pixel" if e.level == "pixel" else "patch"
         features = replace(
             e.features, tokens=None, frames=None, pictures=None,
@@ -107,7 +107,7 @@ def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:
     return made, Geometry(pieces[0][1].size, whole)
 
 
-def _spread(map_: Tensor, high: int, wide: int) -> Tensor:
+def spread(map_: Tensor, high: int, wide: int) -> Tensor:
     """A map on more cells of the same place, ``[high, wide]``, its sum being kept."""
     if map_.shape == (high, wide):
         return map_

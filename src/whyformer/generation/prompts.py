@@ -15,7 +15,7 @@ from whyformer.generation.pictures import Beside, fitted
 from whyformer.generation.watching import Watched
 from whyformer.inputs.prepare import check_vocabulary, longest_text
 from whyformer.models.output import decodes
-from whyformer.targets.resolving import behind
+from whyformer.targets.naming import behind
 
 Turn = tuple[str, int, int]
 

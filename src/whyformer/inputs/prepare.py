@@ -20,7 +20,7 @@ from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
-from whyformer.inputs.packing import alike, channels_last, several_each, small_pictures
+from whyformer.inputs.packing import alike, channels_last, each_its_own, several_each, small_pictures
 from whyformer.inputs.pairs import both, read_together
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
@@ -41,6 +41,7 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
 
     Raises:
         InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
+        Unlike: prompts whose pictures make no batch.
         LoadError: a file is missing or cannot be read.
     """
     if isinstance(inputs, Inputs):
@@ -60,7 +61,8 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         made = heard(_from_tensors((), encoded, model, None), facts, _untold_rates(inputs, processor))
     elif is_prompt(inputs):
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
-        made = with_pictures(_from_tensors((), encoded, model, processor), pictures, processor)
+        made = each_its_own(_from_tensors((), encoded, model, processor), len(pictures))
+        made = with_pictures(made, pictures, processor)
     elif isinstance(inputs, Tensor | Mapping) or (
         isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs)
     ):

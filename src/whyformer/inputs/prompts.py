@@ -20,7 +20,12 @@ from whyformer.inputs.mosaic import measure_mosaic
 from whyformer.inputs.pictures import as_rgb, notes, open_picture
 
 NAMES = {"text", "images"}
+_BESIDE = ("attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids")
 _PLACES = ("image_token_id", "video_token_id", "audio_token_id")
+
+
+class Unlike(InputError):  # noqa: N818 - it is told as any InputError is
+    """Prompts whose pictures make no batch: unlike numbers of them, of tiles or of patches."""
 
 
 def is_prompt(inputs: Any) -> bool:
@@ -63,12 +68,38 @@ def encode(
     given = opened if token is not None else opened[0]
     if not any(opened):
         raise InputError("the list of pictures is empty")
+    if len(set(map(len, opened))) > 1:
+        counts = ", ".join(str(len(own)) for own in opened[:8])
+        raise Unlike(f"these prompts have {counts} pictures: explain them one at a time")
     try:
         made = dict(processor(images=given, text=texts, return_tensors="pt", padding=len(texts) > 1))
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise InputError(f"the processor takes no such prompt and pictures: {' '.join(str(error).split())}") from error
+        kind = Unlike if nested else InputError
+        raise kind(f"the processor takes no such prompt and pictures: {' '.join(str(error).split())}") from error
     groups = opened if token is not None else [[p] for p in opened[0]]
     return {n: v for n, v in made.items() if isinstance(v, Tensor) and n != "labels"}, groups
+
+
+def apart(model: nn.Module, text: Any, pictures: Any, processor: Any) -> list[tuple[list[int], dict[str, Any]]]:
+    """(numbers of the prompts, prompts and pictures) of those whose pictures come as tensors of one shape.
+
+    Each prompt by itself where that parts none from the others. One without a picture is its text.
+    """
+    listed = [list(own) if isinstance(own, list | tuple) else [own] for own in pictures]
+    kinds: dict[Any, list[int]] = {}
+    for i, (one, own) in enumerate(zip(text, listed, strict=True)):
+        made = encode(model, one, own, processor)[0] if own else {}
+        shapes = {n: tuple(t.shape) for n, t in made.items() if "ids" not in n and n not in _BESIDE}
+        kinds.setdefault((len(own), *sorted(shapes.items())), []).append(i)
+    groups = list(kinds.values()) if len(kinds) > 1 else [[i] for i in range(len(listed))]
+
+    def whole(group: list[int]) -> Any:
+        texts, own = [text[i] for i in group], [listed[i] for i in group]
+        if not own[0]:
+            return texts
+        return {"text": texts, "images": own if len(group) > 1 else own[0]}
+
+    return [(group, whole(group)) for group in groups]
 
 
 def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:

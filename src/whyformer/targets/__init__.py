@@ -10,9 +10,9 @@ Of any other output nothing is guessed: :class:`Token`, :class:`Span`, :class:`Q
 ``[B]``. Without one the error names those that fit.
 """
 
-from whyformer.targets.naming import class_index
+from whyformer.targets.naming import class_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.resolving import Resolver, Target, several_tokens, token_ids
+from whyformer.targets.resolving import Resolver, Target, of_samples, several_tokens
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Target",
     "Token",
     "class_index",
+    "of_samples",
     "several_tokens",
     "token_ids",
 ]

@@ -1,4 +1,4 @@
-"""What a user calls a class: a number, a name, or a number that is to be read as one of them."""
+"""What a user calls a class or a token: a number, a name, or a number that is to be read as one of them."""
 
 from __future__ import annotations
 
@@ -83,3 +83,27 @@ def _unknown_class(name: str, labels: Mapping[int, str]) -> InputError:
     return InputError(
         f"the model has no class '{name}'.{hint}" + ("" if labels else " Its config names no classes: give a number.")
     )
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """Numbers of the tokens of a text, which in quotes is what stands inside of them; one where it is a token's own
+    name."""
+    quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
+    text = text[1:-1] if quoted else text
+    ids = behind(tokenizer, text)
+    known = tokenizer.get_vocab() if len(ids) != 1 else {}
+    return [int(known[text])] if text in known else ids
+
+
+def behind(tokenizer: Any, text: str) -> list[int]:
+    """Numbers of the tokens of a text that goes on from another: one space before it is the space between them, which
+    tokenizers that begin every text with a space would count twice."""
+
+    def encoded(given: str) -> list[int]:
+        return [int(i) for i in tokenizer.encode(given, add_special_tokens=False)]
+
+    for before in ("a", ".") if text[:1] == " " else ():
+        first, whole = encoded(before), encoded(before + text)
+        if whole[: len(first)] == first and len(whole) > len(first):
+            return whole[len(first) :]
+    return encoded(text)

@@ -13,7 +13,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.models.output import Output
 from whyformer.models.readout import has_row, refusal, row_of
-from whyformer.targets.naming import class_index, in_range
+from whyformer.targets.naming import class_index, in_range, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
 
@@ -239,30 +239,6 @@ def _is_index(text: str) -> bool:
     return text.removeprefix("#").isdecimal()
 
 
-def token_ids(tokenizer: Any, text: str) -> list[int]:
-    """Numbers of the tokens of a text, which in quotes is what stands inside of them; one where it is a token's own
-    name."""
-    quoted = len(text) > 2 and text[0] == text[-1] and text[0] in "\"'"
-    text = text[1:-1] if quoted else text
-    ids = behind(tokenizer, text)
-    known = tokenizer.get_vocab() if len(ids) != 1 else {}
-    return [int(known[text])] if text in known else ids
-
-
-def behind(tokenizer: Any, text: str) -> list[int]:
-    """Numbers of the tokens of a text that goes on from another: one space before it is the space between them, which
-    tokenizers that begin every text with a space would count twice."""
-
-    def encoded(given: str) -> list[int]:
-        return [int(i) for i in tokenizer.encode(given, add_special_tokens=False)]
-
-    for before in ("a", ".") if text[:1] == " " else ():
-        first, whole = encoded(before), encoded(before + text)
-        if whole[: len(first)] == first and len(whole) > len(first):
-            return whole[len(first) :]
-    return encoded(text)
-
-
 def _shown(tokenizer: Any, token: str) -> str:
     """The text of a token with the space before it; the token itself where it is no text of its own."""
     text = tokenizer.convert_tokens_to_string([token])
@@ -293,6 +269,14 @@ def _about(reading: Any, picked: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Python's own numbers and lists where an array or a tensor is given."""
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def of_samples(target: Any, samples: Sequence[int]) -> Any:
+    """What is meant of some samples of a batch, by a target with one for each, or of all."""
+    target = _plain(target)
+    if isinstance(target, list | tuple):
+        return [target[i] for i in samples]
+    return _together([_of_sample(target, i) for i in samples]) if _ours(target) else target
 
 
 # -- one for each sample ---------------------------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""From a method's scores to the explanation of one input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from whyformer.explanation.doubts import of_input, of_map
+from whyformer.explanation.result import Explanation
+from whyformer.inputs import Inputs
+from whyformer.methods.task import Scores
+from whyformer.targets import Resolver
+
+
+def finish(
+    scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
+    multi_label: bool,
+) -> Explanation:  # fmt: skip
+    """The explanation of laid-out scores; special tokens and padding get none."""
+    values, logits = scores.values.detach().cpu(), scores.logits.detach()
+    level, grid, frames = "token", None, None
+    if scores.kind == "pixel":
+        level, frames = "pixel", values.shape[1] if values.dim() == 4 else None
+    elif inputs.modality == "image":
+        level = "patch"
+        if scores.grid is not None:
+            *steps, high, wide = scores.grid
+            grid, frames = (high, wide), steps[0] if steps else None
+    rows = list(values)
+    if level == "token":
+        hidden = torch.zeros_like(values, dtype=torch.bool)
+        if inputs.mask is not None and inputs.mask.shape == values.shape:
+            hidden |= ~inputs.mask.cpu()
+        if inputs.special is not None and inputs.special.shape == values.shape:
+            hidden |= inputs.special.cpu()
+        rows = [own[~h] for own, h in zip(values, hidden, strict=True)]
+        values = values.masked_fill(hidden, 0)
+    index, names = resolver.describe(logits)
+    diagnostics = dict(scores.diagnostics)
+    if (written := resolver.written()) is not None:
+        diagnostics["target"] = written
+    if any(inputs.notes or ()):
+        diagnostics["input"] = inputs.notes
+    features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
+    known = diagnostics.get("warnings", ())
+    warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
+    if any(warned):
+        diagnostics["warnings"] = warned
+    return Explanation(
+        scores=values, level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
+        target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
+        diagnostics=diagnostics,
+    )  # fmt: skip

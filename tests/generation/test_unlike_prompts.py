@@ -1,0 +1,149 @@
+"""Prompts whose pictures make no batch, of unlike numbers, tiles or patches: one result, and each sample as by itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import processors
+import prompting
+import whyformer
+from prompting import square
+from whyformer.errors import InputError
+from whyformer.explanation.features import Features
+from whyformer.explanation.joining import joined
+from whyformer.explanation.mosaic import spread
+from whyformer.explanation.result import Explanation
+from whyformer.targets import LogProbability, Token
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+TARGET = Token(-1, LogProbability(7))
+BUILT = {**processors.BUILT, **{n: m for n, m in prompting.BUILT.items() if n != "inkling2"}}  # float32
+
+
+def picture(high: int, wide: int) -> Image.Image:
+    return square((high, wide), (wide // 2, high // 8, wide // 2 + wide // 4, high // 8 + high // 4))
+
+
+WIDE, TALL, EVEN = picture(40, 100), picture(100, 36), picture(64, 64)
+CASES: dict[str, list[list[Image.Image]]] = {
+    "unlike shapes": [[WIDE], [EVEN], [TALL]],
+    "a picture more": [[WIDE, EVEN], [EVEN]],
+    "none, one and two": [[], [EVEN], [WIDE, EVEN]],
+}
+WORDS = ["what is here", "what is on the left", "is the left"]
+
+
+@cache
+def built(name: str) -> tuple[Any, Any]:
+    return BUILT[name]()
+
+
+def written(words: str, pictures: list[Image.Image], processor: Any) -> str:
+    return " and ".join([processor.image_token] * len(pictures)) + " " + words if pictures else words
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", BUILT)
+def test_each_of_a_batch_is_as_by_itself(name: str, case: str) -> None:
+    model, processor = built(name)
+    pictures = CASES[case]
+    texts = [written(w, own, processor) for w, own in zip(WORDS, pictures, strict=False)]
+    for method in ("input_x_gradient", "rollout"):
+        if (name, method) == ("qwen2_vl", "rollout") and case != "unlike shapes":
+            continue  # its tower's maps of two unlike pictures are of unlike sizes, in a single prompt too
+        e = whyformer.explain(model, {"text": texts, "images": pictures}, method, TARGET, processor)
+        assert len(e) == len(texts) and set(e.inputs) - {"input_ids"} == {
+            "pixel_values" if case == "unlike shapes" else f"pixel_values[{k}]" for k in range(max(map(len, pictures)))
+        }
+        for i, (text, own) in enumerate(zip(texts, pictures, strict=True)):
+            alone = whyformer.explain(model, {"text": text, "images": own} if own else text, method, TARGET, processor)
+            is_as_alone(name, e[i], alone)
+
+
+def is_as_alone(name: str, e: Explanation, alone: Explanation) -> None:
+    close = 1e-5 if name == "internvl" else 1e-10  # its prompts are padded in front, and its positions are turned in float32
+    assert torch.allclose(e.logits, alone.logits, atol=close)
+    assert e.target_names == alone.target_names
+    words, own = e.part("input_ids"), alone.part("input_ids")
+    assert words.tokens is not None and own.tokens is not None
+    real = [k for k, t in enumerate(words.tokens[0]) if t != "<pad>"]
+    assert [words.tokens[0][k] for k in real] == own.tokens[0]
+    assert torch.allclose(words.scores[0][real], own.scores[0], atol=close * float(own.scores.abs().max()))
+    seen = [n for n in e.inputs if n != "input_ids"]
+    shown = [n for n in alone.inputs if n != "input_ids"]
+    for k, n in enumerate(seen):
+        part = e.part(n)
+        if k >= len(shown):
+            assert not bool(part.scores.any()) and "this prompt has no such picture" in part.diagnostics["input"][0]
+            continue
+        one = alone.part(shown[k])
+        assert part.geometry == one.geometry and part.originals is not None and one.originals is not None
+        assert part.originals[0].tobytes() == one.originals[0].tobytes()
+        wanted = spread(one._maps()[0], *part._maps().shape[1:])
+        assert torch.allclose(part._maps()[0].double(), wanted.double(), atol=close * float(wanted.abs().max()))
+
+
+def test_what_is_asked_of_each_goes_to_it() -> None:
+    """Targets of one a sample; in groups out of order."""
+    model, processor = built("gemma3")
+    texts, pictures = ["what is here", "is the left", "what is"], [[EVEN], [WIDE], [EVEN]]
+    given = {"text": texts, "images": pictures}
+    for target in ([5, 6, 7], Token(-1, [5, 6, 7]), [Token(-1, LogProbability(i)) for i in (5, 6, 7)]):
+        e = whyformer.explain(model, given, "saliency", target, processor)
+        assert e.target.tolist() == [5, 6, 7]
+        for i, own in enumerate((5, 6, 7)):
+            kind: Any = target[i] if isinstance(target, list) else Token(-1, own)
+            alone = whyformer.explain(model, {"text": texts[i], "images": pictures[i]}, "saliency", kind, processor)
+            is_as_alone("gemma3", e[i], alone)
+    with pytest.raises(InputError, match="4 targets for 3 samples"):
+        whyformer.explain(model, given, "saliency", [5, 6, 7, 8], processor)
+
+
+def test_compare_takes_them_and_saving_keeps_them(tmp_path: Any) -> None:
+    model, processor = built("gemma3")
+    given = {"text": ["what is here", "is the left"], "images": [[EVEN], [WIDE, EVEN]]}
+    found = whyformer.compare(model, given, ["saliency", "input_x_gradient"], processor=processor)
+    assert [e.method for e in found.explanations] == ["saliency", "input_x_gradient"] and not found.refusals
+    e = found.explanations[1]
+    again = Explanation.load(e.save(tmp_path / "e.safetensors"))
+    assert all(torch.equal(again.part(n).scores, e.part(n).scores) for n in e.inputs)
+    likely = whyformer.compare(model, given, ["saliency"], processor=processor, likeliest=2)
+    assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
+    with pytest.raises(InputError, match="make no batch, as taking features out needs: take one prompt"):
+        whyformer.evaluate(model, given, e, "deletion", processor=processor)
+
+
+def test_what_one_prompt_is_refused_for_is_told() -> None:
+    model, processor = built("gemma3")
+    with pytest.raises(InputError, match=r"the prompt has 2 places for pictures .*, and 1 is given"):
+        whyformer.explain(model, {"text": ["what is", "<start_of_image> and <start_of_image>"], "images": [[WIDE], [EVEN]]}, "saliency", TARGET, processor)
+    fed = dict(processor(images=[[WIDE], [EVEN]], text=["<start_of_image> what is"] * 2, return_tensors="pt", padding=True))
+    with pytest.raises(InputError, match="unknown: explain them one at a time"):  # tensors do not say whose they are
+        whyformer.explain(model, {n: t for n, t in fed.items() if n != "labels"}, "saliency", TARGET)
+    first, second = (dict(processor(images=own, text=text, return_tensors="pt", padding="max_length", max_length=32)) for own, text in ((None, ["what is"]), ([[EVEN, EVEN]], ["<start_of_image> <start_of_image>"])))
+    ids = {n: torch.cat([first[n], second[n]]) for n in ("input_ids", "attention_mask")}
+    with pytest.raises(InputError, match="unknown: explain them one at a time"):  # two pictures for two prompts, both of the second
+        whyformer.explain(model, {**ids, "pixel_values": second["pixel_values"]}, "saliency", TARGET)
+
+
+def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:
+    return Explanation(
+        scores=torch.tensor([scores]), level="token", method="m", settings={}, target=torch.tensor([len(tokens)]), logits=torch.zeros(1, 4),
+        target_names=[f"t{len(tokens)}"], features=Features([tokens], unknown=[[0]]), input="input_ids", **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_texts_are_padded_to_the_longest(left: bool) -> None:
+    first, second = sample([1.0, 2.0], ["a", "b"], diagnostics={"warnings": [["dim"]], "sum": {"value": [3.0]}, "cell": "2x2"}), sample([3.0], ["c"], diagnostics={"sum": {"value": [4.0]}, "cell": "2x2"})
+    e = joined([first, second], "-", left)
+    assert e.scores.tolist() == ([[1, 2], [0, 3]] if left else [[1, 2], [3, 0]])
+    assert e.tokens == [["a", "b"], ["-", "c"] if left else ["c", "-"]]
+    assert e.unknown == [[0], [1 if left else 0]]
+    assert (e.target.tolist(), e.target_names) == ([2, 1], ["t2", "t1"])
+    assert e.diagnostics == {"warnings": [["dim"], []], "sum": {"value": [3.0, 4.0]}, "cell": "2x2"}
