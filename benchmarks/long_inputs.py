@@ -1,12 +1,14 @@
 """Peak extra memory and time of explaining the last token of a long text, beside a plain forward and backward pass.
 
     python benchmarks/long_inputs.py [--tokens 512,2048] [--methods NAMES] [--layers 8] [--width 512 | --model FOLDER]
+                                     [--device cuda]
 
 A method's setting stands behind a colon (``attnlrp:share=0``); with ``+checkpoint`` blocks run again on the way back.
-A Llama with random weights, or the language model of a folder, in float32 on one thread. Memory is the highest resident
-memory during the work beyond that before it, of the second of two runs (the first has learned the model's structure),
-in a process of its own; time the processor's, the least of two runs that take turns with two of the plain pass. The
-plain pass computes the logits of the last token alone and keeps what its backward pass to the embeddings needs.
+A Llama with random weights, or the language model of a folder (with random weights where the folder holds none), in
+float32 on one thread. Memory is the highest resident memory during the work beyond that before it, of the second of two
+runs (the first has learned the model's structure), in a process of its own; time the processor's, the least of two runs
+that take turns with two of the plain pass. The plain pass computes the logits of the last token alone and keeps what
+its backward pass to the embeddings needs. On a GPU memory is what tensors take, and time the clock's.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ def resident(what: str) -> float:
     return int(line.split()[1]) / 1024
 
 
-def one(name: str, tokens: int, layers: int, width: int, folder: str | None, timed: bool) -> dict[str, float]:
+def one(
+    name: str, tokens: int, layers: int, width: int, folder: str | None, timed: bool, device: str
+) -> dict[str, float]:
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     import whyformer
     from whyformer import targets
@@ -55,11 +59,15 @@ def one(name: str, tokens: int, layers: int, width: int, folder: str | None, tim
     )  # fmt: skip
     if folder is None:
         made = LlamaForCausalLM(config)
-    else:
+    elif any(Path(folder).glob("*.safetensors")):
         made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model = made.eval().requires_grad_(False)
+    else:
+        made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    model = made.eval().requires_grad_(False).to(device)
+    gpu = torch.device(device).type == "cuda"
+    finish = torch.cuda.synchronize if gpu else lambda: None
     generator = torch.Generator().manual_seed(1)
-    whole = torch.randint(3, 32000, (1, tokens), generator=generator)
+    whole = torch.randint(3, 32000, (1, tokens), generator=generator).to(device)
     name, _, checkpoint = name.partition("+")
     method, _, given = name.partition(":")
     settings: dict[str, Any] = {k: float(v) for k, _, v in [given.partition("=")] if k}
@@ -79,9 +87,12 @@ def one(name: str, tokens: int, layers: int, width: int, folder: str | None, tim
             whyformer.explain(model, {"input_ids": ids}, method, targets.LogProbability(5), **settings)
 
     def seconds(done: Callable[[], None]) -> float:
-        start = time.process_time()
+        clock = time.perf_counter if gpu else time.process_time
+        finish()
+        start = clock()
         done()
-        return time.process_time() - start
+        finish()
+        return clock() - start
 
     ids = whole[:, :64]
     work()
@@ -92,8 +103,11 @@ def one(name: str, tokens: int, layers: int, width: int, folder: str | None, tim
         return dict(zip(("seconds", "of plain"), map(min, *pairs), strict=True))
     for _ in range(2):
         peak_reset()
+        if gpu:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated() / 2**20
         work()
-    return {"MiB": resident("VmHWM") - before}
+    return {"MiB": (torch.cuda.max_memory_allocated() / 2**20 if gpu else resident("VmHWM")) - before}
 
 
 def main() -> None:
@@ -103,11 +117,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--model", metavar="FOLDER")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--timed", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        print(json.dumps(one(asked.one, int(asked.tokens), asked.layers, asked.width, asked.model, asked.timed)))
+        size = (int(asked.tokens), asked.layers, asked.width)
+        print(json.dumps(one(asked.one, *size, asked.model, asked.timed, asked.device)))
         return
     print("| tokens | method | MiB | × plain | seconds | × plain |\n| ---: | --- | ---: | ---: | ---: | ---: |")
     for tokens in asked.tokens.split(","):
@@ -115,7 +131,7 @@ def main() -> None:
         for name in asked.methods.split(","):
             size = ["--tokens", tokens, "--layers", str(asked.layers), "--width", str(asked.width)]
             size += ["--model", asked.model] if asked.model else []
-            command = [sys.executable, __file__, *size, "--one", name]
+            command = [sys.executable, __file__, *size, "--device", asked.device, "--one", name]
             timed, weighed = (
                 subprocess.run(
                     [*command, *more], capture_output=True, text=True, check=False, env={**os.environ, **own}

@@ -146,3 +146,50 @@ def test_a_job_on_the_gpu(tmp_path: Path) -> None:
     assert len(rows[0]) == len(rows[1]) == 2 * len(texts)
     for wanted, found in zip(*rows, strict=True):
         assert (found.scores - wanted.scores).abs().max() <= 1e-4 * wanted.scores.abs().max()
+
+
+def spread(model: nn.Module) -> nn.Module:
+    """A copy on two devices, as ``device_map`` leaves it: the second half of the blocks on the other one."""
+    hooks = pytest.importorskip("accelerate.hooks", reason="accelerate spreads models over devices")
+    copied = copy.deepcopy(model)
+    path, blocks = max(
+        ((n, m) for n, m in copied.named_modules() if isinstance(m, nn.ModuleList)), key=lambda named: len(named[1])
+    )
+    first, second = torch.device("cuda", 0), torch.device("cpu")
+    where: dict[str, torch.device] = {}
+    for name, _ in copied.named_modules():
+        parent = name.rpartition(".")[0]
+        if parent == path and name:
+            where[name] = second if int(name.rpartition(".")[2]) >= len(blocks) // 2 else first
+        elif name and not f"{path}.".startswith(f"{name}.") and f"{path}.".startswith(f"{parent}." if parent else ""):
+            where[name] = first
+    for name, device in where.items():
+        copied.get_submodule(name).to(device)
+    hooks.attach_align_device_hook_on_blocks(copied, {**where, "": first}, dict.fromkeys(where, False))
+    assert {p.device.type for p in copied.parameters()} == {"cuda", "cpu"}
+    return copied
+
+
+@pytest.mark.parametrize("method", sorted({m for m, _ in PAIRS + REQUIRED}))
+@pytest.mark.parametrize("name", ["llama_lm", "bert", "hf_vit"])
+def test_a_model_over_two_devices(name: str, method: str) -> None:
+    model, inputs = build(name)
+    target = targets.LogProbability(5) if name in LANGUAGE else TARGETS
+    try:
+        wanted = whyformer.explain(model, inputs, method, target, **few(method))
+    except WhyformerError:
+        pytest.skip("the method does not apply to the model")
+    there = spread(model)
+    before = snapshot(there)
+    found = whyformer.explain(there, inputs, method, target, **few(method))
+    assert_unchanged(there, before)
+    tolerance = 1e-3 if name == "llama_lm" else 1e-5
+    assert close(found.scores, wanted.scores, wanted.scores, tolerance), (found.scores - wanted.scores).abs().max()
+
+
+def test_an_answer_of_a_model_over_two_devices() -> None:
+    model, inputs = build("llama_lm")
+    ids = {"input_ids": inputs["input_ids"][:1]}
+    wanted, found = (whyformer.explain_generation(m, ids, max_new_tokens=3) for m in (model, spread(model)))
+    assert found.tokens == wanted.tokens
+    assert close(torch.as_tensor(found.matrix), torch.as_tensor(wanted.matrix), torch.as_tensor(wanted.matrix))
