@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,10 +35,13 @@ def block_hooks(
     entering = asked(mode.probes, Entering)
     flows = asked(mode.probes, BlockFlows)
     given: Any = ((), {})
+    passed: dict[int, _Passing] = {}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal given
-        mode.block, given = recording.blocks, (args, kwargs)
+        mode.block = recording.blocks
+        if calls is not None:
+            given = args, kwargs
         recording.blocks += 1
         name, hidden = _hidden(args, kwargs)
         if trace is not None:
@@ -66,7 +70,8 @@ def block_hooks(
                 hidden = leaf
             hidden = _tapped(hidden, _account(recording, mode.block))
         if flows is not None and mode.block in flows.blocks and hidden.requires_grad:
-            hidden = _tapped(hidden, _passed(recording, flows, mode.block, hidden.detach()))
+            passing = passed[mode.block] = _Passing(recording, flows, mode.block, hidden.detach())
+            hidden = passing.copy = _tapped(hidden, passing)
         if inputs is not None:
             inputs.found.append(batch_first(hidden, mode.run))
         if inputs is not None or calls is not None:  # what is kept stays as it came: the block may work in place
@@ -91,6 +96,8 @@ def block_hooks(
             mode.add_root(mode.block_input)
             mode.block_input = None
         mode.block = None
+        if number in passed:
+            passed.pop(number).left()
         if not found or number is None:
             return None
         if calls is not None:
@@ -164,9 +171,34 @@ def _listen(recording: Recording, name: Any) -> Callable[[Tensor], None]:
     return listener
 
 
-def _passed(recording: Recording, flows: BlockFlows, block: int, value: Tensor) -> Callable[[Tensor], None]:
-    run = recording.run
-    return lambda flow: flows.seen(block, batch_first(value, run), batch_first(flow, run))
+@dataclass(eq=False)
+class _Passing:
+    """Tells of what enters a block when something flows back to it.
+
+    Attributes:
+        value: what enters; copy: what the block is given in its place, and may change.
+    """
+
+    recording: Recording
+    flows: BlockFlows
+    block: int
+    value: Tensor
+    copy: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.written = self.value._version
+
+    def left(self) -> None:
+        """The block has run: where it left its copy as it was, which its graph holds, that stands for both."""
+        copy, self.copy = self.copy, None
+        if copy is not None and copy._version == 0:
+            self.value, self.written = copy.detach(), 0
+
+    def __call__(self, flow: Tensor) -> None:
+        run = self.recording.run
+        if self.value._version != self.written:
+            raise RuntimeError("what entered a block has been modified by an inplace operation")
+        self.flows.seen(self.block, batch_first(self.value, run), batch_first(flow, run))
 
 
 def _account(recording: Recording, block: int) -> Callable[[Tensor], None]:
