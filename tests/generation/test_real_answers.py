@@ -94,3 +94,23 @@ def test_the_sum_is_the_target_on_gated_blocks(shared: Path, method: str, settin
         value = e.logits[0, tokenizer(" blue").input_ids[0]]
         value = value - e.logits[0, tokenizer(" red").input_ids[0]] if target != " blue" else value
         assert abs(float(e.scores.sum() - value)) < 1e-3 * abs(float(value))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("prompt", "city"),
+    [
+        ("The street was quiet. Sam lives in Rome. Iris lives in Rome. Frank lives in Cairo. Answer: Sam lives in", " Rome"),
+        ("Nobody said a word. Victor lives in Lima. Ann lives in Lima. Everybody had slept well. Answer: Victor lives in", " Lima"),
+    ],
+)
+def test_a_word_in_two_sentences_is_told_from_its_twin(shared: Path, prompt: str, city: str) -> None:
+    model, tokenizer = smollm2(shared)
+    g: Any = whyformer.explain_generation(model, prompt, city, processor=tokenizer, verify=3)
+    asked, twin = (i for i, piece in enumerate(g.pieces[: g.start]) if piece == city)
+    assert g.matrix[0, asked] > g.matrix[0, twin]
+    told = g[0].diagnostics["verified"][0]
+    lost = dict(zip(told["tokens"], told["lost"], strict=True))
+    assert lost[asked] > lost[twin]
+    instead = dict(zip(told["tokens"], told["instead"], strict=True))
+    assert instead[asked] == instead[twin] != tokenizer(city).input_ids[0]

@@ -65,6 +65,25 @@ def test_other_places_of_the_token_that_is_said_come_first() -> None:
     assert sorted(made.diagnostics["verified"][0]["tokens"]) == [2, 5]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_place_of_what_is_said_says_something_else_instead(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "_AGREES", {llama(): kept})
+    scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
+    task = whyformer.explaining.begin(llama(), torch.tensor([PROMPT])).task(targets.LogProbability(9), "verify")
+    logits = task.forward()
+    made = verifying.verified(task, whyformer.methods.task.Scores(scores, logits), 3)
+    (told,) = made.diagnostics["verified"]
+    assert told["passes"] == ("partial" if kept else "whole")
+    other = next(t for t in logits[0].argsort(descending=True).tolist() if t != 9)
+    assert dict(zip(told["tokens"], told["instead"], strict=True)) == {1: other, 5: other, 2: None}
+    clean = log_probability(llama(), PROMPT, 9)
+    wanted = {j: clean - log_probability(llama(), [*PROMPT[:j], other, *PROMPT[j + 1 :]], 9) for j in (1, 5)}
+    wanted[2] = lost_by_hand(PROMPT, 9, 2)
+    assert dict(zip(told["tokens"], told["lost"], strict=True)) == pytest.approx(wanted, abs=1e-10)
+    assert told["tokens"] == sorted(wanted, key=lambda j: -wanted[j])
+    assert [made.values[0, j] for j in told["tokens"]] == sorted(scores[0, [1, 2, 5]].tolist(), reverse=True)
+
+
 @pytest.mark.parametrize("method", ["attnlrp", "occlusion"])
 def test_each_step_of_an_answer_is_verified_as_by_itself(method: str) -> None:
     g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, method, verify=2)

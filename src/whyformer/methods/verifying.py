@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import logits_without, removal, values_of
+from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import LANGUAGE
 from whyformer.models.output import Output, decodes
@@ -119,13 +120,16 @@ def verified(task: Task, scores: Scores, count: int, prefix: Prefix | None = Non
     """The ``count`` best tokens of each sample, put in the order of what the target loses without each.
 
     Where one of them is the very token that a language model says next, a word may have been copied from any of its
-    places: behind the best token come these, and then the other best ones.
+    places: behind the best token come these, and then the other best ones. Each such place is made to say something
+    else, the likeliest other token (symmetric token replacement, Zhang & Nanda, ICLR 2024): without the word "Sam lives
+    in. Iris lives in Rome." tells of one place only, and deletion hardly matters.
 
-    d_j = f(x) − f(x without token j), which of a language model is deleted, else replaced as ``occlusion`` does; the
-    scores of these tokens are handed out among them so that the highest goes to the largest d. All other scores, and
-    the sum of all, stay. ``diagnostics["verified"]``: for each sample the tokens by number in their new order, what the
-    target loses without each, the baseline, and whether the passes began at the changed token (``"partial"``: keys and
-    values of what stands before it are kept) or were whole.
+    d_j = f(x) − f(x without token j), which of a language model is deleted (or replaced, see above), else replaced as
+    ``occlusion`` does; the scores of these tokens are handed out among them so that the highest goes to the largest d.
+    All other scores, and the sum of all, stay. ``diagnostics["verified"]``: for each sample the tokens by number in
+    their new order, what the target loses without each, the token that stood ``"instead"`` of a place of the one that
+    is said (None for the others), the baseline, and whether the passes began at the changed token (``"partial"``: keys
+    and values of what stands before it are kept) or were whole.
 
     Args:
         prefix: keys and values of a text that begins with this one, where they are there.
@@ -148,38 +152,68 @@ def verified(task: Task, scores: Scores, count: int, prefix: Prefix | None = Non
     values, features = scores.values, removed.features
     if values.shape != features.shape:
         raise InputError(f"verify needs a score for each token, and these are {list(values.shape)}: leave it out")
-    best = [_best(task, b, row, features[b], count, scores.logits, speaks) for b, row in enumerate(values.cpu())]
+    said = task.value_index(scores.logits).tolist() if speaks else []
+    best = [_best(task, b, row, features[b], count, said) for b, row in enumerate(values.cpu())]
     jobs = [(b, [j]) for b, own in enumerate(best) for j in own]
     if not jobs:
         return scores
     prefix = (prefix or Prefix.of(task.model, task.inputs)) if speaks else None
-    if prefix is not None and prefix.serves(task.inputs.tensor):
-        rows = torch.cat([prefix.logits(removed.without([job]).tensor, job[1][0]) for job in jobs])
-    else:
-        prefix, rows = None, logits_without(replace(task, method="verify"), removed, jobs, _AT_ONCE, "verify")
-    target, owners = task.resolve(scores.logits), [b for b, _ in jobs]
-    clean = target(scores.logits)[owners]
-    lost = iter((clean - values_of(target, rows, owners, scores.logits)).tolist())
+    prefix = prefix if prefix is not None and prefix.serves(task.inputs.tensor) else None
+    ways, instead = _ways(task, removed, jobs, said, scores.logits)
+    target = task.resolve(scores.logits)
+    clean, lost = target(scores.logits), dict[tuple[int, int], float]()
+    for way, some in ways:
+        owners = [b for b, _ in some]
+        gone = clean[owners] - values_of(target, _rows(task, way, some, prefix), owners, scores.logits)
+        lost |= {(b, j): value for (b, (j,)), value in zip(some, gone.tolist(), strict=True)}
     made, told = values.clone(), []
     for b, own in enumerate(best):
-        found = dict(zip(own, lost, strict=False))
-        order = sorted(own, key=lambda j: -found[j])
+        order = sorted(own, key=lambda j, b=b: -lost[b, j])  # type: ignore[misc]
         made[b, order] = values[b, own].sort(descending=True).values
         told.append(
-            {"tokens": order, "lost": [found[j] for j in order], "baseline": removed.baseline,
-             "passes": "whole" if prefix is None else "partial"}
+            {"tokens": order, "lost": [lost[b, j] for j in order], "instead": [instead.get((b, j)) for j in order],
+             "baseline": removed.baseline, "passes": "whole" if prefix is None else "partial"}
         )  # fmt: skip
     return replace(scores, values=made, diagnostics={**scores.diagnostics, "verified": told})
 
 
-def _best(task: Task, sample: int, row: Tensor, able: Tensor, count: int, logits: Tensor, speaks: bool) -> list[int]:
-    """The tokens of a sample that are taken out; the one behind which a language model reads is none of them."""
+_Jobs = list[tuple[int, list[int]]]
+
+
+def _ways(
+    task: Task, removed: Removal, jobs: _Jobs, said: list[int], logits: Tensor
+) -> tuple[list[tuple[Removal, _Jobs]], dict[tuple[int, int], int]]:
+    """Which tokens are taken out how; and (sample, token) -> what stands there instead, of places of what is said."""
+    ids = task.inputs.tensor
+    copied = [job for job in jobs if said and int(ids[job[0], job[1][0]]) == said[job[0]]]
+    rest = [job for job in jobs if job not in copied]
+    if not copied:
+        return [(removed, rest)], {}
+    own = torch.tensor(said, device=logits.device)[:, None]
+    other = logits.scatter(1, own, -math.inf).argmax(1)
+    swapped = replace(removed, baseline="fill_id", filler=other.to(ids)[:, None].expand_as(ids))
+    ways = [(swapped, copied), *([(removed, rest)] if rest else [])]
+    return ways, {(b, j): int(other[b]) for b, (j,) in copied}
+
+
+def _rows(task: Task, way: Removal, jobs: _Jobs, prefix: Prefix | None) -> Tensor:
+    """``[len(jobs), C]`` logits of the text with each job's token taken out that way."""
+    if prefix is None:
+        return logits_without(replace(task, method="verify"), way, jobs, _AT_ONCE, "verify")
+    return torch.cat([prefix.logits(way.without([job]).tensor, job[1][0]) for job in jobs])
+
+
+def _best(task: Task, sample: int, row: Tensor, able: Tensor, count: int, said: list[int]) -> list[int]:
+    """The tokens of a sample that are taken out; the one behind which a language model reads is none of them.
+
+    Args:
+        said: of a language model, the token of each sample that the target is about.
+    """
     order = [j for j in row.argsort(descending=True, stable=True).tolist() if able[j]]
-    if speaks:
+    if said:
         last = int(able.nonzero().max()) if order and not decodes(task.model) else -1
         order = [j for j in order if j != last]
-        said = int(task.value_index(logits)[sample])
-        places = [j for j in order if int(task.inputs.tensor[sample, j]) == said]
+        places = [j for j in order if int(task.inputs.tensor[sample, j]) == said[sample]]
         if set(places) & set(order[:count]):
             order = list(dict.fromkeys([*order[:1], *places, *order]))
     return order[:count]
