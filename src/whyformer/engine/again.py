@@ -58,23 +58,30 @@ def refuse_inner(output: Any) -> None:
 
 @contextlib.contextmanager
 def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """In this forward pass each of the blocks runs on copies that the graph does not reach; its graph is let go of, and
-    made anew when something flows back to its output."""
+    """In this forward pass each of the blocks runs on copies that the graph does not reach; its graph is let go of when
+    the next one begins, and made anew when something flows back to its output. The last one's is there still, then."""
     open_calls: list[_Call | None] = []
+    latest: _Call | None = None
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # a cache that is begun in this pass is for a next one; what a block adds to it, it would add again
         args = tuple(None if _is_cache(v) else v for v in args)
         kwargs = {k: None if _is_cache(v) else v for k, v in kwargs.items()}
         found = [(path, t) for path, t in tensors_of((args, kwargs)) if mode.carries((t,), {})]
+        nonlocal latest
         call = None
+        if latest is not None:
+            latest.forget()
+            latest = None
         if found and not any(open_calls) and not mode.muted and mode.declared.of_module(module) is None:
             call = _Call(mode, module, args, kwargs, [path for path, _ in found], [t for _, t in found])
         open_calls.append(call)
         return (args, kwargs) if call is None else call.begin()
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        nonlocal latest
         call = open_calls.pop()
+        latest = call or latest
         return None if call is None else call.end(output)
 
     with around(mode, blocks, before, after):
@@ -89,6 +96,7 @@ class _Call:
         given: what carries among the arguments, until it is run; enters: its places.
         kept: (what entered, how often it had been written to), in that order.
         places: of the outputs that carry; sums: of each of their rows (Σ, Σ|·|); made: they, until they are handed out.
+        graph: (the copies of what entered, these outputs, how often those had been written to), until it is let go of.
     """
 
     mode: Interception
@@ -102,6 +110,7 @@ class _Call:
     sums: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     made: tuple[Tensor, ...] = ()
     leaves: list[Tensor] = field(default_factory=list)
+    graph: tuple[list[Tensor], list[Tensor], list[int]] | None = None
 
     def __post_init__(self) -> None:
         mode = self.mode
@@ -125,6 +134,7 @@ class _Call:
         """Its output without its graph."""
         made = [(path, t) for path, t in tensors_of(output) if t.requires_grad]
         leaks = inner([t for _, t in made], {id(leaf) for leaf in self.leaves}, self.mode.own)
+        self.graph = self.leaves, [t for _, t in made], [t._version for _, t in made]
         self._let_go()
         name = audit.named(self.mode.model, self.module)
         if leaks:
@@ -149,9 +159,12 @@ class _Call:
         """What flows back to what entered, from what flows back to its outputs."""
         if any(value._version != written for value, written in self.kept):
             raise RuntimeError("what entered a block has been modified by an inplace operation")
-        outputs = self._again()
-        leaves = list(self.leaves)
-        self._let_go()
+        leaves, outputs, written = self.graph or ([], [], [])
+        self.graph = None
+        if not outputs or [t._version for t in outputs] != written:
+            outputs = self._again()
+            leaves = list(self.leaves)
+            self._let_go()
         wanted = [(o, f) for o, f in zip(outputs, flows, strict=True) if f is not None]
         if not wanted:
             return [None] * len(leaves)
@@ -161,6 +174,10 @@ class _Call:
         if not self.mode.run.keep:
             self.kept, self.args, self.kwargs = [], (), {}
         return list(found)
+
+    def forget(self) -> None:
+        """Let go of its graph."""
+        self.graph = None
 
     def _again(self) -> list[Tensor]:
         """Its outputs, made anew."""
