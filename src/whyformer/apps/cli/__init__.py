@@ -18,6 +18,7 @@ from whyformer.apps.cli.options import WORDS, command
 from whyformer.apps.cli.reporting import benchmark, report
 from whyformer.apps.cli.running import run
 from whyformer.apps.cli.serving import serve
+from whyformer.apps.cli.starting import own_process
 
 __all__ = ["app", "main"]
 
@@ -52,4 +53,4 @@ def root(
 
 def main() -> None:
     """Entry point of the ``whyformer`` command."""
-    app()
+    own_process(app)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import ANSWER_METHOD
 from whyformer.apps.cli import options as opt
+from whyformer.apps.cli import starting
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 
@@ -42,6 +43,7 @@ def answer(asked: Any) -> None:
             from whyformer.generation import explain_generation
             from whyformer.models import load
 
+            starting.ready(quick=True)
             loaded = load(asked.model, device=asked.device, dtype=asked.dtype)
         prompt = [{"role": "user", "content": given.content}] if asked.chat else given.content
         with bars.step("writing and explaining"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
+from whyformer.apps.cli import starting
 from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
 from whyformer.errors import InputError, MethodNotApplicable
@@ -166,6 +167,7 @@ class Work:
             from whyformer.explaining import begin
             from whyformer.models import load
 
+            starting.ready(quick=True)
             if name not in known:
                 known[name] = load(name, device=asked.device, dtype=asked.dtype)
             self.loaded: Loaded = known[name]

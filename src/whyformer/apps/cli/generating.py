@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import ANSWER_METHOD, DEFAULT_MODEL
 from whyformer.apps.cli import options as opt
+from whyformer.apps.cli import starting
 from whyformer.apps.cli.answering import rather
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
@@ -42,6 +43,7 @@ def generate(asked: Explain) -> None:
             from whyformer.inputs.pictures import open_picture
             from whyformer.models import load
 
+            starting.ready(quick=True)
             loaded = load(name, device=asked.device, dtype=asked.dtype)
         if loaded.modality != "both":
             raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")

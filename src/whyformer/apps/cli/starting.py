@@ -1,0 +1,144 @@
+"""How the command starts and ends without what it does not need, in its own process only: the library never does this.
+
+Nothing here changes a figure. Half of what a short command costs is Python looking for garbage while 2,800 modules are
+imported, and taking them apart one by one at the end; then come parts of torch and transformers for training, compiling
+and several machines. They are put off until something asks for them (torch._dynamo), or counted as absent where nothing
+that a command does can use them (scipy in training losses, torch.distributed). Modules of models are imported in the
+ordinary way, with all that is installed. Where transformers is built differently than expected, all of it is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec, module_from_spec
+from types import FunctionType, ModuleType
+from typing import Any
+
+_ABSENT = ("is_scipy_available", "is_torch_distributed_available")
+_ending: dict[str, Any] = {"own": False, "quick": False, "status": None}
+
+
+def own_process(command: Callable[[], None]) -> None:
+    """Run the command line as all that this process is for."""
+    _ending["own"] = True
+    gc.disable()  # until `ready`
+    atexit.register(_leave)  # the first to be registered is called last, after all threads and other handlers
+    try:
+        command()
+    except SystemExit as end:
+        _ending["status"] = end.code or 0
+        raise
+
+
+def ready(quick: bool = False) -> None:
+    """What a command needs is imported, or soon will be: from here on garbage is collected again.
+
+    ``quick``: it is about to load its one model and will be done soon: import transformers lightly, and end at once.
+    """
+    if _ending["own"] and not gc.isenabled():
+        if quick:
+            _ending["quick"] = True
+            import_lightly()
+        gc.freeze()
+        gc.enable()
+
+
+def _leave() -> None:
+    """End without taking every module apart (a second of processor time); a stream that fails is left to Python."""
+    if _ending["quick"] and isinstance(_ending["status"], int):
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_ending["status"])
+
+
+def import_lightly() -> None:
+    """Import transformers' base of all models without what only training, compiling and clusters need."""
+    before = set(sys.modules)
+    try:
+        import torch  # noqa: F401
+        import transformers.utils
+
+        if "transformers.modeling_utils" in sys.modules:
+            return
+        with _absent(transformers.utils):
+            if "torch._dynamo" not in sys.modules:
+                _Later.put_off()
+            importlib.import_module("transformers.masking_utils")
+            importlib.import_module("transformers.modeling_utils")
+    except Exception:  # another release of either: forget what was begun, and `load` imports it as always
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == "transformers" or isinstance(sys.modules[name], _Later):
+                del sys.modules[name]
+
+
+@contextlib.contextmanager
+def _absent(utils: ModuleType) -> Iterator[None]:
+    """While this lasts, who asks transformers for :data:`_ABSENT` packages is told, for good, that they are absent."""
+    places = [(place, name) for place in (utils, utils.import_utils) for name in _ABSENT if hasattr(place, name)]
+    found = [getattr(*one) for one in places]
+    for place, name in places:
+        setattr(place, name, lambda: False)
+    try:
+        yield
+    finally:
+        for (place, name), one in zip(places, found, strict=True):
+            setattr(place, name, one)
+
+
+class _Later(ModuleType):
+    """torch._dynamo until something in it is needed. Importing transformers needs one of its parts, and three marks for
+    the compiler; they are taken down, and made when the compiler is there."""
+
+    @classmethod
+    def put_off(cls) -> None:
+        spec = find_spec("torch._dynamo")
+        assert spec is not None
+        module = module_from_spec(spec)
+        module.__class__ = cls
+        sys.modules[module.__name__] = module
+        importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
+        # so that to import any other part asks for the path, and comes after the whole, as it has to
+        module.__dict__.update(_marks=[], _path=module.__dict__.pop("__path__"))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if name == "disable":
+            return functools.partial(_disabled, self)
+        if name in ("allow_in_graph", "assume_constant_result"):
+            return lambda function: self.__dict__["_marks"].append((name, function)) or function
+        return getattr(_executed(self), name)
+
+
+def _executed(module: ModuleType) -> Any:
+    """The module as it is without :class:`_Later`."""
+    if isinstance(module, _Later):
+        module.__class__ = ModuleType  # type: ignore[assignment]
+        module.__path__ = module.__dict__.pop("_path")
+        module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
+        for mark, function in module.__dict__.pop("_marks"):
+            getattr(module, mark)(function)
+    return module
+
+
+def _disabled(dynamo: ModuleType, function: Any = None, *args: Any, **options: Any) -> Any:
+    """``torch._dynamo.disable``, which says nothing until there is a compiler."""
+    if function is None:
+        return lambda given: _disabled(dynamo, given, *args, **options)
+    if not isinstance(function, FunctionType):
+        return _executed(dynamo).disable(function, *args, **options)
+
+    @functools.wraps(function)
+    def called(*given: Any, **named: Any) -> Any:
+        there = not isinstance(dynamo, _Later)
+        return (dynamo.disable(function, *args, **options) if there else function)(*given, **named)
+
+    return called
