@@ -48,7 +48,7 @@ class AttentionCapture:
     def _observer(self, index: int) -> Callable[[Tensor, Tensor], None]:
         def observe(weights: Tensor, flow: Tensor) -> None:
             if self.flows is not None and index >= 0:
-                self.flows.seen(index, self._four(weights), self._four(flow))
+                self.flows.seen(index, *(self.run.home(self._four(t)) for t in (weights, flow)))
 
         return observe
 
@@ -83,7 +83,7 @@ class AttentionCapture:
                 key, value = _match_heads(q, k, v)
                 call = AttentionCall(index, self.block if index >= 0 else None, q, key, value, full, scale)
                 if self.maps is not None:
-                    self.maps.seen(call)
+                    self.maps.seen(call.at(self.run.home))
                 if self.edit is not None and index >= 0:
                     return self.edit.change(call.map(), value, call.map() @ value)
                 # where the watcher asked for the map, the product with the values is all that is left to do
@@ -104,7 +104,7 @@ class AttentionCapture:
         if self.maps is not None:
             block = self.block if index >= 0 else None
             full = causal_mask(q, k) if a["is_causal"] else mask
-            self.maps.seen(AttentionCall(index, block, q, key, value, full, scale))
+            self.maps.seen(AttentionCall(index, block, q, key, value, full, scale).at(self.run.home))
         operands = (q, key, value, *self._anchors(index, begin))
         output = Ruled.apply(rule, self.run, compute, info, *operands)
         return output if own is None else own.shared(output)
@@ -136,7 +136,8 @@ class AttentionCapture:
                 output = own.shared(output)
         if self.maps is not None:
             block = self.block if index >= 0 else None
-            self.maps.seen(AttentionCall(index, block, None, None, self._four(v), weights=self._four(weights)))
+            call = AttentionCall(index, block, None, None, self._four(v), weights=self._four(weights))
+            self.maps.seen(call.at(self.run.home))
         return output if self.edit is None or index < 0 else self.edit.change(weights, v, output)
 
     def _begins(self, index: int, carries: bool) -> bool:

@@ -170,6 +170,8 @@ def _canonical(
     given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     found = None
     if len(given) == 1:
+        if isinstance(output, Tensor) and output.device != given[0].device:  # accelerate moves what it is given
+            given = [given[0].to(output.device)]
         with inside(None), torch.no_grad():
             used = None if mode.used is None else list(dict.fromkeys(mode.used))
             found = stands_for(module, given[0].detach(), output, used)

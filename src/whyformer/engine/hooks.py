@@ -73,7 +73,7 @@ def block_hooks(
             passing = passed[mode.block] = _Passing(recording, flows, mode.block, hidden.detach())
             hidden = passing.copy = _tapped(hidden, passing)
         if inputs is not None:
-            inputs.found.append(batch_first(hidden, mode.run))
+            inputs.found.append(mode.run.home(batch_first(hidden, mode.run)))
         if inputs is not None or calls is not None:  # what is kept stays as it came: the block may work in place
             hidden = hidden.clone()
         return _replace(args, kwargs, name, hidden)
@@ -166,7 +166,7 @@ def _tapped(hidden: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
 def _listen(recording: Recording, name: Any) -> Callable[[Tensor], None]:
     def listener(flow: Tensor) -> None:
         if not recording.run.relevance and name not in recording.readouts:
-            recording.readouts[name] = recording.run.batch_first(flow)
+            recording.readouts[name] = recording.run.home(recording.run.batch_first(flow))
 
     return listener
 
@@ -198,13 +198,13 @@ class _Passing:
         run = self.recording.run
         if self.value._version != self.written:
             raise RuntimeError("what entered a block has been modified by an inplace operation")
-        self.flows.seen(self.block, batch_first(self.value, run), batch_first(flow, run))
+        self.flows.seen(self.block, *(run.home(batch_first(t, run)) for t in (self.value, flow)))
 
 
 def _account(recording: Recording, block: int) -> Callable[[Tensor], None]:
     def listener(flow: Tensor) -> None:
         if recording.run.relevance:
-            recording.block_sums[block] = recording.run.per_sample(flow)
+            recording.block_sums[block] = recording.run.home(recording.run.per_sample(flow))
 
     return listener
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +43,14 @@ class AttentionCall:
         asked = self.weights if self.query is None else self.query
         assert asked is not None
         return int(self.value.shape[0]), int(asked.shape[-2]), int(self.value.shape[-2])
+
+    def at(self, move: Callable[[Tensor], Tensor]) -> AttentionCall:
+        """Itself where ``move`` leaves its tensors where they are, else one of moved tensors."""
+        if move(self.value) is self.value:
+            return self
+        given = (self.query, self.key, self.mask, self.weights)
+        query, key, mask, weights = (None if t is None else move(t) for t in given)
+        return replace(self, query=query, key=key, value=move(self.value), mask=mask, weights=weights)
 
     def map(self) -> Tensor:
         """The attention map A ``[B, H, Q, K]``."""
@@ -220,12 +228,14 @@ class Projection:
     second: Norm | None = None
     joined: tuple[int, ...] = ()
 
-    def turn(self, turned: Callable[[Tensor], Tensor]) -> None:
-        """Lay the vectors out batch first."""
-        self.summed = None if self.summed is None else turned(self.summed)
+    def turn(self, turned: Callable[[Tensor], Tensor], move: Callable[[Tensor], Tensor]) -> None:
+        """Lay the vectors out batch first, all on one device."""
+        self.weight, self.bias = move(self.weight), None if self.bias is None else move(self.bias)
+        self.summed = None if self.summed is None else move(turned(self.summed))
         for norm in (self.norm, self.second):
             if norm is not None:
-                norm.summed = turned(norm.summed)
+                norm.weight, norm.bias = move(norm.weight), None if norm.bias is None else move(norm.bias)
+                norm.summed = move(turned(norm.summed))
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def record(
         again.refuse_inner(output)
     if mode.projections is not None:
         for projection in mode.projections.found.values():
-            projection.turn(lambda tokens: batch_first(tokens, run))
+            projection.turn(lambda tokens: batch_first(tokens, run), run.home)
     with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
         cut, recording.read = with_leaves(output)
         recording.output = Output(model, cut, *feed, samples)

@@ -164,7 +164,7 @@ class Task(Sources):
             raise self.refuse(
                 f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
             )
-        return recording, readout_row(gradient)
+        return recording, recording.run.home(readout_row(gradient))
 
     def map_pass(self, fuse: Callable[[AttentionCall], Tensor | None]) -> tuple[Recording, list[Tensor], Tensor]:
         """(recording, ``[B, N, N]`` that ``fuse`` makes of each attention of the blocks, readout row): one forward
@@ -323,8 +323,8 @@ class Task(Sources):
         """
         if not maps:
             raise self.refuse(_UNSEEN)
-        listed = [maps[i] for i in sorted(maps)]
-        batch = self.inputs.rows
+        batch, home = self.inputs.rows, self.inputs.tensor.device  # blocks may lie on several
+        listed = [maps[i] if maps[i].is_meta else maps[i].to(home) for i in sorted(maps)]
         n = tokens or listed[-1].shape[-1]
         windows = any(m.shape[0] != batch for m in listed)
         if not windows and tokens is not None and len(listed) > 1 and self._several_in_a_block(maps):

@@ -44,6 +44,7 @@ class Pass:
         ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
         table: the composite whose rules are in force, where one graph serves several of relevance.
         ends: the ``id`` of each tensor at which this pass ends, where these are not the graph's own roots.
+        device: of the model's first input; the blocks of one model may lie on several devices.
     """
 
     relevance: bool = False
@@ -54,12 +55,18 @@ class Pass:
     ledger: dict[str, list[Tensor]] = field(default_factory=dict)
     table: Composite | None = None
     ends: frozenset[int] | None = None
+    device: torch.device | None = None
 
     def take(self, given: Tensor | None) -> None:
-        """Read the number of samples and of texts off the first of the model's inputs."""
+        """Read the number of samples and of texts, and the device, off the first of the model's inputs."""
+        self.device = None if given is None else given.device
         self.batch = int(given.shape[0]) if given is not None and given.dim() else 1
         several = given is not None and given.dim() == 3 and not given.is_floating_point()
         self.rows = given.shape[:2].numel() if several and given is not None else 0
+
+    def home(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device of the inputs, where what was seen of all blocks meets."""
+        return tensor if self.device is None else tensor.to(self.device)
 
     def reached(self, needs: Sequence[bool], nodes: Sequence[tuple[Any, int]]) -> tuple[bool, ...]:
         """Which operands, of those that carry, this pass goes on to; ``nodes`` are what they came from."""

@@ -54,7 +54,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     real = task.inputs.row_mask
     copies = task.copies(1, recording.logits.detach())
     for own in task.progress(range(first, blocks), "LeGrad", blocks - first):
-        hidden = batch_first(outputs[own].detach(), recording.run)
+        hidden = recording.run.home(batch_first(outputs[own].detach(), recording.run))
         if real is not None and real.shape != hidden.shape[:2]:
             raise task.refuse("the rows of its blocks are not its tokens", verdict="is not supported yet")
         share = torch.ones_like(hidden[..., :1]) if real is None else real[..., None].to(hidden.dtype)
@@ -64,7 +64,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
         seed = copies.seed(head.logits)
         (gradient,) = head.backward(seed)
         start = batch_first(gradient.sum(1, keepdim=True) * share, recording.run, back=True)
-        recording.backward(seed, keep=True, at=[(outputs[own], start)])
+        recording.backward(seed, keep=True, at=[(outputs[own], start.to(outputs[own].device))])
     task.global_maps(shapes, hidden.shape[1])
     if not maps:
         raise task.refuse("no attention was seen in its last blocks")

@@ -121,7 +121,7 @@ def over_gradients(
         if not (how.wants(index, start) if plain else index in chosen):
             return
         if scores is not None:
-            weights = scores.found[index]().reshape(weights.shape)
+            weights = scores.found[index]().reshape(weights.shape).to(weights.device)
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new

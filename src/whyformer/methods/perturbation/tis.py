@@ -66,7 +66,7 @@ def tis(
     calls, inputs = BlockCalls(), BlockInputs()
     recording = task.record(GRADIENT, calls, inputs)
     rows = inputs.found[0].detach()
-    states = [batch_first(call[3].detach(), recording.run) for call in calls.found]
+    states = [batch_first(call[3].detach(), recording.run).to(rows.device) for call in calls.found]
     if any(state.shape[:2] != rows.shape[:2] for state in states):
         raise task.refuse("its blocks do not all see the same rows")
     cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)

@@ -69,7 +69,8 @@ def vit_cx(
     target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
-    features = _feature_grid(task, batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2))
+    rows = batch_first(recording.roots[-1].detach(), recording.run).to(task.inputs.tensor.device)
+    features = _feature_grid(task, rows.flatten(1, -2))
     size = task.inputs.image_size
     assert size is not None
     clean = target(logits)

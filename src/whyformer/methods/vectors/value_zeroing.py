@@ -162,7 +162,7 @@ def _run(task: Task, recording: Recording, jobs: list[_Job], distance: Distance,
         maps[n][..., tokens] = _distance(changed, plain[n], distance).permute(1, 2, 0)
     for job, one in zip(jobs, maps, strict=True):
         one *= job.keys[:, None].to(one.device)
-    return maps
+    return [recording.run.home(one) for one in maps]
 
 
 def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> Tensor:
@@ -179,6 +179,7 @@ def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> T
         if job.which is not None and order not in job.which:
             return mixed
         edits += 1
+        token = token.to(value.device)  # that of an attention whose block lies elsewhere
         return mixed - weights.index_select(-1, token) * value.index_select(-2, token)
 
     def given(value: Any) -> Any:
