@@ -4,14 +4,17 @@ import base64
 import json
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from transformers import BertConfig, BertForSequenceClassification
 
 import whyformer
 from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import work
 from whyformer.apps.web.handlers import CANCELLED, RESULTS
+from whyformer.apps.web.limits import Catalogue
 from whyformer.evaluate import trust
 from whyformer.explaining import Ready
 from whyformer.inputs.pictures import open_picture
@@ -229,3 +232,21 @@ def test_the_model_says_its_five_likeliest_classes_and_offers_all(visitor):
     assert len(classes["choices"]) == 10
     assert [index for _, index in classes["choices"]][:2] == ["#3", "#7"]
     assert 'type="range" min="0" max="4"' in form
+
+
+def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=8000, **sizes, num_labels=1, problem_type="regression"))
+    model.save_pretrained(tmp_path / "regression")
+    catalogue.load("bundled:sst2").processor.save_pretrained(tmp_path / "regression")
+    e = whyformer.explain(str(tmp_path / "regression"), SENTENCE, "lrp_ah_ln")
+    value, share = f"{float(e.logits[0, 0]):.4g}", f"{100 * float(e.probabilities()[0, 0]):.1f}"
+    handlers = replace(visitor.handlers, catalogue=Catalogue([tmp_path / "regression"]))
+    visitor, place = Visitor(handlers), handlers.catalogue.names()[-1]
+    *_, seen = handlers.look(visitor.session, *visitor.entered(SENTENCE, model=place))
+    says, classes = seen[:2]
+    shown = visitor.explain(SENTENCE, model=place, methods=["lrp_ah_ln"], classes=["#0"])
+    assert "the output" in says and value in says
+    assert classes["choices"] == [("the output", "#0")]
+    assert "the output" in shown["board"] and "the output" in shown["trust"]
+    assert not any(share in text for text in (says, shown["board"], shown["trust"]))

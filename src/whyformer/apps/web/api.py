@@ -38,12 +38,13 @@ def endpoint(handlers: Handlers) -> Any:
         session = Session()
         track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)
         loaded, view = handlers.full_view(session, asked)
-        top = work.predict(session, loaded, view).top()
+        says = work.predict(session, loaded, view)
+        top = [{"class": i, "name": n, "probability": p} for i, n, p in says.top()]
         found = list(work.explain(session, loaded, view, track))
         results = [e for e in found if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
             "model": view.model,
-            "top": [{"class": i, "name": n, "probability": p} for i, n, p in top],
+            "top": top if says.value is None else [{"class": 0, "name": says.label(0), "value": says.value}],
             "explanations": [e.to_dict() for e in results],
             "refusals": {one.method: str(one.error) for one in found if isinstance(one, Refusal)},
             "warnings": list(dict.fromkeys(w for e in results for w in warnings(e))),

@@ -127,12 +127,13 @@ class Handlers:
             yield *nothing, status(str(told), error=True)
             return
         # the five likeliest classes first, with their probabilities, then all others by number
-        best = {i: f"{name} ({100 * share:.1f} %)" for i, name, share in prediction.top()}
+        value = prediction.value
+        best = {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()} if value is None else {}
         rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
         choices = [(name, f"#{i}") for i, name in (best | rest).items()]
         kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-        says = piece("classes", classes=prediction.top())
+        says = piece("classes", classes=prediction.top(), value=value)
         yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
     def loading(self, asked: Asked) -> str:

@@ -21,7 +21,7 @@ from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluate.forwards import probabilities
 from whyformer.evaluate.trust import Trust
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import OUTPUT, Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
@@ -182,12 +182,13 @@ class Watch:
 # -- what the page asks of the library -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of an input: classes from the likeliest down."""
+    """What the model says of an input: classes from the likeliest down, or the ``value`` of a regression."""
 
     order: tuple[int, ...]
     probabilities: tuple[float, ...]
     labels: dict[int, str]
     blocks: int
+    value: float | None = None
 
     def label(self, index: int) -> str:
         return self.labels.get(index, f"class {index}")
@@ -212,7 +213,9 @@ def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
     logits = prepared.logits().double().cpu()
     share = probabilities(logits[0].numpy(), prepared.multi_label)
     order = logits[0].argsort(descending=True, stable=True).tolist()
-    return Prediction(tuple(order), tuple(share.tolist()), prepared.labels or {}, len(find_blocks(loaded.model)))
+    value = float(logits[0, 0]) if prepared.regresses and len(order) == 1 else None
+    labels = (prepared.labels or {}) if value is None else {0: OUTPUT}
+    return Prediction(tuple(order), tuple(share.tolist()), labels, len(find_blocks(loaded.model)), value)
 
 
 def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
