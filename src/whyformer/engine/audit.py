@@ -72,7 +72,7 @@ def hidden(mode: Interception, given: Sequence[Any]) -> None:
                 f"{named(mode.model, _running(mode.model))}). Turn it off: "
                 "model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             )
-        if mode.composite.audit and kind != "RuledBackward":
+        if mode.composite.audit and kind not in ("RuledBackward", "LayerOfRowsBackward"):
             base._whyformer_seen = True  # type: ignore[attr-defined]
             if not mode.passes_as_declared(node, tensor):
                 wait(mode, [node], _unseen(mode, node))

@@ -15,6 +15,7 @@ from whyformer.engine.isolation import here
 from whyformer.engine.probes import BlockCalls, BlockFlows, BlockInputs, Entering, Reached, Until, asked
 from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Path, Trace, is_lookup
+from whyformer.models.structure import block_groups
 from whyformer.rules.core import Pass
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ def block_hooks(
     flows = asked(mode.probes, BlockFlows)
     given: Any = ((), {})
     passed: dict[int, _Passing] = {}
+    lasts = {group[-1] for group in block_groups(mode.model).values()}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal given
-        mode.block = recording.blocks
+        mode.block, mode.last = recording.blocks, module in lasts
         if calls is not None:
             given = args, kwargs
         recording.blocks += 1
@@ -95,7 +97,7 @@ def block_hooks(
         if unrooted and mode.block_input is not None:  # a block without attention, or whose attention was not seen
             mode.add_root(mode.block_input)
             mode.block_input = None
-        mode.block = None
+        mode.block, mode.last = None, False
         if number in passed:
             passed.pop(number).left()
         if not found or number is None:

@@ -23,6 +23,7 @@ from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
+from whyformer.engine.rows import layer_of_rows
 from whyformer.errors import ModelError
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
@@ -45,6 +46,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     aside: int = 0
     attentions: int = 0
     block: int | None = None
+    last: bool = False
     grouped: bool = False
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
@@ -160,7 +162,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if is_in_place(name) or kwargs.get("inplace") is True:
             before_change(args[0])
         if not self.composite.audit:
-            result = func(*args, **kwargs)
+            result = self._native(name, func, args, kwargs)
             if not row.kind:
                 audit.without_derivative(self, name, result)
             return _in_order(name, result)
@@ -192,7 +194,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if self.tally is not None:
             self.tally.add(name, reading.role, None if rule is None else rule.name)
         if rule is NATIVE:
-            return func(*args, **kwargs)
+            return self._native(name, func, args, kwargs)
         if is_in_place(name) or kwargs.get("inplace") is True:
             plain = out_of_place(name) if is_in_place(name) else func
             if plain is None:
@@ -214,6 +216,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if not any(map(carries, operands)):
             return _without_graph(reading.compute, operands, {})
         return Ruled.apply(rule, self.run, reading.compute, reading.info, *operands)
+
+    def _native(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """By its ordinary adjoint; in a last block, from which few rows are read, at these alone."""
+        result = layer_of_rows(name, func, args, kwargs) if self.last else NotImplemented
+        return func(*args, **kwargs) if result is NotImplemented else result
 
     def _unknown(self, name: str, role: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation without a rule: it runs, and is refused where relevance arrives at it."""
