@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whyformer.engine.adjoints import attention_of_rows
 from whyformer.engine.operations import operation
 from whyformer.engine.probes import AttentionCall, Edit, Features, Flows, Maps, Projections
 from whyformer.engine.readings import bind, is_map
@@ -30,6 +31,7 @@ class AttentionCapture:
     aside: int
     attentions: int
     block: int | None
+    last: bool
     grouped: bool
     attention_blocks: list[int | None]
     norm_before: int | None
@@ -77,7 +79,11 @@ class AttentionCapture:
             q, k, v = own.held((q, k, v))
         if rule is None:
             if self.maps is None and (self.edit is None or index < 0):
-                output = func(q, k, v, attn_mask=mask, **options)
+                output: Any = NotImplemented
+                if self.last and carries:
+                    output = attention_of_rows(func, self.run, q, k, v, mask, scale, options)
+                if output is NotImplemented:
+                    output = func(q, k, v, attn_mask=mask, **options)
             else:
                 full = causal_mask(q, k) if a["is_causal"] else mask
                 key, value = _match_heads(q, k, v)

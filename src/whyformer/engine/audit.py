@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from whyformer.engine.mode import Interception
 
 _CHECKPOINTS = ("CheckpointFunctionBackward", "CheckpointFunctionBackwardBackward")
+_OWN = ("RuledBackward", "LayerOfRowsBackward", "LayerOfPatchesBackward", "AttentionOfRowsBackward")
 _OTHERWISE = "or use a gradient method (input_x_gradient, integrated_gradients, gae)"
 
 
@@ -72,7 +73,7 @@ def hidden(mode: Interception, given: Sequence[Any]) -> None:
                 f"{named(mode.model, _running(mode.model))}). Turn it off: "
                 "model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
             )
-        if mode.composite.audit and kind not in ("RuledBackward", "LayerOfRowsBackward"):
+        if mode.composite.audit and kind not in _OWN:
             base._whyformer_seen = True  # type: ignore[attr-defined]
             if not mode.passes_as_declared(node, tensor):
                 wait(mode, [node], _unseen(mode, node))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whyformer.engine import audit, packed
+from whyformer.engine import adjoints, audit, packed
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS, written_attention
@@ -23,7 +23,6 @@ from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
-from whyformer.engine.rows import layer_of_rows
 from whyformer.errors import ModelError
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
@@ -218,8 +217,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         return Ruled.apply(rule, self.run, reading.compute, reading.info, *operands)
 
     def _native(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """By its ordinary adjoint; in a last block, from which few rows are read, at these alone."""
-        result = layer_of_rows(name, func, args, kwargs) if self.last else NotImplemented
+        """By its ordinary adjoint."""
+        result = adjoints.cheaper(name, func, args, kwargs, self.last)
         return func(*args, **kwargs) if result is NotImplemented else result
 
     def _unknown(self, name: str, role: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
