@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import spread
 from whyformer.explanation.result import Explanation
+from whyformer.inputs.prompts import apart
 from whyformer.targets import LogProbability, Token
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -129,6 +131,13 @@ def test_what_one_prompt_is_refused_for_is_told() -> None:
     ids = {n: torch.cat([first[n], second[n]]) for n in ("input_ids", "attention_mask")}
     with pytest.raises(InputError, match="unknown: explain them one at a time"):  # two pictures for two prompts, both of the second
         whyformer.explain(model, {**ids, "pixel_values": second["pixel_values"]}, "saliency", TARGET)
+
+
+def test_texts_that_pictures_are_compared_with_are_not_parted() -> None:
+    """One text alone would be another question: no processor of a model of two towers knows a place for a picture."""
+    model, _ = built("llava")
+    with pytest.raises(InputError, match="compared with the pictures"):
+        apart(model, ["a", "b"], [WIDE, EVEN], SimpleNamespace(image_token=None))
 
 
 def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:

@@ -84,7 +84,12 @@ def apart(model: nn.Module, text: Any, pictures: Any, processor: Any) -> list[tu
     """(numbers of the prompts, prompts and pictures) of those whose pictures come as tensors of one shape.
 
     Each prompt by itself where that parts none from the others. One without a picture is its text.
+
+    Raises:
+        Unlike: the texts are no prompts but what the pictures are compared with.
     """
+    if _word(getattr(processor, "image_token", None)) is None:
+        raise Unlike("these texts are compared with the pictures, so they are not explained apart: take one picture")
     listed = [list(own) if isinstance(own, list | tuple) else [own] for own in pictures]
     kinds: dict[Any, list[int]] = {}
     for i, (one, own) in enumerate(zip(text, listed, strict=True)):
