@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import whyformer
-from whyformer.errors import ModelError
+from whyformer.errors import ModelError, UnknownOperation
 from zoo import build
 
 METHODS = ("attnlrp", "cp_lrp", "gim", "input_x_gradient", "gae", "transformer_attribution", "lrp", "rollout")
@@ -92,6 +92,42 @@ def test_packed_weights_give_the_scores_of_what_they_are_unpacked_to(kind: type[
     found, wanted = (whyformer.explain(m, inputs, method, 1).scores for m in (model, plain))
     torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9 * float(wanted.abs().max()))
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+class Product(torch.autograd.Function):
+    """A kernel of integers with a derivative of its own, as bitsandbytes' 8-bit layers have on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, whole: Tensor, scale: Tensor) -> Tensor:
+        ctx.weight = whole.to(scale.dtype) * scale
+        return x @ ctx.weight.mT
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Any:
+        return flows[0] @ ctx.weight, None, None
+
+
+class Kernel(Eight):
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is None
+        return Product.apply(x, self.whole, self.scale)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "cp_lrp", "lrp_ah_ln"])
+def test_the_way_out_of_a_kernel_with_a_derivative_is_exact(method: str) -> None:
+    model, plain, inputs = packed(Kernel)
+    with pytest.raises(UnknownOperation, match=r'If it multiplies with weights in integers, .*register\(Product, like="adjoint"\)'):
+        whyformer.explain(model, inputs, method, 1)
+    found = whyformer.explain(model, inputs, method, 1, rules={Product: "adjoint"}).scores
+    wanted = whyformer.explain(plain, inputs, method, 1).scores
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_methods_of_relevance_refuse_a_kernel_however_it_is_declared() -> None:
+    model, _, inputs = packed(Kernel)
+    for rules in ({}, {Product: "adjoint"}):
+        with pytest.raises(UnknownOperation, match=r"methods that carry multipliers .*; or explain the model before it was quantised"):
+            whyformer.explain(model, inputs, "lrp", 1, rules=rules)
 
 
 class Wrapped(Tensor):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from whyformer.engine.operations import operation
+from whyformer.engine.packed import kept
 from whyformer.engine.readings import tensors
 from whyformer.errors import ModelError, UnknownOperation
 
@@ -90,16 +91,23 @@ def _unseen(mode: Interception, node: Any) -> Callable[[], str]:
                 f" carries relevance into {where}; {mode.composite.name} needs every operation. Call the Python "
                 f"function that was scripted, {_OTHERWISE}"
             )
+        name = function.__name__
+        ways = f"Say what it is like, {_line(name)}"
+        if kept(mode.model):  # a product with them, most likely: no rule sees the weights, its derivative is exact
+            ways = (
+                f"If it multiplies with weights in integers, {_line(name, 'adjoint')}, for methods that carry "
+                "multipliers (attnlrp, cp_lrp, lrp_ah_ln); or explain the model before it was quantised"
+            )
         return (
-            f"a custom torch.autograd.Function ({function.__name__}) carries relevance before {where}; "
-            f"{mode.composite.name} cannot look inside. Say what it is like, {_line(function.__name__)}, {_OTHERWISE}"
+            f"a custom torch.autograd.Function ({name}) carries relevance before {where}; "
+            f"{mode.composite.name} cannot look inside. {ways}, {_OTHERWISE}"
         )
 
     return say
 
 
-def _line(key: str) -> str:
-    return f'whyformer.rules.register({key}, like="gelu") or explain(..., rules={{{key}: "gelu"}})'
+def _line(key: str, like: str = "gelu") -> str:
+    return f'whyformer.rules.register({key}, like="{like}") or explain(..., rules={{{key}: "{like}"}})'
 
 
 def wait(mode: Interception, nodes: Sequence[Any], say: Callable[[], str]) -> None:
