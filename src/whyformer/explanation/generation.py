@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -198,6 +198,17 @@ class Generation:
         from whyformer.explanation import kept
 
         return kept.to_dict(self)
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Generation:
+        """Read what :meth:`to_dict` gave; ``logits`` are then log-probabilities, exact for the tokens it lists.
+
+        Raises:
+            InputError: it is no such dictionary; or the prompt had pictures, which it does not hold.
+        """
+        from whyformer.explanation import kept
+
+        return cls(**kept.from_dict(facts))
 
     def save(self, path: str | Path) -> Path:
         """Write one ``.safetensors`` file (tensors, and the rest as JSON in its header); it appears whole or not at

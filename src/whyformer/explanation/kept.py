@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from whyformer.errors import LoadError
+from whyformer.errors import InputError, LoadError
 from whyformer.explanation import sealing
 from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_fit, check_said
+from whyformer.explanation.generation import UNITS
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.storage import loaded, plain, tensors_of, to_plain, told, written_whole
@@ -24,6 +27,9 @@ _FORMAT = "generation 1"
 _TENSORS = ("matrix", "value", "target", "logits")
 _LISTED = 10
 _SEEN = "seen."
+_TINY = 1e-300
+_MOST, _LARGEST = 2**20, 2**27
+"""Of a vocabulary; of all that is read of the logits in a dictionary."""
 
 
 def _list_of(kind: type) -> Callable[[Any], bool]:
@@ -35,7 +41,8 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     "notes": _list_of(str), "turns": _list_of(list), "diagnostics": _list_of(dict),
     "groups": lambda v: v is None or _list_of(list)(v), "labels": lambda v: v is None or isinstance(v, dict),
     "settings": lambda v: isinstance(v, dict), "model": lambda v: v is None or isinstance(v, str),
-    **dict.fromkeys(("method", "explained", "unit", "input", "part"), lambda v: isinstance(v, str)),
+    **dict.fromkeys(("method", "explained", "input", "part"), lambda v: isinstance(v, str)),
+    "unit": lambda v: v in UNITS,
     **dict.fromkeys(("start", "source"), lambda v: isinstance(v, int)),
 }  # fmt: skip
 
@@ -91,14 +98,71 @@ def load(path: str | Path) -> dict[str, Any]:
         for i, (name, first) in enumerate(facts.get("seen", {}).items()):
             one = Explanation(**loaded(first, tensors, f"{_SEEN}{i}."))
             seen[name] = Pictured(one, tensors[f"{_SEEN}{i}.all"])
-        if wrong := [name for name, check in _FACTS.items() if not check(facts[name])]:
-            raise ValueError(f"of another kind: {', '.join(wrong)}")
-        made = {name: facts[name] for name in _FACTS}
-        made["turns"] = [(str(role), int(a), int(b)) for role, a, b in made["turns"]]
-        made["groups"] = None if made["groups"] is None else [(int(a), int(b)) for a, b in made["groups"]]
-        made["labels"] = None if made["labels"] is None else {int(k): str(v) for k, v in made["labels"].items()}
-        made |= {**{name: tensors[name] for name in _TENSORS}, "seen": seen}
-        _check_fit(made)
+        return _checked(facts, tensors, seen)
+
+
+def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a Generation out of what :func:`to_dict` gave.
+
+    Of the logits it holds the likeliest of each step. They become log-probabilities; the other tokens share what is
+    left of 1.
+
+    Raises:
+        InputError: it is no such dictionary, or its values do not fit together; or its maps of pictures lack them.
+    """
+    what = "an explanation of a generated text as to_dict gives it"
+    if not isinstance(facts, Mapping):
+        raise InputError(f"this is not {what}")
+    if facts.get("seen"):
+        raise InputError("an answer to a prompt with pictures, which JSON does not hold: save it as .safetensors")
+    try:
+        tensors = {name: torch.tensor(facts[name]) for name in ("matrix", "value", "target")}
+        tensors["logits"] = _logits(facts) if facts["unit"] == "token" else tensors["value"][:, None]
+        return _checked(facts, tensors, {})
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OverflowError) as error:
+        raise InputError(f"this is not {what}: {error!r}") from error
+
+
+def _logits(facts: Mapping[str, Any]) -> Tensor:
+    """``[T, V]`` log-probabilities, V just large enough that no unlisted token is likelier than the listed ones."""
+    written = zip(facts["ids"][facts["start"] :], facts["probabilities"], strict=True)
+    known = [{one["id"]: one["probability"] for one in step} for step in facts["candidates"]]
+    for own, (token, share) in zip(known, written, strict=True):
+        if abs(own.setdefault(token, share) - share) > 1e-6:
+            raise ValueError("its probabilities are not those of its candidates")
+    if not all(isinstance(n, int) and 0 <= n < _MOST for own in known for n in own):
+        raise ValueError("its tokens are none of a vocabulary")
+    if not all(own and 0 <= float(p) <= 1 for own in known for p in own.values()):
+        raise ValueError("its probabilities are none")
+    left = [max(0.0, 1 - sum(own.values())) for own in known]
+    least = [max(min(one["probability"] for one in step), _TINY) for step in facts["candidates"]]
+    more = max(min(math.ceil(rest / low), _MOST) for rest, low in zip(left, least, strict=True))
+    size = max(n for own in known for n in own) + 1 + more
+    if size * len(known) > _LARGEST:
+        raise ValueError(f"{len(known)} steps of {size} tokens would fill the memory")
+    made = torch.empty(len(known), size, dtype=torch.float64)
+    for row, own, rest, low in zip(made, known, left, least, strict=True):
+        each = rest / max(size - len(own), 1)
+        if rest > 1e-6 and each > 1.001 * low:
+            raise ValueError("its candidates are not the likeliest")
+        row.fill_(max(min(each, low), _TINY))
+        for token, share in own.items():
+            row[token] = max(float(share), _TINY)
+    return made.log()
+
+
+def _checked(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, Pictured]) -> dict[str, Any]:
+    """The arguments of a Generation, each of its kind and fitting the others."""
+    if wrong := [name for name, check in _FACTS.items() if not check(facts[name])]:
+        raise ValueError(f"of another kind: {', '.join(wrong)}")
+    made = {name: facts[name] for name in _FACTS}
+    made["turns"] = [(str(role), int(a), int(b)) for role, a, b in made["turns"]]
+    made["groups"] = None if made["groups"] is None else [(int(a), int(b)) for a, b in made["groups"]]
+    made["labels"] = None if made["labels"] is None else {int(k): str(v) for k, v in made["labels"].items()}
+    made |= {**{name: tensors[name] for name in _TENSORS}, "seen": seen}
+    _check_fit(made)
     return made
 
 

@@ -45,6 +45,62 @@ def test_the_word_matrix_stands_beside_that_of_tokens(tmp_path):
     assert [i["alt"] for i in page.all("img")].count("rows: what was written; columns: what stands before it") == 2
 
 
+@pytest.mark.parametrize(
+    "wrap", [lambda g: g.to_dict(), lambda g: {"command": "explain", "generation": g.to_dict(), "explanations": []}]
+)
+def test_answers_saved_as_json_are_drawn_as_those_of_safetensors(tmp_path, wrap):
+    pages = {}
+    for kind in ("json", "safetensors"):
+        (tmp_path / kind).mkdir()
+        file = tmp_path / kind / f"a.{kind}"
+        file.write_text(json.dumps(wrap(answer()))) if kind == "json" else answer().save(file)
+        pages[kind] = made(tmp_path / kind, tmp_path / kind)
+    first, second = ([i["src"] for i in page.all("img")] for page in pages.values())
+    assert first == second
+    for page in pages.values():
+        assert "1 answer." in page.text
+        assert "50.0%" in page.text
+        assert "60.0%" in page.text
+
+
+def test_of_both_forms_of_one_answer_the_fuller_is_drawn(tmp_path):
+    answer().save(tmp_path / "a.safetensors")
+    (tmp_path / "a.json").write_text(json.dumps({"command": "explain", "generation": answer().to_dict()}))
+    assert write_report(tmp_path, tmp_path / "r.html").answers == 1
+
+
+def test_an_answer_read_from_json_says_the_same(tmp_path):
+    g = answer()
+    again = Generation.from_dict(json.loads(json.dumps(g.to_dict())))
+    assert (again.text, again.prompt, again.start, len(again)) == (g.text, g.prompt, g.start, len(g))
+    assert torch.equal(again.matrix, g.matrix)
+    for t in range(len(g)):
+        assert again.probability(t) == pytest.approx(g.probability(t), rel=1e-6)
+        assert [c[:2] for c in again.candidates(t, 3)] == [c[:2] for c in g.candidates(t, 3)]
+    # of a large vocabulary ten are listed: the others get what is left, and none is likelier than they
+    wide = torch.randn(2, 5000, generator=torch.Generator().manual_seed(0)).double()
+    g = replace(g, logits=wide, labels=None)
+    again = Generation.from_dict(json.loads(json.dumps(g.to_dict())))
+    for t in range(2):
+        assert [c[0] for c in again.candidates(t, 10)] == [c[0] for c in g.candidates(t, 10)]
+        assert [c[3] for c in again.candidates(t, 10)] == pytest.approx([c[3] for c in g.candidates(t, 10)], rel=1e-6)
+        assert again.probability(t) == pytest.approx(g.probability(t), rel=1e-6)
+    merged = Generation.from_dict(json.loads(json.dumps(g.by("word").to_dict())))
+    assert merged.unit == "word" and torch.equal(merged.value, g.by("word").value)
+
+
+@pytest.mark.parametrize("damage", [
+    {"probabilities": [2.0, 0.5]}, {"candidates": [[], []]}, {"ids": [0, 1, 2, 3, 2**40]}, {"matrix": [[1.0]]}, {"candidates": None},
+    {"start": "x"}, {"tokens": 3}, {"unit": "letter"}, {"candidates": [[{"id": 1, "probability": 1e-320}]] * 2},
+])  # fmt: skip
+def test_a_damaged_dictionary_ends_no_report(tmp_path, damage):
+    answer().save(tmp_path / "good.safetensors")
+    (tmp_path / "bad.json").write_text(json.dumps({**answer().to_dict(), **damage}))
+    written = write_report(tmp_path, tmp_path / "r.html")
+    assert written.answers == 1
+    assert [(s.file, s.damaged) for s in written.skipped] == [("bad.json", True)]
+
+
 def test_the_same_answer_twice_has_choices_of_its_own(tmp_path):
     for name in "ab":
         answer().save(tmp_path / f"{name}.safetensors")

@@ -29,6 +29,8 @@ Track = Callable[..., Iterable[Any]]
 _MOST_BYTES = 256 * 2**20
 _BESIDES = {".png", ".svg", ".pdf", ".html", ".json"}
 """What the commands write beside a saved explanation of the same name: known, so not worth a remark."""
+_SAID = {"matrix", "pieces", "explained"}
+"""What :meth:`Generation.to_dict` gives, beside others."""
 _MARKS = (
     b"Software\0whyformer", b"<dc:title>whyformer</dc:title>", b"/Creator (whyformer)",
     b'name="generator" content="whyformer',
@@ -124,6 +126,9 @@ def read(sources: Sequence[Path], leave_out: Path, track: Track) -> Contents:
         except OSError as error:
             contents.skipped.append(Skipped(name, f"cannot be read: {error.strerror or error}", damaged=True))
     contents.benchmarks += [drift(*pair) for pair in pairs(contents.jobs)]
+    # of an answer in both forms the one that holds all of it is shown
+    twice = {a.file.removesuffix(".safetensors") + ".json" for a in contents.answers}
+    contents.answers = [a for a in contents.answers if a.file not in twice]
     read_from = [*(m.file for m in contents.saved), *(a.file for a in contents.answers)]
     shown = {Path(file).with_suffix("") for file in read_from}
     contents.skipped = [
@@ -177,6 +182,8 @@ def _read(path: Path, name: str, contents: Contents) -> None:
         facts = _json(path)
         if isinstance(facts, dict) and "benchmark" in facts and "figures" in facts:
             contents.benchmarks.append(read_benchmark(path, name, facts))
+        elif isinstance(facts, dict) and ("generation" in facts or facts.keys() >= _SAID):
+            contents.answers.append(_said(facts, path, name))
         else:
             contents.saved += _printed(facts, path, name)
     elif path.name == "table.csv":
@@ -212,9 +219,20 @@ def _saved(path: Path, name: str) -> list[Saved] | Answer:
     if not isinstance(facts, dict) or "method" not in facts:
         raise _NotOurs("tensors, but no saved explanation")
     if str(facts.get("format")).startswith("generation"):
-        g = Generation.load(path)
-        return Answer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(facts.get("versions")))
+        return _answer(Generation.load(path), path, name, facts.get("versions"))
     return _maps(Explanation.load(path), path.stem, name, facts.get("versions"))
+
+
+def _said(facts: dict[str, Any], path: Path, name: str) -> Answer:
+    """What ``--format json`` wrote of an answer, or what :meth:`Generation.to_dict` gave."""
+    own = facts.get("generation", facts)
+    if isinstance(own, dict) and own.get("seen"):
+        raise _NotOurs("an answer without the pictures of its prompt: explain again with --format safetensors")
+    return _answer(Generation.from_dict(own), path, name, facts.get("versions"))
+
+
+def _answer(g: Generation, path: Path, name: str, versions: Any) -> Answer:
+    return Answer(g, short(" ".join(g.text.split()) or path.stem, 90), name, _versions(versions))
 
 
 def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
@@ -223,8 +241,6 @@ def _printed(facts: Any, path: Path, name: str) -> list[Saved]:
         return _maps(Explanation.from_dict(facts), path.stem, name, None)
     if not isinstance(facts, dict) or facts.get("command") not in ("explain", "compare"):
         raise _NotOurs("JSON, but no explanations in it")
-    if "generation" in facts:
-        raise _NotOurs("an answer without all that is drawn of it: explain again with --format safetensors")
     listed = facts.get("explanations")
     if not isinstance(listed, list):
         raise LoadError("damaged: no list of explanations in it")
