@@ -58,8 +58,8 @@ def write_report(
     Args:
         sources: files and folders (with all below them): explanations as :meth:`whyformer.Explanation.save` or
             ``whyformer explain --format json`` wrote them, answers as :meth:`whyformer.Generation.save` did, or
-            that JSON where the prompt had no pictures, the folders of ``whyformer benchmark``, and those of ``whyformer run``: words, mean maps, and what changed
-            between runs over the same input.
+            that JSON where the prompt had no pictures, the folders of ``whyformer benchmark``, and those of
+            ``whyformer run``: words, mean maps, and what changed between runs over the same input.
         out: the file, ending in ``.html``; it appears whole or not at all.
         title: its heading.
         track: wraps the work in a progress bar.
