@@ -17,7 +17,6 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
 
-UNITS = ("token", "word", "sentence", "turn")
 Range = tuple[int, int]
 
 
@@ -162,8 +161,8 @@ class Generation:
         Raises:
             InputError: no such unit.
         """
-        if unit not in UNITS:
-            raise InputError(f"by() merges into one of {', '.join(UNITS[1:])}, not {unit!r}")
+        if unit not in units.UNITS:
+            raise InputError(f"by() merges into one of {', '.join(units.UNITS[1:])}, not {unit!r}")
         if self.unit != "token":
             raise InputError(f"these are {self.unit}s already: call by() of the tokens")
         if unit == "token":

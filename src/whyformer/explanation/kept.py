@@ -14,10 +14,10 @@ from whyformer.errors import InputError, LoadError
 from whyformer.explanation import sealing
 from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_fit, check_said
-from whyformer.explanation.generation import UNITS
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.storage import loaded, plain, tensors_of, to_plain, told, written_whole
+from whyformer.explanation.units import UNITS
 from whyformer.explanation.versions import versions
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
+UNITS = ("token", "word", "sentence", "turn")
 # Scripts written without spaces between words: a token there stays by itself.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
 # after a full stop and a space, or a line break; a number and a point at its beginning are an item's number
