@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -33,6 +35,27 @@ def test_probability_by_hand() -> None:
 def test_log_probability_is_the_logarithm(multi_label: bool) -> None:
     got = LogProbability([0, 2], multi_label)(LOGITS)
     assert torch.allclose(got, Probability([0, 2], multi_label)(LOGITS).log())
+
+
+def test_among_the_likeliest() -> None:
+    """Of (3, 2, 1, 0) the two likeliest: 3 − log(e³ + e²); c itself counts where it is none of them."""
+    logits = torch.tensor([[3.0, 2, 1, 0], [0, 1, 2, 3]], dtype=torch.float64, requires_grad=True)
+    found = LogProbability([0, 0], among=2)(logits)
+    among = [torch.tensor(kept, dtype=torch.float64).log_softmax(0)[0] for kept in ([3, 2], [0, 2, 3])]
+    assert found.tolist() == pytest.approx([float(a) for a in among], abs=1e-12)
+    (slope,) = torch.autograd.grad(found.sum(), logits)
+    assert slope[0, 2:].tolist() == [0, 0]
+    assert slope[1, 1] == 0
+    assert torch.allclose(slope.sum(-1), torch.zeros(2, dtype=torch.float64), atol=1e-12)
+    for everything in (4, 100):
+        assert torch.allclose(LogProbability(1, among=everything)(logits), LogProbability(1)(logits), atol=1e-12)
+    assert torch.equal(LogProbability([0, 0], among=[2, 3])(logits), torch.stack([found[0], LogProbability(0, among=3)(logits)[1]]))
+
+
+@pytest.mark.parametrize("wrong", [{"among": 1}, {"among": True}, {"among": 2.5}, {"among": 3, "multi_label": True}])
+def test_among_what_is_no_choice_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="among"):
+        LogProbability(0, **wrong)
 
 
 def test_contrast_is_a_difference() -> None:
@@ -68,6 +91,8 @@ def test_a_target_is_named_in_the_result() -> None:
     assert whyformer.explain(model, inputs, target=[1, 2]).target_names == ["class 1", "class 2"]
     contrast = whyformer.explain(model, inputs, target=Contrast(1, [0, 4]))
     assert contrast.target_names == ["class 1 rather than class 0", "class 1 rather than class 4"]
+    among = whyformer.explain(model, inputs, target="LogProbability(1, among=3)")
+    assert among.target_names == ["class 1 among the 3 likeliest"] * 2
     assert contrast.target.tolist() == [1, 1]
     own = whyformer.explain(model, inputs, target=lambda logits: logits.sum(-1))
     assert own.target_names == ["custom target"] * 2

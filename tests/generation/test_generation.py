@@ -184,6 +184,18 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert facts["probabilities"][0] == pytest.approx(g.probability(0))
 
 
+def test_each_word_among_the_likeliest() -> None:
+    own = model("llama_lm")
+    g: Any = whyformer.explain_generation(own, PROMPT, ANSWER, target="among_likeliest")
+    assert g.explained == "log-probability among the 10 likeliest tokens"
+    for t, token in enumerate(ANSWER):
+        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
+        e = whyformer.explain(own, ids, "attnlrp", targets.LogProbability(token, among=10))
+        assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
+        assert g[t].diagnostics["share"] == e.diagnostics["share"] == 0.8
+        assert not torch.allclose(e.scores, whyformer.explain(own, ids, "attnlrp", targets.LogProbability(token)).scores, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

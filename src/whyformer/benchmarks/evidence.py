@@ -160,7 +160,7 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
     removed = {s.id for s in study.samples[::every]}
     for i, prompt in enumerate(batch.samples):
         ids = torch.from_numpy(batch.encoded[i].ids)[None].to(study.forwards.place["device"])
-        target: Any = LogProbability(_token(tokenizer, prompt.answer))
+        target: Any = LogProbability(_token(tokenizer, prompt.answer), among=study.options["among"] or None)
         if prompt.rival is not None:
             target = Contrast(target.index, _token(tokenizer, prompt.rival))
         plain = cache(lambda ids=ids, target=target: _seconds_of_plain(study.model, ids, target))
@@ -313,6 +313,7 @@ BENCHMARK = Benchmark(
     "evidence", "a language model's planted facts (or the pronouns it writes): where its answer came from", "text",
     "attnlrp of 4/5=attnlrp:share=0.8,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
     "libra=input_x_gradient:composite='libra',input_x_gradient,rollout,gae,transformer_attribution", {},
-    {"prompts": 300, "draw": 0, "removal": 60, "source": "planted", "count": None, "files": None, "longest": None},
+    {"prompts": 300, "draw": 0, "removal": 60, "source": "planted", "among": 0, "count": None, "files": None,
+     "longest": None},
     prepare, measure, summarize, own_data=own_data, choices={"source": ("planted", "stories")},
 )  # fmt: skip

@@ -62,8 +62,9 @@ def explain_generation(
             of one or several each. ``g[t].part("pixel_values")`` is then a map over it for each generated token.
         max_new_tokens: how many tokens to generate at most.
         target: what of each token is explained: None or ``"log_probability"`` of the generated token; ``"logit"``,
-            ``"probability"``; ``"contrast"``, its logit minus that of the best other token; or a target over one row of
-            logits, the same for every step (``targets.Contrast(" is", " are")``).
+            ``"probability"``; ``"among_likeliest"``, its log-probability where one of the 10 likeliest tokens is drawn;
+            ``"contrast"``, its logit minus that of the best other token; or a target over one row of logits, the same
+            for every step (``targets.Contrast(" is", " are")``).
         device, dtype, rules: as for :func:`whyformer.explain`.
         progress: as for :func:`whyformer.explain`; while the model writes, "writing", each item is the text so far.
         verify: as for :func:`whyformer.explain`, of each step: so many of its best tokens are taken out one at a time,

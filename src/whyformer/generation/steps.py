@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,9 +30,11 @@ from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, Resolver, Span, Target
 
-_NAMED = {
+_NAMED: dict[str, tuple[str, Callable[[int], Any] | None]] = {
     "log_probability": ("log-probability", LogProbability), "logit": ("logit", Logit),
-    "probability": ("probability", Probability), "contrast": ("logit minus that of the best other token", None),
+    "probability": ("probability", Probability),
+    "among_likeliest": ("log-probability among the 10 likeliest tokens", partial(LogProbability, among=10)),
+    "contrast": ("logit minus that of the best other token", None),
 }  # fmt: skip
 
 
@@ -169,8 +171,9 @@ class Steps:
         made = Resolver(wanted, None, None, 1, self.tokenizer)
         if made.reading is not None and not callable(made.target):
             raise InputError(
-                "each step is about the token that comes next: the target is log_probability, logit, probability, "
-                f"contrast, or one over a row of logits, such as targets.Contrast(' is', ' are'), not {target!r}"
+                "each step is about the token that comes next: the target is log_probability, among_likeliest, logit, "
+                "probability, contrast, or one over a row of logits, such as targets.Contrast(' is', ' are'), "
+                f"not {target!r}"
             )
         return made
 

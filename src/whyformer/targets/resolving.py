@@ -184,6 +184,9 @@ class Resolver:
         if callable(self.target) and other is not None:
             rivals = torch.as_tensor(other).expand(len(names)).tolist()
             names = [f"{n} rather than {self._name(o, words)}" for n, o in zip(names, rivals, strict=True)]
+        if callable(self.target) and getattr(self.target, "among", None) is not None:
+            counts = torch.as_tensor(self.target.among).expand(len(names)).tolist()
+            names = [f"{n} among the {k} likeliest" for n, k in zip(names, counts, strict=True)]
         if isinstance(self.reading, _RAW):
             places = [_of_sample(self.reading, i).where() for i in range(len(names))]
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]

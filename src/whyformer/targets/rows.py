@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whyformer.errors import InputError
+
 
 def _pick(values: Tensor, index: int | str | Sequence[int | str] | Tensor) -> Tensor:
     chosen = torch.as_tensor(index, device=values.device).expand(values.shape[0])
@@ -40,14 +42,41 @@ class Probability:
 
 @dataclass(frozen=True)
 class LogProbability:
-    """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``."""
+    """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``.
+
+    Args:
+        among: softmax over this many likeliest classes (and c) alone, as where a language model's next token is drawn
+            from these: why c *rather than* the other words that might stand there. One a sample too; None: over all.
+
+    Raises:
+        InputError: ``among`` is no number from 2, or given with ``multi_label``.
+    """
 
     index: int | str | Sequence[int | str]
     multi_label: bool = False
+    among: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        given = self.among if isinstance(self.among, list | tuple) else [2 if self.among is None else self.among]
+        if any(isinstance(k, bool) or not isinstance(k, int) or k < 2 for k in given):
+            raise InputError(f"LogProbability: among is a whole number of classes from 2 on, not {self.among!r}")
+        if self.multi_label and self.among is not None:
+            raise InputError("LogProbability: of several labels each has a probability of its own: leave out among")
 
     def __call__(self, logits: Tensor) -> Tensor:
+        if self.among is not None:
+            logits = _likeliest(logits, self.index, self.among)
         scores = torch.nn.functional.logsigmoid(logits) if self.multi_label else torch.log_softmax(logits, -1)
         return _pick(scores, self.index)
+
+
+def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: int | Sequence[int]) -> Tensor:
+    """Logits of the likeliest classes and of the one meant; −∞ elsewhere."""
+    several = torch.as_tensor(among, device=logits.device).expand(len(logits)).clamp(max=logits.shape[-1])
+    least = logits.detach().sort(descending=True).values.gather(-1, several[:, None] - 1)
+    own = torch.as_tensor(index, device=logits.device).expand(len(logits))
+    kept = (logits.detach() >= least).scatter(-1, own[:, None], True)
+    return logits.masked_fill(~kept, float("-inf"))
 
 
 @dataclass(frozen=True)
