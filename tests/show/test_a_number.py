@@ -35,6 +35,14 @@ def test_a_regression_has_no_probability(method: str, tmp_path: Path) -> None:
     assert not any(f"{100 * float(p):.1f}" in text for text in said for p in e.probabilities().flatten())
 
 
+def test_what_is_measured_of_a_regression_is_called_by_its_name() -> None:
+    tokenizer, regression = load("bundled:sst2").processor, model(num_labels=1, problem_type="regression")
+    e = whyformer.explain(regression, "A fine film", "lrp_ah_ln", processor=tokenizer)
+    noted = whyformer.trust(e, regression, processor=tokenizer).noted_in(e)
+    assert "measured for the output (its sigmoid): " in str(noted)
+    assert "Measured for <bdi>the output (its sigmoid)</bdi>" in html.page(noted)
+
+
 def test_a_single_logit_that_is_a_class_has_one() -> None:
     tokenizer = load("bundled:sst2").processor
     e = whyformer.explain(model(num_labels=1), "A fine film", "lrp_ah_ln", processor=tokenizer)

@@ -217,7 +217,7 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
         found, name = measured(e), f"{method_name(e)}, {target_name(e)}: " if len(shown) > 1 else ""
         said += [f"note: {method_name(e) + ': ' if len(shown) > 1 else ''}{line}" for line in asides(e)]
         if found:
-            said.append(f"{name}measured for {e.label(found['followed'])}: {found['verdict']}")
+            said.append(f"{name}measured for {followed(e, found)}: {found['verdict']}")
         said += [f"warning: {line if found else name + line}" for line in doubts(e)]
     return [visible(line) for line in dict.fromkeys(said)]
 
@@ -235,6 +235,13 @@ def value_alone(e: Explanation) -> float | None:
     """The number that is explained, of a sample that has no classes: a target of one's own, or a regression."""
     alone = e.logits.shape[-1] == 1 and e.target_names is not None and e.target_names[0] != e.label(0)
     return float(e.logits[0, 0]) if alone else None
+
+
+def followed(e: Explanation, found: Mapping[str, Any]) -> str:
+    """What was followed when a map was measured: a class, or the number that a regression gives (its sigmoid)."""
+    if value_alone(e) is None or e.target_names is None:
+        return e.label(found["followed"])
+    return f"{e.target_names[0]} (its sigmoid)"
 
 
 def probability(e: Explanation, sample: int = 0) -> float | None:

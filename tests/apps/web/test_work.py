@@ -248,5 +248,7 @@ def test_a_regression_says_its_number_and_no_probability(visitor, catalogue, tmp
     shown = visitor.explain(SENTENCE, model=place, methods=["lrp_ah_ln"], classes=["#0"])
     assert "the output" in says and value in says
     assert classes["choices"] == [("the output", "#0")]
-    assert "the output" in shown["board"] and "the output" in shown["trust"]
+    assert "Measured for <bdi>the output (its sigmoid)</bdi>" in shown["board"]
+    assert "the output" in shown["trust"]
+    assert "of a number its sigmoid" in shown["trust"]
     assert not any(share in text for text in (says, shown["board"], shown["trust"]))

@@ -118,7 +118,7 @@ def curves(found: Mapping[str, Any]) -> dict[str, str] | None:
 _FUNCTIONS = (
     asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
     painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
-    words.figure_of, words.heading, words.measured, words.method_name, words.notes, words.probability,
+    words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
     words.target_name, words.unread, words.value_alone, words.words,
 )  # fmt: skip
 
