@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.readings import Arguments, bind
 from whyformer.rules.core import Pass
-from whyformer.rules.relevance.attention import causal_mask, masked_softmax
+from whyformer.rules.relevance.attention import masked_softmax
 
 _FEWEST = 16
 """Rows from which on it is worth the look."""
@@ -107,15 +107,16 @@ def attention_of_rows(
         return NotImplemented
     if q.dtype.itemsize < 4 or q.shape[-2] < _FEWEST or not any(t.requires_grad for t in given):
         return NotImplemented
-    held = None if mask is None else mask.detach()
+    held, keys = None if mask is None else mask.detach(), k.shape[-2]
 
     def compute(*given: Tensor) -> Tensor:
         result: Tensor = func(*given, attn_mask=held, **options)
         return result
 
     def shown(rows: Tensor) -> Tensor | None:
-        full = causal_mask(q, k) if options["is_causal"] else held
-        return full if full is None or full.shape[-2] == 1 else full[..., rows.to(full.device), :]
+        if options["is_causal"]:
+            return torch.arange(keys) <= rows[:, None]
+        return held if held is None or held.shape[-2] == 1 else held[..., rows, :]
 
     return AttentionOfRows.apply(compute, run, shown, scale, q, k, v)
 
