@@ -117,7 +117,7 @@ def test_auto_knows_a_language_model_from_a_classifier():
     config = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
     ids = {"input_ids": torch.randint(3, 40, (2, 7))}
     assert whyformer.explain(LlamaForCausalLM(config).eval(), ids, "auto").diagnostics["auto"]["method"] == "attnlrp"
-    assert whyformer.explain(*build("bert"), "auto").diagnostics["auto"]["method"] == "lrp_ah_ln"
+    assert whyformer.explain(*build("bert"), "auto").diagnostics["auto"]["method"] == "libragrad"
 
 
 def test_auto_says_when_nothing_applies(vit, monkeypatch):

@@ -12,7 +12,11 @@ from whyformer.models.kinds import speaks
 
 Purpose = Literal["faithful", "localise"]
 
-_TEXT: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), ("input_x_gradient", {})]
+_TEXT: list[tuple[str, dict[str, Any]]] = [
+    ("libragrad", {}),
+    ("lrp_ah_ln", {"secant": True}),
+    ("input_x_gradient", {}),
+]
 CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
     ("image", "faithful"): [
         ("libra_joint", {}),

@@ -204,7 +204,7 @@ def test_a_sentence_end_to_end(tmp_path):
     assert done.stderr == ""
     assert re.search(r"1 : positive +value = +-?\d+\.\d{3}  prob = +\d+\.\d%", done.stdout)
     assert "charming" in done.stdout
-    stem = "An_utterly_charming_film_though-lrp_ah_ln-positive-negative"
+    stem = "An_utterly_charming_film_though-libragrad-positive-negative"
     assert sorted(p.name for p in out.iterdir()) == [f"{stem}.{kind}" for kind in ("html", "json", "pdf", "png", "svg")]
     page = (out / f"{stem}.html").read_text()
     assert page.count("charming</span>") == 2
@@ -290,10 +290,10 @@ def test_what_auto_passed_over_is_said(monkeypatch):
     def fails(task, **settings):
         raise RuntimeError("an odd shape")
 
-    monkeypatch.setitem(METHODS, "lrp_ah_ln", replace(METHODS["lrp_ah_ln"], function=fails))
+    monkeypatch.setitem(METHODS, "libragrad", replace(METHODS["libragrad"], function=fails))
     said = " ".join(CliRunner().invoke(cli.app, ["explain", SENTENCE, "--format", "none"]).stdout.split())
-    assert "auto: input_x_gradient" in said
-    assert "note: auto took input_x_gradient, the next of its choices" in said
+    assert "auto: lrp_ah_ln" in said
+    assert "note: auto took lrp_ah_ln ( the next of its choices" in said
     assert "an odd shape" in said
 
 
