@@ -19,7 +19,7 @@ from whyformer.inputs.given import wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import Unlike, apart, is_prompt
 from whyformer.inputs.unfit import unfit
-from whyformer.methods import find
+from whyformer.methods import Method, find
 from whyformer.methods.diagnosis import check_samples, odd_rows
 from whyformer.methods.finishing import finish
 from whyformer.methods.orientation import oriented
@@ -239,10 +239,7 @@ class Ready:
             if told is None:
                 raise
             raise told from error
-        for part in (explanation, *explanation.parts.values()):
-            part.diagnostics.setdefault("signed", chosen.signs(full))
-            if not chosen.class_specific:
-                part.diagnostics.setdefault("class_specific", False)
+        note_claims(explanation, chosen, full)
         return explanation
 
     def _speaks(self) -> bool:
@@ -290,6 +287,14 @@ class Ready:
             parts |= {name: replace(part, input=name)} if laid is None else laid
         main, *others = parts
         return replace(parts[main], parts={other: parts[other] for other in others})
+
+
+def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
+    """Note in ``diagnostics`` whether the method's scores have a sign, and whether they are of one class."""
+    for part in (explanation, *explanation.parts.values()):
+        part.diagnostics.setdefault("signed", chosen.signs(settings))
+        if not chosen.class_specific:
+            part.diagnostics.setdefault("class_specific", False)
 
 
 def begin(

@@ -31,6 +31,8 @@ def test_each_step_is_explained_as_by_itself(name: str, method: str) -> None:
     given = tensors(processor, "what is", picture)
     assert g.ids[: g.start] == given["input_ids"][0].tolist()
     for t in range(len(g)):
+        signed = method in ("attnlrp", "input_x_gradient", "lrp_ah_ln")
+        assert {e.diagnostics["signed"] for e in (g[t], g[t].part("pixel_values"), g.by("word")[0])} == {signed}
         token = g.ids[g.start + t]
         before = torch.tensor([g.ids[: g.start + t]])
         kinds = {"mm_token_type_ids": (before == 100).long()} if "mm_token_type_ids" in given else {}

@@ -178,6 +178,9 @@ class Generation:
         columns = torch.stack([self.matrix[:, a:b].sum(1) for a, b in merged], 1)
         value = torch.stack([self.value[a:b].sum() for a, b in steps])
         texts = ["".join(self.pieces[a:b]) for a, b in merged]
+        claims: list[dict[str, Any]] = [
+            {k: own[k] for k in ("signed", "class_specific") if k in own} for own in self.diagnostics[:1]
+        ]
         roles = {(a, b): role for role, a, b in self.turns} if unit == "turn" else {}
         return replace(
             self,
@@ -187,7 +190,7 @@ class Generation:
             source=sum(b <= self.source for _, b in merged) if self.source else 0,
             value=value, logits=value[:, None], target=torch.zeros(len(steps), dtype=torch.long), labels=None,
             target_names=[f"'{''.join(self.pieces[self.start + a : self.start + b]).strip()}'" for a, b in steps],
-            turns=[], unit=unit, groups=merged, diagnostics=[], again=None,
+            turns=[], unit=unit, groups=merged, diagnostics=[dict(c) for c in claims for _ in steps], again=None,
             seen={name: own.merged(steps) for name, own in self.seen.items()},
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready, Track
+from whyformer.explaining import Ready, Track, note_claims
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
@@ -223,6 +223,7 @@ class Steps:
                         prefix = prefix or Prefix.of(self.model, whole.inputs)
                         scores = verified(own.task(resolver, method), scores, verify, prefix)
                     made.append(own.finish(scores, resolver, method, full))
+                    note_claims(made[-1], find(method), full)
         except Apart:
             return None
         except Exception as error:

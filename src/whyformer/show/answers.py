@@ -67,7 +67,8 @@ def readable(g: Generation, most: int) -> Generation:
 
 def signed(g: Generation) -> bool:
     """Whether scores of this answer may speak against what was written: then their colours are two."""
-    known = any(own.get("signed") is True for own in g.diagnostics)
+    noted = (*g.diagnostics, *(one.first.diagnostics for one in g.seen.values()))
+    known = any(own.get("signed") is True for own in noted)
     return known or any(colours.scale(row).signed for row in array(g.matrix))
 
 
