@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 
 import whyformer
+from whyformer.apps.cli import starting
 
 SENTENCE = "A charming film, though it drags."
 LIGHTLY = "import sys; sys.modules['torchvision'] = None\nfrom whyformer.apps.cli.starting import import_lightly, own_process\n"
@@ -129,3 +131,17 @@ def test_the_end_is_an_ordinary_one_to_all_who_look(words: list[str], status: in
     said = python(ENDS.replace("WORDS", repr(words)), tmp_path, status)
     assert said.endswith("collecting True\nhandled\n")
     assert len(list(tmp_path.rglob("*.html"))) == (words[0] == "explain" and status == 0)
+
+
+def test_the_names_of_a_file_are_those_that_transformers_finds():
+    from transformers.utils import import_utils
+
+    fetch = import_utils.fetch__all__
+    files = sorted((Path(transformers.__file__).parent / "models").rglob("modeling_*.py"))
+    texts = [f.read_text(encoding="utf-8") for f in files]
+    odd = ["", "a = 1\n", "x = '__all__'\n", "__all__ = ['a']", "\n__all__ = [\n  'a',\n]\n", "__all__ = ['a']\n__all__ = ['b']\n"]
+    with starting._sooner(import_utils):
+        found = [import_utils.fetch__all__(text) for text in texts + odd]
+    assert import_utils.fetch__all__ is fetch
+    assert found == [fetch(text) for text in texts + odd]
+    assert sum(map(bool, found)) > 300

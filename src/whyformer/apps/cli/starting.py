@@ -68,7 +68,7 @@ def import_lightly() -> None:
 
         if "transformers.modeling_utils" in sys.modules:
             return
-        with _absent(transformers.utils):
+        with _absent(transformers.utils), _sooner(transformers.utils.import_utils):
             if "torch._dynamo" not in sys.modules:
                 _Later.put_off()
             importlib.import_module("transformers.masking_utils")
@@ -91,6 +91,22 @@ def _absent(utils: ModuleType) -> Iterator[None]:
     finally:
         for (place, name), one in zip(places, found, strict=True):
             setattr(place, name, one)
+
+
+@contextlib.contextmanager
+def _sooner(utils: ModuleType) -> Iterator[None]:
+    """transformers reads the names out of all its files a second time: give it each file from the line that counts."""
+    own = vars(utils)
+    fetch = own["fetch__all__"]
+
+    def names(content: str) -> Any:
+        return fetch(content[content.rfind("\n__all__") + 1 :])
+
+    own["fetch__all__"] = names
+    try:
+        yield
+    finally:
+        own["fetch__all__"] = fetch
 
 
 class _Later(ModuleType):
