@@ -140,7 +140,9 @@ def test_the_names_of_a_file_are_those_that_transformers_finds():
     files = sorted((Path(transformers.__file__).parent / "models").rglob("modeling_*.py"))
     texts = [f.read_text(encoding="utf-8") for f in files]
     odd = ["", "a = 1\n", "x = '__all__'\n", "__all__ = ['a']", "\n__all__ = [\n  'a',\n]\n", "__all__ = ['a']\n__all__ = ['b']\n"]
-    with starting._sooner(import_utils):
+    sooner = starting._Sooner()
+    with sooner:
+        sooner.quicken(vars(import_utils))
         found = [import_utils.fetch__all__(text) for text in texts + odd]
     assert import_utils.fetch__all__ is fetch
     assert found == [fetch(text) for text in texts + odd]

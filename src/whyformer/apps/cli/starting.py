@@ -17,6 +17,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import FunctionType, ModuleType
 from typing import Any
@@ -64,15 +65,17 @@ def import_lightly() -> None:
     before = set(sys.modules)
     try:
         import torch  # noqa: F401
-        import transformers.utils
 
-        if "transformers.modeling_utils" in sys.modules:
-            return
-        with _absent(transformers.utils), _sooner(transformers.utils.import_utils):
-            if "torch._dynamo" not in sys.modules:
-                _Later.put_off()
-            importlib.import_module("transformers.masking_utils")
-            importlib.import_module("transformers.modeling_utils")
+        with _Sooner():
+            import transformers.utils
+
+            if "transformers.modeling_utils" in sys.modules:
+                return
+            with _absent(transformers.utils):
+                if "torch._dynamo" not in sys.modules:
+                    _Later.put_off()
+                importlib.import_module("transformers.masking_utils")
+                importlib.import_module("transformers.modeling_utils")
     except Exception:  # another release of either: forget what was begun, and `load` imports it as always
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "transformers" or isinstance(sys.modules[name], _Later):
@@ -93,20 +96,37 @@ def _absent(utils: ModuleType) -> Iterator[None]:
             setattr(place, name, one)
 
 
-@contextlib.contextmanager
-def _sooner(utils: ModuleType) -> Iterator[None]:
-    """transformers reads the names out of all its files a second time: give it each file from the line that counts."""
-    own = vars(utils)
-    fetch = own["fetch__all__"]
+class _Sooner:
+    """While transformers is imported: it looks for names in all its files, twice, line by line. It is given each file
+    from the line that counts."""
 
-    def names(content: str) -> Any:
-        return fetch(content[content.rfind("\n__all__") + 1 :])
+    name = "transformers.utils.import_utils"
 
-    own["fetch__all__"] = names
-    try:
-        yield
-    finally:
-        own["fetch__all__"] = fetch
+    def __enter__(self) -> None:
+        self.quickened: list[tuple[dict[str, Any], Any]] = []
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+        for own, fetch in self.quickened:
+            own["fetch__all__"] = fetch
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        spec = PathFinder.find_spec(name, path, target) if name == self.name else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self.quicken(vars(module))
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def quicken(self, own: dict[str, Any]) -> None:
+        fetch = own["fetch__all__"]
+        self.quickened.append((own, fetch))
+        own["fetch__all__"] = lambda content: fetch(content[content.rfind("\n__all__") + 1 :])
 
 
 class _Later(ModuleType):
