@@ -10,15 +10,13 @@ from pathlib import Path
 import pytest
 import transformers
 
-import whyformer
 from whyformer.apps.cli import starting
 
-SENTENCE = "A charming film, though it drags."
 LIGHTLY = "import sys; sys.modules['torchvision'] = None\nfrom whyformer.apps.cli.starting import import_lightly, own_process\n"
 
 
 def python(code: str, cwd: Path, status: int = 0) -> str:
-    made = subprocess.run([sys.executable, "-c", LIGHTLY + code], cwd=cwd, capture_output=True, text=True, check=False, env=dict(os.environ))
+    made = subprocess.run([sys.executable, "-c", LIGHTLY + code], cwd=cwd, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert made.returncode == status, made.stderr
     return made.stdout
 
@@ -33,7 +31,7 @@ print(*("torch._dynamo.eval_frame" in sys.modules, "scipy" in sys.modules, "torc
 
 def test_scores_are_the_same_to_the_bit(tmp_path: Path) -> None:
     scores, there = python(EXPLAINS, tmp_path).splitlines()
-    assert scores == whyformer.explain("bundled:sst2", SENTENCE, "transformer_attribution").scores.numpy().tobytes().hex()
+    assert scores == python(EXPLAINS.replace("import_lightly()", ""), tmp_path).splitlines()[0]
     assert there == "False False False"
 
 
