@@ -71,7 +71,7 @@ def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]
         nonlocal latest
         call = None
         if latest is not None:
-            latest.forget()
+            latest.graph = None
             latest = None
         if found and not any(open_calls) and not mode.muted and mode.declared.of_module(module) is None:
             call = _Call(mode, module, args, kwargs, [path for path, _ in found], [t for _, t in found])
@@ -174,10 +174,6 @@ class _Call:
         if not self.mode.run.keep:
             self.kept, self.args, self.kwargs = [], (), {}
         return list(found)
-
-    def forget(self) -> None:
-        """Let go of its graph."""
-        self.graph = None
 
     def _again(self) -> list[Tensor]:
         """Its outputs, made anew."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from whyformer.engine.operations import operation
-from whyformer.engine.packed import kept
 from whyformer.engine.readings import tensors
 from whyformer.errors import ModelError, UnknownOperation
 
@@ -93,7 +92,7 @@ def _unseen(mode: Interception, node: Any) -> Callable[[], str]:
             )
         name = function.__name__
         ways = f"Say what it is like, {_line(name)}"
-        if kept(mode.model):  # a product with them, most likely: no rule sees the weights, its derivative is exact
+        if mode.kept:  # a product with them, most likely: no rule sees the weights, its derivative is exact
             ways = (
                 f"If it multiplies with weights in integers, {_line(name, 'adjoint')}, for methods that carry "
                 "multipliers (attnlrp, cp_lrp, lrp_ah_ln); or explain the model before it was quantised"
