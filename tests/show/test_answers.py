@@ -167,6 +167,13 @@ def test_colours_claim_no_more_than_the_method_knows() -> None:
     assert "orange: for it, blue: against it" in answer.page(known)
 
 
+def test_a_page_writes_the_matrix_s_legend_beside_it() -> None:
+    g = made()
+    assert answer.page(g).count(grid.claim(g)) == len(re.findall("<img", answer.page(g))) >= 1
+    whole, bare = ({t.get_text() for t in grid.figure(g, bare=one).texts} for one in (False, True))
+    assert whole - bare == {answers.title(g), grid.claim(g), *answers.remarks(g)}
+
+
 def test_the_matrix_as_a_picture() -> None:
     g = made()
     drawing = grid.figure(g)

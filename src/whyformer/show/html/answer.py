@@ -43,7 +43,7 @@ def card(g: Generation, mark: str | None = None) -> str:
     units = [answers.readable(g, _COLUMNS)]
     if units[0].unit == "token" and len((by_word := g.by("word")).matrix) < len(g):
         units.append(by_word)
-    figures = [(one.unit, *_matrix(grid.figure(one, _COLUMNS))) for one in units]
+    figures = [(one.unit, grid.claim(one), *_matrix(grid.figure(one, _COLUMNS, bare=True))) for one in units]
     return html.render("answer-full.html", themed=True, matrices=figures, **_facts(g, mark))
 
 
