@@ -25,14 +25,80 @@ EXPLAINS = """
 import_lightly()
 import whyformer
 print(whyformer.explain("bundled:sst2", "A charming film, though it drags.", "transformer_attribution").scores.numpy().tobytes().hex())
-print(*("torch._dynamo.eval_frame" in sys.modules, "scipy" in sys.modules, "torch.distributed.tensor" in sys.modules))
+print(*("torch._dynamo.eval_frame" in sys.modules, "scipy" in sys.modules, "torch.distributed.tensor" in sys.modules, "sympy" in sys.modules))
 """
 
 
 def test_scores_are_the_same_to_the_bit(tmp_path: Path) -> None:
     scores, there = python(EXPLAINS, tmp_path).splitlines()
     assert scores == python(EXPLAINS.replace("import_lightly()", ""), tmp_path).splitlines()[0]
-    assert there == "False False False"
+    assert there == "False False False False"
+
+
+SHAPES = """
+import_lightly()
+import torch
+from torch.fx.experimental import symbolic_shapes as shapes
+stood = sys.modules[shapes.__name__]
+x = torch.ones(2, 3, requires_grad=True)
+for wrong in (torch.ones(3, 2), torch.ones(2, 3, 1), torch.ones(2)):
+    try:
+        torch.autograd.grad(x * 2, x, wrong)
+    except RuntimeError as error:
+        assert "Mismatch in shape" in str(error)
+    else:
+        raise AssertionError(wrong.shape)
+assert torch.autograd.grad(x * 2, x, torch.ones(2, 3))[0].tolist() == [[2.0] * 3] * 2
+drawn = torch.empty(2, 3, device="meta", dtype=torch.float64)
+assert drawn.normal_(1.0, std=2.0) is drawn and torch.randn(4, 5, device="meta").shape == (4, 5)
+assert torch.nn.Embedding(7, 3, device="meta").weight.shape == (7, 3)
+assert torch.empty_like(drawn, device="cpu").shape == (2, 3) and "sympy" not in sys.modules
+assert shapes.guard_or_false(False) is False and shapes.guard_or_true(True) is True and not shapes.is_nested_int(3)
+assert shapes.sym_eq((2, (3, 4)), (2, (3, 4))) and not shapes.sym_eq((2,), (2, 1)) and "sympy" not in sys.modules
+
+# sizes that are not known yet need the whole
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return x.reshape(x.shape[0] * 2, -1)
+program = torch.export.export(Doubled(), (torch.ones(4, 6),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2)}})
+assert program.module()(torch.ones(8, 6)).shape == (16, 3)
+assert sys.modules[shapes.__name__] is stood is shapes and "sympy" in sys.modules and isinstance(shapes.ShapeEnv, type)
+print("whole")
+"""
+
+
+@pytest.mark.slow
+def test_sizes_are_compared_without_sympy_until_one_is_unknown(tmp_path: Path) -> None:
+    assert python(SHAPES, tmp_path) == "whole\n"
+
+
+DRAWN = """
+def command():
+    import hashlib, pathlib
+    from whyformer.apps.cli import app
+    app(sys.argv[1:], standalone_mode=False)
+    print(*sorted((f.name, hashlib.sha256(f.read_bytes()).hexdigest()) for f in pathlib.Path("results").rglob("*.png")))
+    import matplotlib.axes, torch._prims
+    print(bool(matplotlib.axes.Axes.set.__doc__ and "alpha" in matplotlib.axes.Axes.set.__doc__), "sympy" in sys.modules)
+sys.argv = ["whyformer", "explain", PICTURE, "--model", "bundled:digits", "--quiet", "--out", "results"]
+OWN
+"""
+
+
+@pytest.mark.slow
+def test_a_picture_is_drawn_the_same_byte_for_byte(tmp_path: Path) -> None:
+    code = DRAWN.replace("PICTURE", repr(str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")))
+    light = python(code.replace("OWN", "own_process(command)"), tmp_path).splitlines()
+    ordinary = python(code.replace("OWN", "command()"), tmp_path).splitlines()
+    assert light[-2] == ordinary[-2]
+    assert ".png" in light[-2]
+    assert (light[-1], ordinary[-1]) == ("False False", "True True")
+
+
+def test_operations_are_registered_with_the_same_place() -> None:
+    from torch._library.utils import get_source
+
+    assert [starting._place(2), starting._place(1)] == [get_source(2), get_source(1)]
 
 
 LATER = """
@@ -45,6 +111,9 @@ assert transformers.utils.is_torch_distributed_available() == torch.distributed.
 # a model whose own file needs scipy has it
 from transformers.models.mask2former import modeling_mask2former
 assert modeling_mask2former.linear_sum_assignment([[1.0, 0.0], [0.0, 1.0]])[1].tolist() == [1, 0]
+
+# its lists of names and files are what they are
+print(*sorted(dir(transformers)), sorted((sorted(k), sorted((n, sorted(v)) for n, v in names.items())) for k, names in import_utils.define_import_structure(transformers.models.__file__).items()))
 
 # detection: the forward pass, bit by bit what it is after an ordinary import
 torch.manual_seed(0)
@@ -140,7 +209,7 @@ def test_the_names_of_a_file_are_those_that_transformers_finds():
     odd = ["", "a = 1\n", "x = '__all__'\n", "__all__ = ['a']", "\n__all__ = [\n  'a',\n]\n", "__all__ = ['a']\n__all__ = ['b']\n"]
     sooner = starting._Sooner()
     with sooner:
-        sooner.quicken(vars(import_utils))
+        sooner.change(vars(import_utils))
         found = [import_utils.fetch__all__(text) for text in texts + odd]
     assert import_utils.fetch__all__ is fetch
     assert found == [fetch(text) for text in texts + odd]

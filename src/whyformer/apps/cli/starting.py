@@ -2,9 +2,10 @@
 
 Nothing here changes a figure. Half of what a short command costs is Python looking for garbage while 2,800 modules are
 imported, and taking them apart one by one at the end; then come parts of torch and transformers for training, compiling
-and several machines. They are put off until something asks for them (torch._dynamo), or counted as absent where nothing
-that a command does can use them (scipy in training losses, torch.distributed). Modules of models are imported in the
-ordinary way, with all that is installed. Where transformers is built differently than expected, all of it is.
+and several machines. They are put off until something asks for them (torch._dynamo, sympy), or counted as absent where
+nothing that a command does can use them (scipy in training losses, torch.distributed), and what is only looked up or
+written for readers of their code is left. Modules of models are imported in the ordinary way, with all that is
+installed. Where transformers is built differently than expected, all of it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _ABSENT = ("is_scipy_available", "is_torch_distributed_available")
+_kept: list[Any] = []  # what is registered lasts as long as this
 _ending: dict[str, Any] = {"own": False, "quick": False, "status": None}
 
 
@@ -30,6 +32,7 @@ def own_process(command: Callable[[], None]) -> None:
     """Run the command line as all that this process is for."""
     _ending["own"] = True
     gc.disable()  # until `ready`
+    sys.meta_path[:0] = [_Registered(), _Undescribed()]
     atexit.register(_leave)  # the first to be registered is called last, after all threads and other handlers
     try:
         command()
@@ -64,7 +67,7 @@ def import_lightly() -> None:
     """Import transformers' base of all models without what only training, compiling and clusters need."""
     before = set(sys.modules)
     try:
-        import torch  # noqa: F401
+        import torch
 
         with _Sooner():
             import transformers.utils
@@ -72,10 +75,14 @@ def import_lightly() -> None:
             if "transformers.modeling_utils" in sys.modules:
                 return
             with _absent(transformers.utils):
-                if "torch._dynamo" not in sys.modules:
-                    _Later.put_off()
+                for name, later in (("torch._dynamo", _Compiler), ("torch.fx.experimental.symbolic_shapes", _Shapes)):
+                    if name not in sys.modules:
+                        later.put_off(name)
                 importlib.import_module("transformers.masking_utils")
                 importlib.import_module("transformers.modeling_utils")
+        # weights that are drawn before the model's own are loaded have no data; torch would ask sympy for their type
+        _kept.append(torch.library.Library("aten", "IMPL", "Meta"))
+        _kept[0].impl("normal_", lambda drawn, *_, **__: drawn, allow_override=True)
     except Exception:  # another release of either: forget what was begun, and `load` imports it as always
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "transformers" or isinstance(sys.modules[name], _Later):
@@ -96,20 +103,10 @@ def _absent(utils: ModuleType) -> Iterator[None]:
             setattr(place, name, one)
 
 
-class _Sooner:
-    """While transformers is imported: it looks for names in all its files, twice, line by line. It is given each file
-    from the line that counts."""
+class _Once:
+    """A module is changed as soon as it is imported."""
 
-    name = "transformers.utils.import_utils"
-
-    def __enter__(self) -> None:
-        self.quickened: list[tuple[dict[str, Any], Any]] = []
-        sys.meta_path.insert(0, self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
-        for own, fetch in self.quickened:
-            own["fetch__all__"] = fetch
+    name: str
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         spec = PathFinder.find_spec(name, path, target) if name == self.name else None
@@ -118,49 +115,134 @@ class _Sooner:
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                self.quicken(vars(module))
+                self.change(vars(module))
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def quicken(self, own: dict[str, Any]) -> None:
-        fetch = own["fetch__all__"]
-        self.quickened.append((own, fetch))
+    def change(self, own: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class _Sooner(_Once):
+    """While transformers is imported: it looks for names in all its files, thrice, line by line. It is given each file
+    from the line that counts, and what it has found in a folder is kept."""
+
+    name = "transformers.utils.import_utils"
+
+    def __enter__(self) -> None:
+        self.changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+        for own, original in self.changed:
+            own.update(original)
+
+    def change(self, own: dict[str, Any]) -> None:
+        fetch, create = own["fetch__all__"], own["create_import_structure_from_path"]
+        self.changed.append((own, {"fetch__all__": fetch, "create_import_structure_from_path": create}))
         own["fetch__all__"] = lambda content: fetch(content[content.rfind("\n__all__") + 1 :])
+        own["create_import_structure_from_path"] = functools.cache(create.__wrapped__)
+
+
+class _Registered(_Once):
+    """torch notes the file and the line of each operation that it registers, and looks through all modules for them."""
+
+    name = "torch._library.utils"
+
+    def change(self, own: dict[str, Any]) -> None:
+        own["get_source"] = _place
+
+
+def _place(above: int) -> str:
+    frame = sys._getframe(above)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class _Undescribed(_Once):
+    """matplotlib writes the documentation of 60 classes while it is imported, longer than it draws a picture."""
+
+    name = "matplotlib.artist"
+
+    def change(self, own: dict[str, Any]) -> None:
+        own["kwdoc"] = lambda artist: ""
+        own["Artist"]._update_set_signature_and_docstring = classmethod(lambda artist: None)
 
 
 class _Later(ModuleType):
-    """torch._dynamo until something in it is needed. Importing transformers needs one of its parts, and three marks for
-    the compiler; they are taken down, and made when the compiler is there."""
+    """A module of torch until something in it is needed that cannot be said without it."""
 
     @classmethod
-    def put_off(cls) -> None:
-        spec = find_spec("torch._dynamo")
+    def put_off(cls, name: str) -> None:
+        spec, (parent, _, leaf) = find_spec(name), name.rpartition(".")
         assert spec is not None
         module = module_from_spec(spec)
         module.__class__ = cls
-        sys.modules[module.__name__] = module
-        importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
-        # so that to import any other part asks for the path, and comes after the whole, as it has to
-        module.__dict__.update(_marks=[], _path=module.__dict__.pop("__path__"))
+        sys.modules[name] = module
+        setattr(sys.modules[parent], leaf, module)
+        module.begin()
+
+    def begin(self) -> None:
+        """What has to be there from the first."""
+
+    def light(self, name: str) -> Any:
+        """What stands for this name until the module is there; None: it has to be there."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":
+        if name.startswith("__") and (name != "__path__" or "_path" not in self.__dict__):
             raise AttributeError(name)
+        found = self.light(name)
+        return getattr(_executed(self), name) if found is None else found
+
+
+class _Shapes(_Later):
+    """torch.fx.experimental.symbolic_shapes, which needs sympy. Every gradient and most tensors without data ask it
+    something; where all sizes are plain numbers the answer is plain, too."""
+
+    truths = ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious")
+
+    def light(self, name: str) -> Any:
+        if name != "sym_eq" and name != "is_nested_int" and name not in self.truths:
+            return None
+
+        def answer(*given: Any) -> Any:
+            if not _plain(given):
+                return getattr(_executed(self), name)(*given)
+            return given[0] == given[1] if name == "sym_eq" else name in self.truths and given[0]
+
+        return answer
+
+
+def _plain(given: Any) -> bool:
+    return all(map(_plain, given)) if isinstance(given, tuple) else type(given) in (int, bool)
+
+
+class _Compiler(_Later):
+    """torch._dynamo. Importing transformers needs one of its parts, and three marks; they are taken down, and made when
+    the compiler is there."""
+
+    def begin(self) -> None:
+        importlib.import_module("torch._dynamo._trace_wrapped_higher_order_op")
+        # so that to import any other part asks for the path, and comes after the whole, as it has to
+        self.__dict__.update(_marks=[], _path=self.__dict__.pop("__path__"))
+
+    def light(self, name: str) -> Any:
         if name == "disable":
             return functools.partial(_disabled, self)
         if name in ("allow_in_graph", "assume_constant_result"):
             return lambda function: self.__dict__["_marks"].append((name, function)) or function
-        return getattr(_executed(self), name)
+        return None
 
 
 def _executed(module: ModuleType) -> Any:
     """The module as it is without :class:`_Later`."""
     if isinstance(module, _Later):
         module.__class__ = ModuleType  # type: ignore[assignment]
-        module.__path__ = module.__dict__.pop("_path")
+        if "_path" in module.__dict__:
+            module.__path__ = module.__dict__.pop("_path")
         module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
-        for mark, function in module.__dict__.pop("_marks"):
+        for mark, function in module.__dict__.pop("_marks", ()):
             getattr(module, mark)(function)
     return module
 
