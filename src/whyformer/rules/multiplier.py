@@ -27,10 +27,12 @@ def _slope(call: Call) -> Tensor:
     if value is None:
         raise ValueError("the secant rule reads the output")
     tiny = torch.finfo(x.dtype).tiny
+    size = x.abs()
     # as a rule: a fraction of the time that choosing by element takes, but on a GPU to ask takes longer
-    if x.numel() and not x.is_cuda and bool(x.abs().amin() > tiny):
-        return value / x
-    small = x.abs() <= tiny
+    if x.numel() and not x.is_cuda and bool(size.amin() > tiny):
+        # into memory that is there: to get more takes longer than to divide
+        return torch.div(value, x, out=size) if value.dtype == x.dtype and value.shape == x.shape else value / x
+    small = size <= tiny
     slope = value / torch.where(small, 1, x)
     step = torch.full_like(x, torch.finfo(x.dtype).eps ** 0.5)
     return torch.where(small, (call.compute(step) - call.compute(-step)) / (2 * step), slope)

@@ -36,8 +36,10 @@ _AT_ONCE = 2**19
 
 def warmer(probabilities: Tensor, temperature: float, axis: int = -1) -> Tensor:
     """softmax(x / T) from softmax(x): the T-th root, scaled to sum 1."""
-    root = probabilities if temperature == 1 else probabilities.pow(1 / temperature)
-    return root if temperature == 1 else root / root.sum(axis, keepdim=True).clamp(min=torch.finfo(root.dtype).tiny)
+    if temperature == 1:
+        return probabilities
+    root = probabilities.pow(1 / temperature)
+    return root.div_(root.sum(axis, keepdim=True).clamp(min=torch.finfo(root.dtype).tiny))
 
 
 def attention_gradient(call: Call, flow: Tensor, *, temperature: float = 1.0) -> Grads:
