@@ -247,6 +247,56 @@ def test_like_linear_is_the_z_rule() -> None:
         assert torch.allclose(scores(Mix(), method, rules={Mix: "linear"}), wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_like_linear_of_a_layer_whose_weights_are_not_seen_is_the_layer_s_rule(method: str, bias: bool) -> None:
+    layer = nn.Linear(WIDTH, WIDTH, bias=bias).double().requires_grad_(False)
+
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return layer(x)
+
+        @staticmethod
+        def backward(ctx: Any, *flows: Tensor) -> Tensor:
+            return flows[0] @ layer.weight
+
+    wanted = scores(layer, method)
+    found = scores(lambda x: Hidden.apply(x), method, rules={Hidden: "linear"})  # type: ignore[no-untyped-call]
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-9 * float(wanted.abs().max()))
+
+
+class Together(nn.Module):
+    def __init__(self, sign: int) -> None:
+        super().__init__()
+        self.sign = sign
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.func.vmap(lambda u, v: u + self.sign * v)(x, y)
+
+
+class WithItsTangent(nn.Module):
+    def __init__(self, together: nn.Module) -> None:
+        super().__init__()
+        self.together = together
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.together(x, x.tanh())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("like", "sign"), [("add", 1), ("sub", -1)])
+def test_like_a_sum_of_two_branches(like: str, sign: int, method: str) -> None:
+    """Each gets what the rule of sums gives it, not the half that factors get."""
+    module = WithItsTangent(Together(sign))
+    wanted = scores(lambda x: torch.add(x, x.tanh()) if sign == 1 else torch.sub(x, x.tanh()), method)
+    assert torch.allclose(scores(module, method, rules={Together: like}), wanted, rtol=1e-9, atol=1e-12)
+    other = {"add": "sub", "sub": "add"}[like]
+    if method in ("lrp", "transformer_attribution"):
+        with pytest.raises(ModelError, match=f"declared to be like {other}, but gives other values"):
+            scores(module, method, rules={Together: other})
+
+
 def test_what_is_declared_badly_is_told() -> None:
     with pytest.raises(InputError, match="Did you mean 'gelu'"):
         scores(F.gelu, "lrp", rules={"my_ns::op": "gellu"})

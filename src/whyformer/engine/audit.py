@@ -93,9 +93,10 @@ def _unseen(mode: Interception, node: Any) -> Callable[[], str]:
         name = function.__name__
         ways = f"Say what it is like, {_line(name)}"
         if mode.kept:  # a product with them, most likely: no rule sees the weights, its derivative is exact
+            like = "linear" if mode.composite.carrier == "relevance" else "adjoint"
             ways = (
-                f"If it multiplies with weights in integers, {_line(name, 'adjoint')}, for methods that carry "
-                "multipliers (attnlrp, cp_lrp, lrp_ah_ln); or explain the model before it was quantised"
+                f'If it multiplies with weights in integers, {_line(name, like)}; "adjoint" holds for methods that '
+                "carry multipliers (attnlrp, cp_lrp, lrp_ah_ln); or explain the model before it was quantised"
             )
         return (
             f"a custom torch.autograd.Function ({name}) carries relevance before {where}; "

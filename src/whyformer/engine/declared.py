@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.engine import audit
+from whyformer.engine import audit, unseen
 from whyformer.engine.isolation import here, inside
 from whyformer.engine.norms import nearest_norm
 from whyformer.engine.operations import OPERATIONS, operation_name
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _KINDS = {row.kind for row in OPERATIONS.values()} - {"", "silent", "attention"}
 _NORMS = ("layer_norm", "rms_norm")
+_LINEAR = ("linear", "matrix product")
+_SIGNS = {"add": (1, 1), "sub": (1, -1)}
 _IDENTITY = {
     "relevance": Rule("identity", identity, books=False),
     "multiplier": Rule("identity", gradient=identity, books=False),
@@ -85,12 +87,26 @@ def rule_for(declared: Declared, composite: Composite, branches: int) -> Rule | 
         return NATIVE if composite.carrier == "multiplier" else None
     row = OPERATIONS.get(declared.like)
     kind = declared.like if row is None else row.kind
-    if kind in ("linear", "matrix product") and composite.rule("weighted sum", kind) is not None:
+    if declared.like in _SIGNS and branches == 2:
+        return composite.rule("add", kind)
+    if kind in _LINEAR and composite.rule("weighted sum", kind) is not None and not _by_name(declared, composite):
         return composite.rule("weighted sum" if branches == 1 else "product", kind)
     rule = composite.rule(declared.like, kind)
     if rule is not None and rule is not NATIVE and rule.relevance is not None:
         rule = replace(rule, gradient=None)  # its closed form of the gradient may be that of another function
     return rule
+
+
+def _by_name(declared: Declared, composite: Composite) -> bool:
+    """Whether this operation has a row of its own (``mean``, ``batch_norm`` ...)."""
+    return declared.like in composite.rules and declared.like not in _LINEAR
+
+
+def _is_linear(declared: Declared, composite: Composite, branches: int) -> bool:
+    """Whether it is said to be linear in the one tensor that carries, which may be by weights that are not seen."""
+    row = OPERATIONS.get(declared.like)
+    kind = declared.like if row is None else row.kind
+    return branches == 1 and kind in _LINEAR and composite.carrier == "relevance" and not _by_name(declared, composite)
 
 
 def _told(mode: Interception, name: str, declared: Declared, rule: Rule | None) -> Rule | None:
@@ -112,7 +128,10 @@ def run_declared(
         if rule is None:
             audit.unknown(mode, name, declared.like or "rule", result, operands, before)
         return result
-    info: dict[str, Any] = {}
+    if _is_linear(declared, mode.composite, len(operands)):
+        module = getattr(function, "__self__", None)
+        rule = unseen.as_layer(mode, name, rule, (*args, *kwargs.values(), module))
+    info = _signs(name, declared, operands, compute)
     if declared.like in _NORMS and mode.composite.carrier == "multiplier":
         constants = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and not carries(v)]
         numbers = [v for v in (*args, *kwargs.values()) if isinstance(v, float) and 0 < v < 1e-2]
@@ -139,6 +158,18 @@ def _operands(
         return result
 
     return [*(args[i] for i in places), *(kwargs[k] for k in names)], compute
+
+
+def _signs(name: str, declared: Declared, operands: Sequence[Tensor], compute: Callable[..., Tensor]) -> dict[str, Any]:
+    """What the rules of sums read, checked."""
+    if declared.like not in _SIGNS or len(operands) != 2:
+        return {}
+    signs = _SIGNS[declared.like]
+    with torch.no_grad():
+        u, v = (o.detach() for o in operands)
+        if not torch.allclose(compute(u, v), u + signs[1] * v, rtol=1e-3, atol=1e-6):
+            raise ModelError(f"'{name}' is declared to be like {declared.like}, but gives other values")
+    return {"signs": signs}
 
 
 def _as_norm(
@@ -171,7 +202,7 @@ def remember_inputs(function: type) -> None:
         original = getattr(function, name)
 
         def noting(ctx: Any, *given: Any, **named: Any) -> Any:
-            if here.run is not None:
+            if here.run is not None and not hasattr(ctx, "_whyformer_inputs"):  # a base class may be called from within
                 inputs = (given[0] if given else named["inputs"]) if own_context else given
                 ctx._whyformer_inputs = [v.detach() if isinstance(v, Tensor) else v for v in inputs]
             return original(ctx, *given, **named)
@@ -190,6 +221,8 @@ def watch_function(mode: Interception, declared: Declared, node: Any, value: Ten
         return rule is NATIVE
     if inputs is None or len(places) != len(needs) or (declared.like in _NORMS and rule.relevance is None):
         return False
+    if _is_linear(declared, mode.composite, sum(needs)):
+        rule = unseen.as_layer(mode, function.__name__, rule, tuple(inputs))
     settled, operands, result = rule, tuple(inputs[i] for i in places), value.detach()
 
     def compute(*given: Tensor) -> Any:
@@ -202,7 +235,8 @@ def watch_function(mode: Interception, declared: Declared, node: Any, value: Ten
             return None
         if len(flows) > 1:
             raise UnknownOperation(f"{function.__name__} returns several tensors; only functions of one get a rule")
-        call = Call(operands, result, needs, compute, run, {})
+        info = _signs(function.__name__, declared, operands, compute)
+        call = Call(operands, result, needs, compute, run, info)
         share = settled.relevance if run.relevance else settled.gradient
         parts = ordinary if share is None else share(call, flows[0])
         if run.relevance and settled.books:

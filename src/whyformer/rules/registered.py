@@ -34,6 +34,8 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
             kind ("activation", "view", "selection", "linear"; ``whyformer.engine.operations`` lists all); or
             "identity" (what arrives passes unchanged) or "adjoint" (its ordinary derivative, for composites of
             multipliers: LRP(AH), LRP(LN) ...; where relevance itself flows it stays refused).
+            "linear" is a layer: where relevance flows its weights are read off what it makes of unit vectors, and the
+            result is compared; weights of the model that cannot be read off so are refused.
             "layer_norm" and "rms_norm" are checked against the values, with the parameters that the operation is given.
         rule: instead of ``like``, a :class:`~whyformer.rules.core.Rule`: its ``relevance`` serves composites of
             relevance, its ``gradient`` or ``hold`` those of multipliers; where it has none for one, that refuses.
