@@ -54,6 +54,8 @@ def test_a_conversation_is_answered_and_explained(shared: Path) -> None:
     ban = next(t for t in range(len(words)) if words.pieces[words.start + t].strip() == "Bananas")
     best = int(words.matrix[ban, : words.start].argmax())
     assert words.pieces[best].strip() in ("fruits", "three", "Name")
+    # added up over blocks it is linear in the target
+    g = whyformer.explain_generation(model, g.prompt, g.text, processor=tokenizer, pool="sum")
     span = g.span(0, 3)
     summed = g.matrix[:4].sum(0)[: span.scores.shape[1]]
     # but for the tokens behind which the span is read, see share of attnlrp

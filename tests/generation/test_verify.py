@@ -173,7 +173,7 @@ def test_where_a_target_is_read_the_input_counts() -> None:
     ids, target = torch.tensor([PROMPT]), targets.LogProbability(11)
     blocks = len(llama().model.layers)
     once = whyformer.explain(llama(), ids, "attnlrp", target, share=0)
-    summed = whyformer.explain(llama(), ids, "attnlrp", target, share=1)
+    summed = whyformer.explain(llama(), ids, "attnlrp", target, share=1, pool="sum")
     assert summed.scores[0, -1] == pytest.approx(blocks * float(once.scores[0, -1]), abs=1e-12)
     plain = whyformer.explain(llama(), ids, "libragrad", target, composite="attnlrp", share=1)
     assert torch.allclose(summed.scores[0, :-1], plain.scores[0, :-1], atol=1e-12)

@@ -311,7 +311,8 @@ def summarize(study: Study, results: Results) -> Report:
 
 BENCHMARK = Benchmark(
     "evidence", "a language model's planted facts (or the pronouns it writes): where its answer came from", "text",
-    "attnlrp of 4/5=attnlrp:share=0.8,attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
+    "attnlrp of 4/5=attnlrp:share=0.8:pool='agreement',attnlrp of 4/5 (sum)=attnlrp:share=0.8:pool='sum',"
+    "attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
     "libra=input_x_gradient:composite='libra',input_x_gradient,rollout,gae,transformer_attribution", {},
     {"prompts": 300, "draw": 0, "removal": 60, "source": "planted", "among": 0, "count": None, "files": None,
      "longest": None},
