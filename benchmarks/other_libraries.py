@@ -27,8 +27,8 @@ from whyformer.methods.task import Scores, Task
 from whyformer.models import load
 
 OURS = (
-    "attnlrp of 4/5=attnlrp:share=0.8:pool='agreement'", "attnlrp of the input=attnlrp:share=0", "gim", "input_x_gradient",
-    "occlusion",
+    "attnlrp of 4/5=attnlrp:share=0.8:pool='agreement'", "attnlrp of the input=attnlrp:share=0", "gim",
+    "input_x_gradient", "occlusion",
 )  # fmt: skip
 STEPS = 16
 Attribute = Callable[[torch.nn.Module, Any, str, int], torch.Tensor]
