@@ -6,7 +6,7 @@ import torch
 
 from show.made import ATTACK, picture, sentence
 from whyformer.errors import InputError
-from whyformer.show import encode, matrix, panels
+from whyformer.show import encode, figure, matrix, panels
 
 
 def many(count=6, **more):
@@ -38,6 +38,28 @@ def test_panels_of_any_number_and_shape_do_not_overlap(count, size):
         assert a.x1 <= b.x0 + 1e-9 or a.y0 >= b.y1 - 1e-9
     assert max(box.x1 for box in boxes) <= 1 and min(box.y0 for box in boxes) >= 0
     assert drawing.get_figwidth() < 16
+
+
+SIZES = {"wide": (16, 128), "twice as wide": (20, 48), "square": (64, 64), "tall": (128, 16)}
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_wide_pictures_stand_below_each_other_and_no_text_meets_another(shape):
+    size = SIZES[shape]
+    signed = {"diagnostics": {"signed": True}, "size": size, "method": "lrp_ah_ln"}
+    shown = [picture(torch.randn(4, 6), **signed), picture(torch.randn(4, 6), target=0, **signed), picture(method="gae", size=size)]
+    drawing = figure(shown)
+    drawing.canvas.draw()
+    pictures = [axes.get_window_extent() for axes in drawing.axes if axes.images and axes.images[0].get_array().shape[1] > 4]
+    assert len(pictures) == 4
+    stacked = all(a.y0 >= b.y1 for a, b in pairwise(pictures))
+    assert stacked == (size[1] > 2 * size[0])
+    ticks = [t for axes in drawing.axes for t in axes.get_yticklabels() if axes.axison]
+    boxes = [t.get_window_extent() for t in (*drawing.texts, *ticks) if t.get_text()]
+    assert len(boxes) > 10
+    for i, a in enumerate(boxes):
+        assert a.x0 >= 0 and a.x1 <= drawing.bbox.x1
+        assert not any(a.overlaps(b) for b in boxes[:i]), shape
 
 
 def test_options_reach_the_panels_and_unknown_ones_are_refused():

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
 _TOP, _CLAIM, _GAP, _BAR, _LABEL = 0.34, 0.16, 0.16, 0.62, 0.34  # inches: title, what colours say, space, bar, label
+_WIDE = 0.5  # height by width, below which pictures are stacked
 _PAGE = 12.0  # inches that the panels may take in width
 _LABELLED = 96  # the most tokens whose names are written beside a matrix
 
@@ -53,6 +54,8 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     picture = picture and any(base(part.first) is not None for part in parts)
     columns = max(len(part.targets) for part in parts)
     ratios = [high / wide for high, wide in (drawn_size(part.first) for part in parts)]
+    if max(ratios) < _WIDE:
+        return _stacked(parts, ratios, picture, chosen, look)
     wide = max(1.2, _CELL / max(1.0, min(ratios)))
     left = _LABEL + (wide + _GAP if picture else 0)
     width = left + columns * (wide + _BAR) + 0.06
@@ -77,6 +80,30 @@ def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any
     return paper.figure
 
 
+def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
+    """Wide pictures below each other: side by side they would be thin strips."""
+    rows: list[tuple[Section, float, str, Explanation | None]] = []
+    for part, ratio in zip(parts, ratios, strict=True):
+        high = max(_BAR, 2 * _CELL * ratio)  # a colour bar's numbers need some height
+        if picture and base(part.first) is not None:
+            rows.append((part, high, "", None))
+        cells = [(m, e) for m, row in zip(part.methods, part.cells, strict=True) for e in row if e is not None]
+        rows += [(part, high, f"{method}, ", e) for method, e in cells]
+    shown = [e for _, _, _, e in rows if e is not None]
+    tall = sum(high + _TOP + _CLAIM for _, high, _, _ in rows)
+    wide, left = 2 * _CELL, 0.12
+    paper, y = Paper(left + wide + _BAR + 0.06, tall + _GAP, shown), _TOP
+    for part, high, name, e in rows:
+        plain = base(part.first)
+        if e is not None:
+            _cell(paper, overlay(e, longest=_PIXELS, **look), e, (left, y, wide, high), chosen, name)
+        elif plain is not None:
+            size = drawn_size(part.first, 0, _PIXELS)[::-1]
+            paper.picture(plain.resize(size, Image.Resampling.BICUBIC), left, y, wide, high)
+        y += high + _CLAIM + _TOP
+    return paper.figure
+
+
 def _broken(name: str, room: int) -> list[str]:
     """A name in at most two lines of ``room`` characters, broken after a "_" or a space."""
     if len(name) <= room:
@@ -85,12 +112,15 @@ def _broken(name: str, room: int) -> list[str]:
     return [name[:at], short(name[at:], room)]
 
 
-def _cell(paper: Paper, drawn: Any, e: Explanation, span: tuple[float, float, float, float], look: Look) -> None:
-    """One overlay with title and colour bar; ``span`` is (x, y, width, height) in inches."""
+def _cell(
+    paper: Paper, drawn: Any, e: Explanation, span: tuple[float, float, float, float], look: Look, name: str = ""
+) -> None:
+    """One overlay with title (a ``name`` and the class) and colour bar; ``span`` is (x, y, width, height) in inches."""
     x, y, wide, high = span
     axes = paper.picture(drawn, *span)
-    paper.write(short(heading(e), int(wide * 12)), x + wide / 2, y - 0.06, 9, ha="center", va="bottom")
-    _claims(paper, e, x, y + high + 0.03, wide)
+    paper.write(short(name + heading(e), int(wide * 12)), x + wide / 2, y - 0.06, 9, ha="center", va="bottom")
+    narrow = drawn.shape[1] * high < (wide - 0.1) * drawn.shape[0]  # then the bar's numbers stand above the claims
+    _claims(paper, e, x, y + high + (0.07 if narrow else 0.03), wide)
     scale = colours.scale_of(e)
     note = scale.note or look.note
     if note is not None:

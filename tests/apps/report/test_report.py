@@ -140,6 +140,18 @@ def test_a_batch_becomes_its_samples(tmp_path):
     assert write_report(tmp_path, tmp_path / "r.html").inputs == 2
 
 
+def test_a_map_of_no_class_is_drawn_once(tmp_path):
+    """It is saved with each class that was asked for."""
+    facts = {"method": "rollout", "diagnostics": {"class_specific": False}}
+    for name, target in (("a", 0), ("b", 1)):
+        picture(target=target, **facts).save(tmp_path / f"{name}.safetensors")
+        picture(target=target).save(tmp_path / f"{name}2.safetensors")
+    picture(torch.rand(4, 6), **facts).save(tmp_path / "c.safetensors")  # another map, of other weights
+    page = made(tmp_path, tmp_path)
+    assert "1 input, 4 maps." in page.text
+    assert sum("rollout: what speaks" in image["alt"] for image in page.all("img")) == 2
+
+
 def test_warnings_and_diagnostics_are_shown(tmp_path):
     e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": ["the audit found <odd> things"], "class_specific": False})
     e.save(tmp_path / "e.safetensors")

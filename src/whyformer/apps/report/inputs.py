@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from whyformer.apps.report.facts import title
 from whyformer.apps.report.reading import Saved
 from whyformer.show.layout import input_of, method_names
-from whyformer.show.words import figure_of, short, target_name
+from whyformer.show.words import agnostic, figure_of, short, target_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -68,6 +68,19 @@ class Input:
         predicted, target = self.first.top(0, 1)[0][1], target_name(shown.e)
         said = (self.title, shown.source.file, shown.label, target, predicted, shown.model, *(self.first.texts or ()))
         return " ".join(" ".join(said).casefold().split())
+
+
+def once(saved: Sequence[Saved]) -> list[Saved]:
+    """A map that speaks of no class once for each input, though it may be saved with each of several classes."""
+    seen: set[Hashable] = set()
+    kept = []
+    for one in saved:
+        e = one.e
+        key = (e.model, input_of(e), e.method, str(e.settings), e.scores.numpy().tobytes())
+        if not agnostic(e) or key not in seen:
+            kept.append(one)
+        seen.add(key)
+    return kept
 
 
 def inputs_of(saved: Sequence[Saved]) -> list[Input]:

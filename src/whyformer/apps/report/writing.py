@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from whyformer.apps.report.facts import models, versions_of
-from whyformer.apps.report.inputs import Input, inputs_of
+from whyformer.apps.report.inputs import Input, inputs_of, once
 from whyformer.apps.report.pictures import drawn, encoded, room
 from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
@@ -100,7 +100,7 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
             contents.skipped.append(Skipped(one.file, f"damaged: it cannot be drawn ({error})", damaged=True))
         else:
             good.append(one)
-    contents.saved = good
+    contents.saved = once(good)
     told: list[Answer] = []
     for number, answer in enumerate(contents.answers, 1):
         try:

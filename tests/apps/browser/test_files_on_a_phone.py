@@ -1,4 +1,4 @@
-"""The matrix of an answer in a real browser: on a phone and in the dark its legend is whole and its ground is the page's."""
+"""HTML files in a real browser, on a phone and in the dark: the matrix of an answer, two classes of a picture, a report."""
 
 import io
 from dataclasses import replace
@@ -8,7 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+from show.made import picture
 from show.test_answers import made
+from whyformer.apps.report import write_report
+from whyformer.show import page as page_of
 from whyformer.show.html import answer
 
 pytestmark = pytest.mark.slow
@@ -59,3 +62,30 @@ def test_a_wide_one_scrolls_in_its_own_box_below_its_legend(visit, tmp_path):
     assert box.bounding_box()["width"] < drawn
     box.evaluate("one => one.scrollTo(1e6, 0)")
     assert page.get_by_text(LEGEND).bounding_box()["x"] >= 0
+
+
+WARNED = {"warnings": [["relevance is not conserved, and this sentence is long enough to take several lines below a map"]]}
+
+
+def two_classes():
+    return [picture(torch.randn(4, 6), method=m, target=t, diagnostics=d) for m, d in (("lrp_ah_ln", {}), ("input_x_gradient", WARNED)) for t in (0, 1)]
+
+
+def test_two_classes_of_a_picture_stand_side_by_side_on_a_phone(visit, tmp_path):
+    file = tmp_path / "a.html"
+    file.write_text(page_of(two_classes()), encoding="utf-8")
+    page = visit(file.as_uri(), 390, 844, True)
+    maps = page.locator(".grid img")
+    assert maps.count() == 4
+    for i in range(4):
+        box = maps.nth(i).bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
+def test_maps_of_a_report_stand_in_one_line_whatever_is_written_below_them(visit, tmp_path):
+    for i, e in enumerate(two_classes()):
+        e.save(tmp_path / f"{i}.safetensors")
+    page = visit(write_report(tmp_path, tmp_path / "r.html").path.as_uri())
+    tops = [page.locator(".tiles img").nth(i).bounding_box()["y"] for i in range(4)]
+    assert max(tops) - min(tops) < 1
