@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,8 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_fit, check_said
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
+from whyformer.explanation.schemas import HeldGeneration, checked
 from whyformer.explanation.storage import loaded, plain, tensors_of, to_plain, told, written_whole
-from whyformer.explanation.units import UNITS
 from whyformer.explanation.versions import versions
 
 if TYPE_CHECKING:
@@ -32,24 +32,9 @@ _MOST, _LARGEST = 2**20, 2**27
 """Of a vocabulary; of all that is read of the logits in a dictionary."""
 
 
-def _list_of(kind: type) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(isinstance(one, kind) for one in value)
-
-
-_FACTS: dict[str, Callable[[Any], bool]] = {
-    "tokens": _list_of(str), "pieces": _list_of(str), "ids": _list_of(int), "target_names": _list_of(str),
-    "notes": _list_of(str), "turns": _list_of(list), "diagnostics": _list_of(dict),
-    "groups": lambda v: v is None or _list_of(list)(v), "labels": lambda v: v is None or isinstance(v, dict),
-    "settings": lambda v: isinstance(v, dict), "model": lambda v: v is None or isinstance(v, str),
-    **dict.fromkeys(("method", "explained", "input", "part"), lambda v: isinstance(v, str)),
-    "unit": lambda v: v in UNITS,
-    **dict.fromkeys(("start", "source"), lambda v: isinstance(v, int)),
-}  # fmt: skip
-
-
 def to_dict(g: Generation) -> dict[str, Any]:
     """Everything as JSON values; of the logits the likeliest of each step, with text and probability."""
-    facts = {name: plain(getattr(g, name)) for name in _FACTS}
+    facts = {name: plain(getattr(g, name)) for name in HeldGeneration.model_fields}
     facts |= {name: getattr(g, name).tolist() for name in ("matrix", "value", "target")}
     if g.unit == "token":
         keys = ("id", "text", "logit", "probability")
@@ -73,7 +58,11 @@ def content(g: Generation) -> bytes:
     """What :func:`save` writes."""
     from safetensors.torch import save as as_bytes
 
-    facts = {"format": _FORMAT, "versions": versions(), **{name: plain(getattr(g, name)) for name in _FACTS}}
+    facts = {
+        "format": _FORMAT,
+        "versions": versions(),
+        **{name: plain(getattr(g, name)) for name in HeldGeneration.model_fields},
+    }
     facts["seen"] = {name: to_plain(own.first) for name, own in g.seen.items()}
     tensors = {name: getattr(g, name) for name in _TENSORS}
     for i, own in enumerate(g.seen.values()):
@@ -155,13 +144,9 @@ def _logits(facts: Mapping[str, Any]) -> Tensor:
 
 def _checked(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, Pictured]) -> dict[str, Any]:
     """The arguments of a Generation, each of its kind and fitting the others."""
-    if wrong := [name for name, check in _FACTS.items() if not check(facts[name])]:
-        raise ValueError(f"of another kind: {', '.join(wrong)}")
-    made = {name: facts[name] for name in _FACTS}
-    made["turns"] = [(str(role), int(a), int(b)) for role, a, b in made["turns"]]
-    made["groups"] = None if made["groups"] is None else [(int(a), int(b)) for a, b in made["groups"]]
-    made["labels"] = None if made["labels"] is None else {int(k): str(v) for k, v in made["labels"].items()}
-    made |= {**{name: tensors[name] for name in _TENSORS}, "seen": seen}
+    known = {name: facts[name] for name in HeldGeneration.model_fields if name in facts}
+    held = vars(checked(HeldGeneration, known, "this answer"))
+    made = {**held, **{name: tensors[name] for name in _TENSORS}, "seen": seen}
     _check_fit(made)
     return made
 

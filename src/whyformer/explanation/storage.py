@@ -1,10 +1,10 @@
-"""Explanations as plain values and as files, each value checked against one table when it is read."""
+"""Explanations as plain values and as files, each value checked when it is read."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,48 +30,14 @@ _ORIGINAL = "original."
 _PART = "part."
 _TENSORS = ("scores", "target", "logits")
 
-Check = Callable[[Any], bool]
-
-
-def _each(check: Check) -> Check:
-    return lambda value: isinstance(value, list | tuple) and all(map(check, value))
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _is(kind: type | tuple[type, ...]) -> Check:
-    return lambda value: isinstance(value, kind)
-
-
-def _pair(value: Any) -> bool:
-    return _each(_is(int))(value) and len(value) == 2
-
-
-# What is kept beside the tensors: those of the result, and those of its features.
-_RESULT: dict[str, Check] = {
-    "level": _is(str), "method": _is(str), "settings": _is(Mapping), "model": _or_none(_is(str)),
-    "input": _or_none(_is(str)),
-    "target_names": _or_none(_each(_is(str))), "labels": _or_none(_is(Mapping)), "multi_label": _is(bool),
-    "diagnostics": _is(Mapping),
-}  # fmt: skip
-_FEATURES: dict[str, Check] = {
-    "grid": _or_none(_pair), "frames": _or_none(_is(int)), "image_size": _or_none(_pair),
-    "tokens": _or_none(_each(_each(_is(str)))),
-    "offsets": _or_none(_each(_each(_pair))), "texts": _or_none(_each(_is(str))),
-    "sampling_rate": _or_none(_is(int)), "rate": _or_none(_is((int, float))),
-    "durations": _or_none(_each(_is((int, float)))),
-    "extent": _or_none(_each(_pair)), "unknown": _or_none(_each(_each(_is(int)))),
-    "geometry": _or_none(_each(_is(Mapping))),
-}  # fmt: skip
-
 
 # -- plain values ----------------------------------------------------------------------------------------------------
 def to_plain(e: Explanation) -> dict[str, Any]:
     """Everything but tensors and pictures as JSON values."""
-    facts = {name: plain(getattr(e, name)) for name in _RESULT}
-    facts |= {name: getattr(e.features, name) for name in _FEATURES}
+    from whyformer.explanation.schemas import HeldFeatures, HeldResult
+
+    facts = {name: plain(getattr(e, name)) for name in HeldResult.model_fields}
+    facts |= {name: getattr(e.features, name) for name in HeldFeatures.model_fields}
     facts["geometry"] = None if e.geometry is None else [g.to_dict() for g in e.geometry]
     return facts
 
@@ -82,27 +48,13 @@ def from_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value that is unknown, missing or of another kind.
     """
-    known = {**_RESULT, **_FEATURES}
-    for name in facts.keys() - known.keys():
-        raise InputError(f"an explanation has no '{name}'")
-    for name, check in known.items():
-        if name not in facts:
-            if not check(None):
-                raise InputError(f"this explanation lacks its {name}")
-        elif not check(facts[name]):
-            raise InputError(f"this explanation's {name} is of another kind: {str(facts[name])[:60]}")
-    made = {name: facts.get(name) for name in _RESULT}
-    if made["labels"] is not None:
-        made["labels"] = {int(k): str(v) for k, v in made["labels"].items()}
-    features = {name: facts.get(name) for name in _FEATURES}
-    for name in ("grid", "image_size"):
-        features[name] = tuple(features[name] or ()) or None
+    from whyformer.explanation.schemas import HeldExplanation, HeldFeatures, HeldResult, checked
+
+    held = vars(checked(HeldExplanation, facts, "this explanation"))
+    made = {name: held[name] for name in HeldResult.model_fields}
+    features = {name: held[name] for name in HeldFeatures.model_fields}
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
-    if features["extent"] is not None:
-        features["extent"] = [(begin, end) for begin, end in features["extent"]]
-    if features["offsets"] is not None:
-        features["offsets"] = [[(a, b) for a, b in sample] for sample in features["offsets"]]
     return {**made, "features": Features(**features)}
 
 

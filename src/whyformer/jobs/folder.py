@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.explanation.schemas import HeldManifest, HeldPart, checked
 from whyformer.explanation.versions import versions
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
@@ -229,19 +230,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if found["format"] != FORMAT or not all(isinstance(found[k], dict) for k in ("job", "model", "source")):
-            raise ValueError("its keys are of another kind")
+        checked(HeldManifest, found, "the manifest")
         seal = found.pop(_SEAL, None)  # an older version wrote none
         if seal is not None and seal != _digest_of(found):
             raise ValueError("its checksum is another")
-        listed, sizes = found.get("parts") or [], found.get("batch_sizes") or []
-        if not isinstance(found["complete"], bool) or not all(_pair(one) for one in _listed(sizes)):
-            raise ValueError("its keys are of another kind")
-        for one in _listed(listed):
-            read_part(one)
-        labels = found["model"].get("labels")
-        if labels is not None and not all(key.isdecimal() and isinstance(name, str) for key, name in labels.items()):
-            raise ValueError("its labels are of another kind")
     except FileNotFoundError as error:
         raise LoadError(f"{folder} has no {MANIFEST}: no job has written there") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -257,14 +249,8 @@ def read_part(record: Any) -> Part:
     Raises:
         ValueError: it is none.
     """
-    words = ("file", "sha256")
-    good = isinstance(record, dict) and record.keys() == Part.__annotations__.keys() and all(
-        isinstance(value, str) if name in words else type(value) is int and value >= 0
-        for name, value in record.items()
-    )  # fmt: skip
-    if not good or not _PART_NAME.fullmatch(record["file"]):
-        raise ValueError("an entry of a part is of another kind")
-    return Part(**record)
+    held = checked(HeldPart, record, "an entry of a part")
+    return Part(**vars(held))
 
 
 def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
@@ -289,16 +275,6 @@ def holds(path: Path, part: Part) -> bool:
 def _digest_of(facts: Mapping[str, Any]) -> str:
     """SHA-256 of JSON values, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _listed(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError("its keys are of another kind")
-    return value
-
-
-def _pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and n >= 0 for n in value)
 
 
 def checksum(path: Path) -> str:

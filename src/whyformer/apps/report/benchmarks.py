@@ -16,7 +16,8 @@ from markupsafe import Markup
 
 from whyformer.apps.report.facts import title
 from whyformer.apps.report.pictures import drawing
-from whyformer.errors import LoadError
+from whyformer.errors import InputError, LoadError
+from whyformer.explanation.schemas import HeldBenchmark, checked
 from whyformer.show.html import render
 from whyformer.show.words import figure_of
 
@@ -42,6 +43,10 @@ def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
     Raises:
         LoadError: its values are not those of a benchmark.
     """
+    try:
+        checked(HeldBenchmark, facts, "the report")
+    except InputError as error:
+        raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
     alone = path.name != "report.json"
     curves, records = path.with_name("curves.png"), path.with_name("records.jsonl")
     drawn = curves.read_bytes() if not alone and curves.is_file() else None
