@@ -79,6 +79,12 @@ def test_a_request_for_a_billion_samples_is_refused_at_once(site):
     assert time.monotonic() - began < 20
 
 
+def test_a_visitor_s_mistake_does_not_fill_the_log(site, capfd):
+    event = httpx.post(f"{site}/gradio_api/call/explain", json={"data": ["", None, "", [], [], {}, False, False]}, timeout=60).json()["event_id"]
+    assert "give either text or picture" in httpx.get(f"{site}/gradio_api/call/explain/{event}", timeout=60).text
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_request_has_a_budget_of_time():
     track = Session().track(seconds=0.05)
     with pytest.raises(InputError, match=r"smoothgrad took more than 0\.05 s"):

@@ -18,7 +18,10 @@ CANCELLED = "Cancelled."
 
 
 class Told(gr.Error):  # type: ignore[misc]
-    """Work ended with something to tell the visitor, or the program that asked."""
+    """Work ended with something to tell the visitor, or the program that asked; the log of the server is not for it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, print_exception=False)
 
     def __str__(self) -> str:
         return str(self.message)
