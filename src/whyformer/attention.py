@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
-from whyformer.explaining import begin
+from whyformer.explaining import Ready, begin
+from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.task import Scores
-from whyformer.targets import Target
+from whyformer.targets import Target, of_samples
 
 MOST_VALUES = 500_000_000
 
@@ -123,6 +124,58 @@ def attention_maps(
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
     """
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    if not ready.apart:
+        return _maps(ready, target, gradient)
+    ready.resolver(target)
+    each = [(own, _maps(one, of_samples(target, own), gradient)) for own, one in ready.apart]
+    words = getattr(ready.processor, "tokenizer", ready.processor)
+    return _padded(each, getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left")
+
+
+def _padded(each: list[tuple[list[int], AttentionMaps]], padding: str, left: bool) -> AttentionMaps:
+    """Those of prompts that make no batch as one, all with as many tokens as the longest; what is added is 0."""
+    if any(one.tokens is None or one.blocks != each[0][1].blocks for _, one in each):
+        raise InputError(
+            "these prompts make no batch, and of some the maps are of their one picture, of others of all tokens: take "
+            "them one at a time"
+        )
+    wide, count = max(one.readout.shape[1] for _, one in each), sum(len(own) for own, _ in each)
+    heads = [maps.shape[1] for maps in each[0][1].maps]
+    _refuse_many(count * sum(heads) * wide**2)
+    maps = [each[0][1].maps[0].new_zeros(count, h, wide, wide) for h in heads]
+    readout = each[0][1].readout.new_zeros(count, wide)
+    tokens: list[list[str]] = [[] for _ in range(count)]
+    placed = []
+    for own, one in each:
+        own_wide = one.readout.shape[1]
+        span = slice(wide - own_wide, wide) if left else slice(own_wide)
+        placed.append((own, span, one))
+        readout[own, span] = one.readout
+        for whole, part in zip(maps, one.maps, strict=True):
+            for k, i in enumerate(own):
+                whole[i, :, span, span] = part[k]
+        for i, words in zip(own, one.tokens or [], strict=True):
+            more = [padding] * (wide - own_wide)
+            tokens[i] = [*more, *words] if left else [*words, *more]
+
+    def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
+        found: dict[int, Explanation] = {}
+        for own, span, one in placed:
+            found |= zip(own, one._made(values[own][:, span], settings), strict=True)
+        return joined([found[i] for i in sorted(found)], padding, left)
+
+    return AttentionMaps(maps, readout, tokens, made)
+
+
+def _refuse_many(total: int) -> None:
+    if total > MOST_VALUES:
+        raise InputError(
+            f"these attention maps hold more than {MOST_VALUES // 10**6} million numbers; explain fewer or shorter "
+            "inputs at once, or single blocks with raw_attention and its aggregation setting"
+        )
+
+
+def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
     resolver = ready.resolver(target)
     name = "attention_gradient" if gradient else "attention"
     task = ready.task(resolver, name)
@@ -131,11 +184,7 @@ def attention_maps(
     def counted(maps: Tensor) -> Tensor:
         nonlocal total
         total += maps.numel()
-        if total > MOST_VALUES:
-            raise InputError(
-                f"these attention maps hold more than {MOST_VALUES // 10**6} million numbers; explain fewer or shorter "
-                "inputs at once, or single blocks with raw_attention and its aggregation setting"
-            )
+        _refuse_many(total)
         return maps.detach().cpu()
 
     with task.at_work():

@@ -116,8 +116,70 @@ def test_compare_takes_them_and_saving_keeps_them(tmp_path: Any) -> None:
     assert all(torch.equal(again.part(n).scores, e.part(n).scores) for n in e.inputs)
     likely = whyformer.compare(model, given, ["saliency"], processor=processor, likeliest=2)
     assert [e.target.tolist() for e in likely.explanations] == e.logits.argsort(descending=True, stable=True)[:, :2].T.tolist()
-    with pytest.raises(InputError, match="make no batch, as taking features out needs: take one prompt"):
-        whyformer.evaluate(model, given, e, "deletion", processor=processor)
+    with pytest.raises(InputError, match="make no batch, as arbitrate needs: take one prompt"):
+        whyformer.arbitrate(model, given, ["saliency", "input_x_gradient"], processor=processor)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", ["qwen2_vl", "internvl"])  # the second is padded in front
+def test_their_attention_maps_are_those_of_each(name: str, gradient: bool) -> None:
+    model, processor = built(name)
+    groups = [[EVEN], [WIDE, EVEN], [], [EVEN]]
+    texts = [written(w, own, processor) for w, own in zip([*WORDS, "what is"], groups, strict=True)]
+    found = whyformer.attention_maps(model, {"text": texts, "images": groups}, processor, target=TARGET, gradient=gradient)
+    row = found.explanation(0, 1)
+    assert found.tokens is not None and len({len(own) for own in found.tokens}) == 1
+    for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
+        alone = whyformer.attention_maps(model, {"text": text, "images": own} if own else text, processor, target=TARGET, gradient=gradient)
+        assert alone.tokens is not None
+        real = [k for k, t in enumerate(found.tokens[i]) if t != "<pad>"]
+        assert [found.tokens[i][k] for k in real] == alone.tokens[0]
+        assert torch.equal(found.readout[i, real], alone.readout[0])
+        for block in range(found.blocks):
+            own_map = found.maps[block][i]
+            assert torch.allclose(own_map[:, real][:, :, real], alone.maps[block][0], atol=1e-5)
+            assert float(own_map[:, real].sum()) == pytest.approx(float(alone.maps[block].sum()), rel=1e-4)
+        is_as_alone("internvl", row[i], alone.explanation(0, 1))
+
+
+def test_maps_of_a_picture_and_of_all_tokens_are_not_joined() -> None:
+    model, processor = built("gemma3")
+    with pytest.raises(InputError, match="of others of all tokens: take them one at a time"):
+        whyformer.attention_maps(model, {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}, processor, target=TARGET)
+
+
+def test_pixels_of_some_and_tokens_of_others_are_not_taken_out_together() -> None:
+    model, processor = built("gemma3")
+    given = {"text": WORDS[:2], "images": [[EVEN], [WIDE, EVEN]]}
+    with pytest.raises(InputError, match="of others tokens: evaluate them one at a time"):
+        whyformer.evaluate(model, given, torch.ones(2, 3), "deletion", processor, baseline="unk")
+
+
+@pytest.mark.parametrize("name", ["gemma3", "internvl"])  # the second is padded in front
+@pytest.mark.parametrize("metric", ["deletion", "conservation", "sufficiency"])
+def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:
+    model, processor = built(name)
+    groups = [[EVEN, WIDE], [WIDE, EVEN, EVEN], [EVEN, EVEN]]
+    texts = [written(w, own, processor) for w, own in zip(WORDS, groups, strict=True)]
+    e = whyformer.explain(model, given := {"text": texts, "images": groups}, "input_x_gradient", None, processor)
+    more: dict[str, Any] = {} if metric == "conservation" else {"baseline": "unk"}  # these tokenizers have no mask token
+    found = whyformer.evaluate(model, given, e, metric, processor, **more)
+    assert len(found.values) == 3
+    forwards = 0
+    for i, (text, own) in enumerate(zip(texts, groups, strict=True)):
+        one = {"text": text, "images": own}
+        alone = whyformer.evaluate(model, one, whyformer.explain(model, one, "input_x_gradient", None, processor), metric, processor, **more)
+        assert found.values[i] == pytest.approx(alone.value, rel=1e-3, abs=1e-6)
+        assert (found.curves is None) == (alone.curves is None)
+        if found.curves is not None and alone.curves is not None:
+            assert found.curves[i] == pytest.approx(alone.curves[0], rel=1e-3, abs=1e-6)
+        forwards += alone.forwards
+    assert found.forwards == forwards
+    plain = whyformer.evaluate(model, given, e.part("input_ids").scores, "deletion", processor, target=e.target.tolist(), baseline="unk")
+    if metric == "deletion":
+        assert plain.values == pytest.approx(found.values)
+    with pytest.raises(InputError, match="do not fit 3 prompts, the longest of"):
+        whyformer.evaluate(model, given, e.part("input_ids").scores[:, 1:], metric, processor, **more)
 
 
 def test_what_one_prompt_is_refused_for_is_told() -> None:

@@ -45,7 +45,7 @@ class Case:
     content: NDArray[np.bool_] | None
     batch_size: int
     resolver: Resolver
-    explanation: Explanation | None = None
+    explanation: Explanation | Sequence[Explanation] | None = None
     forwards: int = field(default=0)
     _removals: dict[str | int, Removal] = field(default_factory=dict, repr=False)
 
@@ -122,7 +122,7 @@ def read_case(ready: Ready, explanation: Explanation | ArrayLike | Tensor, targe
         raise InputError("the scores hold NaN or infinity, so they cannot be judged")
     scores = _picture(scores, inputs) if image else _text(scores, inputs)
     content = None if image else content_of(inputs).numpy()
-    resolver = _resolver(ready, target, ours)
+    resolver = ready.resolver(read_target(target, ours))
     logits = ready.task(resolver).forward()
     chosen = resolver.indices(logits)
     if int(chosen.min()) < 0:
@@ -165,11 +165,11 @@ def _text(scores: Tensor, inputs: Inputs) -> Tensor:
     return scores
 
 
-def _resolver(ready: Ready, target: Target, explanation: Explanation | None) -> Resolver:
-    """The target given, else the explained one, else the predicted class."""
+def read_target(target: Target, explanation: Explanation | None) -> Target:
+    """The target given, else the explained one, else the predicted class (None)."""
     if target is None and explanation is not None:
         if "target" in explanation.diagnostics:
             target = explanation.diagnostics["target"]
         elif bool((explanation.target >= 0).all()):
             target = explanation.target.tolist()
-    return ready.resolver(target)
+    return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 
 import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
-from whyformer.evaluate.case import read_case
-from whyformer.evaluate.registry import find_metric
-from whyformer.explaining import begin
+from whyformer.evaluate.case import Case, read_case, read_target
+from whyformer.evaluate.registry import Metric, find_metric
+from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
-from whyformer.targets import Target
+from whyformer.targets import Target, of_samples
+
+_MARKS = ("mask", "rationale")
+"""Settings that are no settings but what a map is compared with, one a sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +94,61 @@ def evaluate(
             f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
             f"is {modality}"
         )
+    if not ready.apart:
+        case = read_case(ready, explanation, target, batch_size)
+        return _judged(chosen, case, full, range(len(case)))
+    return _each(chosen, ready, explanation, target, full, batch_size)
+
+
+def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
+    """What the metric says of a case; ``samples`` are the numbers that its samples have for the user."""
+    full, kind = dict(settings), case.ready.inputs.modality
     if chosen.baselines and full["baseline"] is None:
-        default = chosen.baselines[0 if modality == "image" else 1]
-        full["baseline"] = "zero" if ready.inputs.modality == "tensor" else default
-    case = read_case(ready, explanation, target, batch_size)
-    for i in range(len(case)):
+        full["baseline"] = "zero" if kind == "tensor" else chosen.baselines[0 if kind == "image" else 1]
+    for i, number in enumerate(samples):
         if case.constant(i):
-            raise InputError(f"the map of sample {i} is constant, so it gives no order and no region to judge")
+            raise InputError(f"the map of sample {number} is constant, so it gives no order and no region to judge")
     found = chosen.function(case, **full)
     values, curves = found if isinstance(found, tuple) else (found, None)
-    plain = {k: v for k, v in full.items() if k not in ("mask", "rationale")}
-    return Evaluation(metric, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
+    plain = {k: v for k, v in full.items() if k not in _MARKS}
+    return Evaluation(chosen.name, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)
+
+
+def _each(
+    chosen: Metric, ready: Ready, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
+) -> Evaluation:
+    """Of prompts that make no batch: each group by itself, its scores without those of padding to the longest."""
+    if any(one.inputs.modality == "image" for _, one in ready.apart):
+        raise InputError(
+            "these prompts make no batch, and of some the pixels of their one picture would be taken out, of others "
+            "tokens: evaluate them one at a time"
+        )
+    ours = explanation if isinstance(explanation, Explanation) else None
+    name = ready.inputs.name
+    raw = explanation if ours is None else (ours.part(name) if name in ours.inputs else ours).scores
+    scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
+    extents = {i: one.inputs.extent[1] for own, one in ready.apart for i in own}
+    if tuple(scores.shape) != (wanted := (len(extents), max(extents.values()))):
+        raise InputError(
+            f"scores of shape {list(scores.shape)} do not fit {wanted[0]} prompts, the longest of {wanted[1]} tokens: "
+            "give one score a token, those of pictures and special ones included"
+        )
+    target = read_target(target, ours)
+    ready.resolver(target)
+    left = getattr(getattr(ready.processor, "tokenizer", ready.processor), "padding_side", "right") == "left"
+    made: dict[int, tuple[float, Any]] = {}
+    forwards, full = 0, settings
+    for own, one in ready.apart:
+        wide = one.inputs.extent[1]
+        columns = slice(wanted[1] - wide, None) if left else slice(wide)
+        cut = {k: np.asarray(v)[own][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
+        case = read_case(one, scores[own][:, columns], of_samples(target, own), batch_size)
+        case.explanation = None if ours is None else [ours[i] for i in own]
+        found = _judged(chosen, case, {**settings, **cut}, own)
+        drawn: Any = [None] * len(own) if found.curves is None else found.curves
+        made |= {i: (v, c) for i, v, c in zip(own, found.values, drawn, strict=True)}
+        forwards, full = forwards + found.forwards, found.settings
+    values = np.array([made[i][0] for i in sorted(made)])
+    curves = [made[i][1] for i in sorted(made)]
+    stacked = None if any(c is None for c in curves) else np.stack(curves)
+    return Evaluation(chosen.name, chosen.better, values, stacked, full, forwards)
