@@ -23,6 +23,18 @@ def test_the_strongest_stand_first_with_their_signs_and_the_rest_as_a_sum():
     assert min(boxes[1:]) < max(boxes)
 
 
+@pytest.mark.parametrize("scores", [[0, -123.4, 0.5, -0.25, 0], [0, 123.4, -0.5, 0.25, 0], [0, -1.0, -0.99, -0.5, 0]])
+@pytest.mark.parametrize("long", [False, True])
+def test_no_figure_meets_a_name(scores, long):
+    given = torch.tensor([*scores[:2], *scores[1:]] if long else scores)
+    drawn = show.bars(sentence(f"{'W' * 60} two three" if long else "one two three", given), 2)
+    drawn.canvas.draw()
+    boxes = [t.get_window_extent() for t in drawn.texts if t.get_text()]
+    for i, a in enumerate(boxes):
+        assert a.x0 >= 0 and a.x1 <= drawn.bbox.x1
+        assert not any(a.overlaps(b) for b in boxes[:i])
+
+
 def test_scores_without_a_sign_claim_none():
     said = texts_of(show.bars(sentence("one two", [0, 0.5, 2.0, 0])))
     assert "mattered (no sign)" in said

@@ -11,7 +11,7 @@ from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, listed
-from whyformer.show.paper import GREY, Paper
+from whyformer.show.paper import GREY, Paper, measure
 from whyformer.show.words import agnostic, claims, figure_of, heading, method_name, short, target_name, visible, words
 
 if TYPE_CHECKING:
@@ -84,14 +84,23 @@ def _features(e: Explanation) -> list[Row]:
     return [(f"{e.level} in row {i // across}, column {i % across}", score) for i, score in enumerate(scores)]
 
 
+def _fitting(name: str) -> str:
+    """As much of a name as there is room for."""
+    letters = 34
+    while letters > 4 and measure(short(name, letters), 8) > _LEFT - 0.2:
+        letters -= 1
+    return short(name, letters)
+
+
 def _drawn(
     title: str, shown: list[Row], rest: list[Row], signed: bool, claimed: tuple[str, str], warned: list[Explanation]
 ) -> Figure:
     rows = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))] if rest else shown
     limit = max((abs(score) for _, score in rows), default=0.0) or 1.0
-    paper = Paper(_LEFT + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, warned)
+    start = _LEFT + (_RIGHT if any(score < 0 for _, score in rows) else 0)  # their figures stand left of the bars
+    paper = Paper(start + _WIDE + _RIGHT, _TOP + len(rows) * _LINE + 0.3, warned)
     paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
-    middle = _LEFT + (_WIDE / 2 if signed else 0)
+    middle = start + (_WIDE / 2 if signed else 0)
     reach = _WIDE / 2 if signed else _WIDE
     for i, (name, score) in enumerate(rows):
         y, long = _TOP + i * _LINE, abs(score) / limit * reach
@@ -101,14 +110,14 @@ def _drawn(
         left = middle - long if score < 0 else middle
         paper.box(left, y + 0.04, long, _LINE - 0.08, strong)
         tone = GREY if aside else "#111111"
-        paper.write(short(name, 34), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
+        paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
         side = "right" if score < 0 else "left"
         at = left - 0.05 if score < 0 else left + long + 0.05
         paper.write(figure_of(score), at, y + _LINE / 2, 7, ha=side, va="center")
     paper.box(middle - 0.005, _TOP - 0.03, 0.01, len(rows) * _LINE + 0.06, "#888888")
     foot = _TOP + len(rows) * _LINE + 0.12
     if claimed[0]:
-        paper.write(claimed[0], _LEFT, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
+        paper.write(claimed[0], start, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
     ink = colours.POSITIVE if signed else colours.MATTERED
-    paper.write(short(claimed[1], 50), _LEFT + _WIDE, foot, 7, va="top", ha="right", color=colours.code(ink))
+    paper.write(short(claimed[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=colours.code(ink))
     return paper.figure
