@@ -149,8 +149,13 @@ def shown(piece: str) -> str:
 
 
 def title(g: Generation) -> str:
-    """What is explained, in words."""
-    return f"{g.method}, {g.explained} of each {g.unit}"
+    """What is explained, in words: "any token" by a method whose maps are the same whatever token was written."""
+    return f"{g.method}, " + (f"any {g.unit}" if agnostic(g) else f"{g.explained} of each {g.unit}")
+
+
+def agnostic(g: Generation) -> bool:
+    """Whether the scores do not depend on which token was written."""
+    return bool(g.diagnostics) and all(own.get("class_specific") is False for own in g.diagnostics)
 
 
 def remarks(g: Generation) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -49,13 +50,19 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     columns = columns or max(1, min(cells, int(_PAGE / (wide + _GAP))))
     lines = math.ceil(cells / columns)
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
-    paper = Paper(width, _TOP + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
+    signed = any(colours.scale_of(e).signed for own in shown for e in own)
+    claim = "orange: for the word, blue: against it" if signed else "green: mattered (no sign)"
+    said = textwrap.wrap(f"{claim}; each map by its own largest score", int(width * 19))
+    above = _TOP + 0.12 * len(said)
+    paper = Paper(width, above + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
     paper.write(short(visible(_question(g)), int(width * 13)), _GAP, 0.08, 9, va="top")
-    paper.write(f"{g.method} · {g.explained}", _GAP, 0.27, 7, va="top", color="#666666")
+    paper.write(answers.title(g), _GAP, 0.27, 7, va="top", color="#666666")
+    for i, line in enumerate(said):
+        paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color="#666666")
     for row, own in enumerate(shown):
         for number in range(cells):
             x = _GAP + number % columns * (wide + _GAP)
-            y = _TOP + (row * lines + number // columns) * (high + _FOOT)
+            y = above + (row * lines + number // columns) * (high + _FOOT)
             step = number - picture
             if step < 0:
                 _plain(paper, own[0], x, y, wide, high)

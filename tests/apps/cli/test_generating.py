@@ -91,6 +91,12 @@ def test_the_strip_has_a_picture_for_each_word() -> None:
         assert len(figure.axes) == len(g) + pictures
         texts = [t.get_text() for t in figure.texts]
         assert {"3", "7", "what is on the left ?"} <= {t.replace("<s> ", "") for t in texts}
+        assert "rollout, any token" in texts  # its maps would be the same of another word
+        assert " ".join(t for t in texts if "mattered" in t or "largest score" in t).startswith("green: mattered (no sign)")
+    signed = whyformer.explain_generation("bundled:reader", QUESTION, "3 7", "attnlrp", images=PICTURE)
+    said = " ".join(t.get_text() for t in film(signed).texts)
+    assert "attnlrp, log-probability of each token" in said
+    assert "orange: for the word, blue: against it; each map by its own largest score" in said
     assert encode(film(g), "svg").startswith(b"<?xml")
     assert "[picture] what is on the left" in str(g)
     assert re.search(r"' 3' .* picture \d+% \(most at x \d+, y \d+\)", str(g))
