@@ -83,6 +83,19 @@ def test_a_report_opens_no_folder_that_a_file_names(tmp_path):
     assert "tolen" not in made.path.read_text()
 
 
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    """As root even a device was: /dev/full became a file."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    for place in (pipe, link, tmp_path):
+        with pytest.raises(LoadError, match="a folder, a pipe or a device, no file"):
+            sentence().save(place)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
 # -- writing ---------------------------------------------------------------------------------------------------------
 def test_a_missing_folder_is_a_sentence(tmp_path):
     with pytest.raises(LoadError, match="there is no folder"):

@@ -310,6 +310,8 @@ def test_a_file_that_is_no_job_is_a_sentence(tmp_path, content):
         read_job(tmp_path / "JOB.toml")
     with pytest.raises(LoadError, match="cannot read the job"):
         read_job(tmp_path / "none.toml")
+    with pytest.raises(LoadError, match="it is a folder; what is to be explained is given as --input"):
+        read_job(tmp_path)
 
 
 def test_inputs_that_are_not_there_or_of_another_kind(bert, tmp_path):

@@ -131,10 +131,13 @@ def written_whole(path: Path) -> Iterator[Path]:
     The passing name is this write's own, so that two processes may write one file: the later one stays, whole.
 
     Raises:
-        LoadError: the folder is missing, the disk is full, or the file cannot be written.
+        LoadError: the folder is missing, the disk is full, the file cannot be written, or the name is that of a folder,
+            a pipe or a device.
     """
     from safetensors import SafetensorError
 
+    if path.exists() and not path.is_file():  # it would be replaced by a file
+        raise LoadError(f"cannot write {path}: that is a folder, a pipe or a device, no file")
     partial = path.with_name(f".{path.name[:100]}-{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         yield partial

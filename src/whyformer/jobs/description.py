@@ -144,6 +144,8 @@ def read_job(path: str | Path, **changes: Any) -> Job:
         LoadError: the file is missing or no TOML. InputError: a key is unknown, missing, or out of range.
     """
     file = Path(path)
+    if file.is_dir():
+        raise LoadError(f"cannot read the job {path}: it is a folder; what is to be explained is given as --input")
     try:
         if file.stat().st_size > 2**20:
             raise InputError(f"{path} has more than 1 MB, which no job has")
