@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.methods import METHODS
+from whyformer.show.auditing import plain
 from zoo import WIDTH, build
 
 
@@ -33,6 +34,18 @@ def test_sums_of_multipliers() -> None:
     figure = whyformer.explain(model, inputs, "lrp_ah_ln", 2).diagnostics["conservation"]
     found = whyformer.audit(model, inputs, target=2)
     assert abs(found.sums["lrp_ah_ln"] - sum(figure["sum"]) / sum(figure["start"])) < 1e-6
+
+
+def test_no_word_is_broken_on_a_narrow_terminal() -> None:
+    model, inputs = build("bert")
+    found = whyformer.audit(model, inputs, target=2)
+    narrow, wide = (plain(found, width) for width in (80, 400))
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert set(narrow.split()) == set(wide.split())
+    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["layer_norm"])
+    assert "identity: transformer_attribution, lrp; adjoint: lrp_ah; normalisation: lrp_ln, lrp_ah_ln" in line
+    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["transpose"])
+    assert line.rstrip().endswith("adjoint: all")
 
 
 class Odd(nn.Module):

@@ -38,7 +38,7 @@ def plain(found: Audit, width: int = 160) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="dim")
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
@@ -80,35 +80,40 @@ def _span(first: int | None, last: int | None) -> str:
 
 
 def _operations(found: Audit) -> Table:
-    names = list(dict.fromkeys(name for o in found.operations for name in o.rules))
-    table = _table("operation", "as", "times", *names)
+    """Each with its rules, and the methods of each: a column a method would break words on a narrow terminal."""
+    table = _table("operation", "as", "times", "rule: methods")
+    table.columns[0].min_width = min(32, max((len(o.name) for o in found.operations), default=0))
     for o in found.operations:
-        rules = [_rule(o.rules, name) for name in names]
-        table.add_row(Text(o.name), Text("" if o.role == o.name else o.role), str(o.count), *rules)
+        by_rule: dict[str | None, list[str]] = {}
+        for name, rule in o.rules.items():
+            by_rule.setdefault(rule, []).append(name)
+        said = Text()
+        for rule, names in by_rule.items():
+            said.append("; " if said else "").append_text(_rule(rule))
+            said.append(": all" if len(by_rule) == 1 else f": {', '.join(names)}")
+        table.add_row(Text(o.name), Text("" if o.role == o.name else o.role), str(o.count), said)
     return table
 
 
-def _rule(rules: dict[str, str | None], name: str) -> Text:
-    rule = rules.get(name, "")
+def _rule(rule: str | None) -> Text:
     return Text("no rule", style="red") if rule is None else Text(rule.replace("its ordinary adjoint", "adjoint"))
 
 
 def _blocks(found: Audit) -> Table:
-    calls = sorted({block for own in found.blocks.values() for block in own})
-    table = _table("method", *map(str, calls), "at the input")
-    for name, own in found.blocks.items():
-        if own:
-            table.add_row(name, *(f"{own[b]:.3f}" if b in own else "" for b in calls), "")
-    for name, total in found.sums.items():
-        table.add_row(name, *("" for _ in calls), f"{total:.3f}")
+    table = _table("method", "block call: share")
+    for name in dict.fromkeys([*found.blocks, *found.sums]):
+        said = [f"{block}: {share:.3f}" for block, share in sorted(found.blocks.get(name, {}).items())]
+        said += [f"at the input: {found.sums[name]:.3f}"] if name in found.sums else []
+        if said:
+            table.add_row(name, Text("   ".join(one.replace(" ", "\N{NO-BREAK SPACE}") for one in said)))
     return table
 
 
 def _lost(found: Audit) -> Table:
-    rules = sorted({rule for own in found.lost.values() for rule in own})
-    table = _table("method", *rules)
+    table = _table("method", "rule: share")
     for name, own in found.lost.items():
-        table.add_row(name, *(f"{own[rule]:+.3f}" if rule in own else "" for rule in rules))
+        if own:
+            table.add_row(name, Text(", ".join(f"{rule}: {own[rule]:+.3f}" for rule in sorted(own))))
     return table
 
 
