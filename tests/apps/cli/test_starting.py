@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 import transformers
 
 from whyformer.apps.cli import starting
@@ -56,13 +57,15 @@ assert torch.empty_like(drawn, device="cpu").shape == (2, 3) and "sympy" not in 
 assert shapes.guard_or_false(False) is False and shapes.guard_or_true(True) is True and not shapes.is_nested_int(3)
 assert shapes.sym_eq((2, (3, 4)), (2, (3, 4))) and not shapes.sym_eq((2,), (2, 1)) and "sympy" not in sys.modules
 
-# sizes that are not known yet need the whole
+# sizes that are not known yet need the whole; what was taken before goes on
+from torch.fx.experimental.symbolic_shapes import expect_true, guard_or_false, sym_eq
 class Doubled(torch.nn.Module):
     def forward(self, x):
         return x.reshape(x.shape[0] * 2, -1)
 program = torch.export.export(Doubled(), (torch.ones(4, 6),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2)}})
 assert program.module()(torch.ones(8, 6)).shape == (16, 3)
 assert sys.modules[shapes.__name__] is stood is shapes and "sympy" in sys.modules and isinstance(shapes.ShapeEnv, type)
+assert expect_true(True) and not guard_or_false(False) and sym_eq((2, 3), (2, 3)) and not sym_eq((2, 3), (2,))
 print("whole")
 """
 
@@ -99,6 +102,33 @@ def test_operations_are_registered_with_the_same_place() -> None:
     from torch._library.utils import get_source
 
     assert [starting._place(2), starting._place(1)] == [get_source(2), get_source(1)]
+
+
+ANSWERS = """
+def command():
+    from whyformer.apps.cli import app
+    app(sys.argv[1:], standalone_mode=False)
+    print("sympy" in sys.modules)
+sys.argv = ["whyformer", "explain", "Once upon a time", "--model", MODEL, "--generate", "2", "--out", "results"]
+OWN
+"""
+
+
+def test_language_models_answer_alike(tmp_path: Path) -> None:
+    """Their masks and positions ask torch for more than classifiers do."""
+    config = transformers.LlamaConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, bos_token_id=1, eos_token_id=None
+    )
+    transformers.set_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "Once": 1, "upon": 2, "a": 3, "time": 4}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]").save_pretrained(tmp_path / "model")
+    code = ANSWERS.replace("MODEL", repr(str(tmp_path / "model")))
+    light = python(code.replace("OWN", "own_process(command)"), tmp_path)
+    ordinary = python(code.replace("OWN", "command()"), tmp_path)
+    assert light.splitlines()[:-1] == ordinary.splitlines()[:-1]
+    assert len(light.splitlines()) > 3
 
 
 LATER = """

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -200,18 +201,20 @@ class _Shapes(_Later):
     """torch.fx.experimental.symbolic_shapes, which needs sympy. Every gradient and most tensors without data ask it
     something; where all sizes are plain numbers the answer is plain, too."""
 
-    truths = ("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious")
-
     def light(self, name: str) -> Any:
-        if name != "sym_eq" and name != "is_nested_int" and name not in self.truths:
-            return None
+        said = _SAID.get(name)
 
-        def answer(*given: Any) -> Any:
-            if not _plain(given):
-                return getattr(_executed(self), name)(*given)
-            return given[0] == given[1] if name == "sym_eq" else name in self.truths and given[0]
+        def answer(*given: Any) -> Any:  # who keeps it may ask again when the module is there
+            return said(*given) if said and _plain(given) else getattr(_executed(self), name)(*given)
 
-        return answer
+        return said and answer
+
+
+_SAID: dict[str, Callable[..., Any]] = {
+    "sym_eq": operator.eq,
+    "is_nested_int": lambda size: False,
+    **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), lambda truth: truth),
+}
 
 
 def _plain(given: Any) -> bool:
