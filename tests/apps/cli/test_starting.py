@@ -202,8 +202,27 @@ print(whyformer.explain("bundled:sst2", "A charming film, though it drags.", "ro
 """
 
 
-def test_another_build_is_imported_as_always(tmp_path: Path) -> None:
-    assert python(OTHERWISE_BUILT, tmp_path) == "10\n"
+FAILS_HALFWAY = """
+import torch, transformers.utils, importlib, whyformer.apps.cli.starting as starting
+original = importlib.import_module
+def fails(name, *rest):
+    if name == "transformers.modeling_utils":
+        raise ImportError("built differently")
+    return original(name, *rest)
+importlib.import_module = fails
+import_lightly()
+importlib.import_module = original
+assert "torch._dynamo" not in sys.modules and "torch.fx.experimental.symbolic_shapes" not in sys.modules
+import whyformer
+print(whyformer.explain("bundled:sst2", "A charming film, though it drags.", "rollout").scores.shape[1])
+import torch._dynamo, torch.fx.experimental.symbolic_shapes as shapes
+assert torch._dynamo.eval_frame and shapes.ShapeEnv and torch.fx.experimental.symbolic_shapes is shapes
+"""
+
+
+@pytest.mark.parametrize("code", [OTHERWISE_BUILT, FAILS_HALFWAY])
+def test_another_build_is_imported_as_always(code: str, tmp_path: Path) -> None:
+    assert python(code, tmp_path) == "10\n"
 
 
 ENDS = """

@@ -86,8 +86,12 @@ def import_lightly() -> None:
         _kept[0].impl("normal_", lambda drawn, *_, **__: drawn, allow_override=True)
     except Exception:  # another release of either: forget what was begun, and `load` imports it as always
         for name in set(sys.modules) - before:
-            if name.partition(".")[0] == "transformers" or isinstance(sys.modules[name], _Later):
-                del sys.modules[name]
+            if isinstance(sys.modules[name], _Later):
+                parent, _, leaf = name.rpartition(".")
+                vars(sys.modules[parent]).pop(leaf, None)
+            elif name.partition(".")[0] != "transformers":
+                continue
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
