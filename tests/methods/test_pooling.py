@@ -32,7 +32,7 @@ def maps(blocks: int = 7, samples: int = 3, tokens: int = 11, seed: int = 0) -> 
 def slowly(products: np.ndarray) -> np.ndarray:
     """One sample's ``[B, N]`` -> ``[N]``, token by token."""
     blocks, tokens = products.shape
-    unit = np.abs(products).mean() / 1000
+    unit = np.abs(products).mean() / 10_000
     voices = [[math.asinh(p / unit) for p in row] for row in products]
     correlations = [float(np.corrcoef(voices[a], voices[b])[0, 1]) for a in range(blocks) for b in range(blocks) if a != b]
     number = min(max(blocks / (1 + (blocks - 1) * sum(correlations) / len(correlations)), 1), 2)

@@ -131,7 +131,7 @@ Args:
     pool: over blocks, "sum" adds up their products P_bj; "agreement" is the signed logarithmic pool c · sinh(n ·
         mean_b arsinh(P_bj / ε)), in which a token counts as far as the blocks agree, and the blocks for as many
         independent ones as their mean correlation ρ over the tokens leaves: n = B / (1 + (B − 1) ρ), 2 at most. ε is a
-        thousandth of the mean |P|, c keeps the sum's Σ |S_j|; it is not linear in the target.{1}
+        ten-thousandth of the mean |P|, c keeps the sum's Σ |S_j|; it is not linear in the target.{1}
 """
 _CHOSEN = """
         Of a language model, the tokens behind which the target is read count in each block with what they have in the

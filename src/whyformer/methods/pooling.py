@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 Pool = Literal["sum", "agreement"]
-_FLOOR = 1e-3
+_FLOOR = 1e-4
 """ε beside the mean of |P|: what is much smaller counts as nothing, whatever its sign."""
 _FEWEST = 3  # of two tokens all correlations are 1 or −1
 _MOST = 2.0  # blocks that hardly agree are noise rather than independent
@@ -19,7 +19,7 @@ def pooled(maps: Tensor, pool: Pool) -> Tensor:
 
     ``"sum"``: S_j = Σ_b P_bj. ``"agreement"``: the logarithmic pool of the blocks, signed,
 
-        S_j = c · sinh(n · mean_b arsinh(P_bj / ε)),   n = B / (1 + (B − 1) ρ),   ε = mean |P| / 1000,
+        S_j = c · sinh(n · mean_b arsinh(P_bj / ε)),   n = B / (1 + (B − 1) ρ),   ε = mean |P| / 10000,
 
     for large |P| of one sign the geometric mean to the power n: a token counts as far as the blocks agree that it does,
     and the blocks for as many independent ones as the mean correlation ρ of arsinh(P_b / ε) over the tokens leaves
