@@ -128,8 +128,7 @@ def attention_maps(
         return _maps(ready, target, gradient)
     ready.resolver(target)
     each = [(own, _maps(one, of_samples(target, own), gradient)) for own, one in ready.apart]
-    words = getattr(ready.processor, "tokenizer", ready.processor)
-    return _padded(each, getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left")
+    return _padded(each, *ready.padding)
 
 
 def _padded(each: list[tuple[list[int], AttentionMaps]], padding: str, left: bool) -> AttentionMaps:

@@ -207,9 +207,13 @@ class Ready:
         for own, one in self.apart:
             e = one.explain(method, of_samples(target, own), progress=progress, verify=verify, **settings)
             made |= zip(own, e, strict=True)
+        return joined([made[i] for i in sorted(made)], *self.padding)
+
+    @property
+    def padding(self) -> tuple[str, bool]:
+        """(what fills up texts to the longest, whether it stands in front of them)."""
         words = getattr(self.processor, "tokenizer", self.processor)
-        left = getattr(words, "padding_side", "right") == "left"
-        return joined([made[i] for i in sorted(made)], getattr(words, "pad_token", None) or "", left)
+        return getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left"
 
     def _whole(
         self, method: str, target: Target, progress: bool | Track, verify: int, together: Together | None,

@@ -18,10 +18,9 @@ from whyformer.explanation.schemas import (
     HeldBenchmark,
     HeldExplanation,
     HeldGeneration,
-    HeldManifest,
-    HeldPart,
     checked,
 )
+from whyformer.jobs.folder import Manifest, Part
 
 WRONG: dict[str, tuple[Any, str]] = {
     "level": (3, "its level"), "settings": ([], "its settings"), "multi_label": (1, "its multi_label"),
@@ -90,10 +89,10 @@ BENCHMARK = {
 @pytest.mark.parametrize(
     ("kind", "whole", "place", "value"),
     [
-        (HeldPart, PART, "file", "../part-000000.parquet"), (HeldPart, PART, "file", "part-000000.parquet\n"), (HeldPart, PART, "rows", -1),
-        (HeldPart, PART, "bytes", True), (HeldPart, PART, "sha256", None),
-        (HeldManifest, MANIFEST, "format", 2), (HeldManifest, MANIFEST, "complete", 1), (HeldManifest, MANIFEST, "model.labels", {"zero": "a"}),
-        (HeldManifest, MANIFEST, "parts.0.first", "0"), (HeldManifest, MANIFEST, "batch_sizes.0.1", -2), (HeldManifest, MANIFEST, "job", []),
+        (Part, PART, "file", "../part-000000.parquet"), (Part, PART, "file", "part-000000.parquet\n"), (Part, PART, "rows", -1),
+        (Part, PART, "bytes", True), (Part, PART, "sha256", None),
+        (Manifest, MANIFEST, "format", 2), (Manifest, MANIFEST, "complete", 1), (Manifest, MANIFEST, "model.labels", {"zero": "a"}),
+        (Manifest, MANIFEST, "parts.0.first", "0"), (Manifest, MANIFEST, "batch_sizes.0.1", -2), (Manifest, MANIFEST, "job", []),
         (HeldBenchmark, BENCHMARK, "figures.0.measured", "much"), (HeldBenchmark, BENCHMARK, "tables.0.rows", "m"), (HeldBenchmark, BENCHMARK, "remarks", None),
         (HeldBenchmark, BENCHMARK, "counts.m.scored", 1.5), (HeldBenchmark, BENCHMARK, "tables.0.digits", "2"),
     ],

@@ -85,8 +85,7 @@ def rule_for(declared: Declared, composite: Composite, branches: int) -> Rule | 
         return _IDENTITY[composite.carrier]
     if declared.like == "adjoint":
         return NATIVE if composite.carrier == "multiplier" else None
-    row = OPERATIONS.get(declared.like)
-    kind = declared.like if row is None else row.kind
+    kind = _kind(declared)
     if declared.like in _SIGNS and branches == 2:
         return composite.rule("add", kind)
     if kind in _LINEAR and composite.rule("weighted sum", kind) is not None and not _by_name(declared, composite):
@@ -97,6 +96,12 @@ def rule_for(declared: Declared, composite: Composite, branches: int) -> Rule | 
     return rule
 
 
+def _kind(declared: Declared) -> str:
+    """Of operations; what is not the name of one is a kind."""
+    row = OPERATIONS.get(declared.like)
+    return declared.like if row is None else row.kind
+
+
 def _by_name(declared: Declared, composite: Composite) -> bool:
     """Whether this operation has a row of its own (``mean``, ``batch_norm`` ...)."""
     return declared.like in composite.rules and declared.like not in _LINEAR
@@ -104,9 +109,8 @@ def _by_name(declared: Declared, composite: Composite) -> bool:
 
 def _is_linear(declared: Declared, composite: Composite, branches: int) -> bool:
     """Whether it is said to be linear in the one tensor that carries, which may be by weights that are not seen."""
-    row = OPERATIONS.get(declared.like)
-    kind = declared.like if row is None else row.kind
-    return branches == 1 and kind in _LINEAR and composite.carrier == "relevance" and not _by_name(declared, composite)
+    one = branches == 1 and _kind(declared) in _LINEAR
+    return one and composite.carrier == "relevance" and not _by_name(declared, composite)
 
 
 def _told(mode: Interception, name: str, declared: Declared, rule: Rule | None) -> Rule | None:

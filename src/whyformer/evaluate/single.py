@@ -135,7 +135,7 @@ def _each(
         )
     target = read_target(target, ours)
     ready.resolver(target)
-    left = getattr(getattr(ready.processor, "tokenizer", ready.processor), "padding_side", "right") == "left"
+    _, left = ready.padding
     made: dict[int, tuple[float, Any]] = {}
     forwards, full = 0, settings
     for own, one in ready.apart:

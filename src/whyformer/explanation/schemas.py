@@ -1,10 +1,21 @@
-"""What saved explanations, answers and records hold: one check, by pydantic, for all that is read from a file."""
+"""What saved explanations, answers and reports hold, and the check, by pydantic, of all that is read from a file."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+import functools
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from whyformer.errors import InputError
 
@@ -77,36 +88,6 @@ class HeldGeneration(Held):
     source: StrictInt
 
 
-class HeldPart(Held):
-    """A finished file in the journal or the manifest of a job."""
-
-    file: str = Field(pattern=r"^part-[0-9]{6,}\.parquet$")
-    first: Natural
-    rows: Natural
-    written: Natural
-    failed: Natural
-    bytes: Natural
-    sha256: StrictStr
-
-
-class _Described(BaseModel):
-    """What a manifest says of the model: more than is read."""
-
-    labels: dict[Annotated[str, Field(pattern="^[0-9]+$")], StrictStr] | None = None
-
-
-class HeldManifest(BaseModel):
-    """The manifest of a job; it may say more."""
-
-    format: Literal[1]
-    job: dict[str, Any]
-    model: _Described
-    source: dict[str, Any]
-    complete: StrictBool
-    parts: list[HeldPart] | None = None
-    batch_sizes: list[tuple[Natural, Natural]] | None = None
-
-
 class _Figure(BaseModel):
     table: StrictStr
     row: StrictStr
@@ -139,7 +120,8 @@ class HeldBenchmark(BaseModel):
     curves: dict[str, Any]
 
 
-Kind = TypeVar("Kind", bound=BaseModel)
+Kind = TypeVar("Kind")
+_checks = functools.cache(TypeAdapter)  # made once a kind
 
 
 def checked(kind: type[Kind], facts: object, what: str) -> Kind:
@@ -149,7 +131,7 @@ def checked(kind: type[Kind], facts: object, what: str) -> Kind:
         InputError: a value is unknown, missing, or of another kind; it says which, by its place.
     """
     try:
-        return kind.model_validate(facts)
+        made: Kind = _checks(cast("Any", kind)).validate_python(facts)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, wrong["loc"]))
@@ -159,3 +141,4 @@ def checked(kind: type[Kind], facts: object, what: str) -> Kind:
             raise InputError(f"{what} lacks its {place}") from None
         given = str(wrong["input"])[:60]
         raise InputError(f"{what}'s {place} is of another kind ({wrong['msg']}): {given}") from None
+    return made

@@ -15,10 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
 from whyformer.errors import InputError, LoadError
-from whyformer.explanation.schemas import HeldManifest, HeldPart, checked
+from whyformer.explanation.schemas import Natural, checked
 from whyformer.explanation.versions import versions
 from whyformer.jobs import lines
 from whyformer.jobs.batching import Failure
@@ -26,7 +28,7 @@ from whyformer.jobs.description import differences
 from whyformer.jobs.rows import needed
 
 _SEAL = "sha256"
-_PART_NAME = re.compile(r"part-\d{6,}\.parquet")
+_PART = r"part-[0-9]{6,}\.parquet"
 MANIFEST, JOURNAL, FAILURES, LOG = "manifest.json", "journal.jsonl", "failures.parquet", "log.jsonl"
 FORMAT = 1
 
@@ -35,13 +37,33 @@ FORMAT = 1
 class Part:
     """What is known of a finished file: ``first`` and ``rows`` of the input, ``written`` rows of the table."""
 
-    file: str
-    first: int
-    rows: int
-    written: int
-    failed: int
-    bytes: int
-    sha256: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    file: Annotated[str, Field(pattern=f"^{_PART}$")]
+    first: Natural
+    rows: Natural
+    written: Natural
+    failed: Natural
+    bytes: Natural
+    sha256: StrictStr
+
+
+class _Described(BaseModel):
+    """What a manifest says of the model: more than is read."""
+
+    labels: dict[Annotated[str, Field(pattern="^[0-9]+$")], StrictStr] | None = None
+
+
+class Manifest(BaseModel):
+    """What is read of a manifest; it may say more."""
+
+    format: Literal[1]
+    job: dict[str, Any]
+    model: _Described
+    source: dict[str, Any]
+    complete: StrictBool
+    parts: list[Part] | None = None
+    batch_sizes: list[tuple[Natural, Natural]] | None = None
 
 
 def part_name(number: int) -> str:
@@ -230,7 +252,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        checked(HeldManifest, found, "the manifest")
+        checked(Manifest, found, "the manifest")
         seal = found.pop(_SEAL, None)  # an older version wrote none
         if seal is not None and seal != _digest_of(found):
             raise ValueError("its checksum is another")
@@ -249,8 +271,7 @@ def read_part(record: Any) -> Part:
     Raises:
         ValueError: it is none.
     """
-    held = checked(HeldPart, record, "an entry of a part")
-    return Part(**vars(held))
+    return checked(Part, record, "an entry of a part")
 
 
 def finished_parts(folder: Path, manifest: Mapping[str, Any]) -> list[Part]:
@@ -310,4 +331,4 @@ def _bare(facts: Any) -> dict[str, Any]:
 
 def _is_ours(name: str) -> bool:
     known = (MANIFEST, JOURNAL, FAILURES, LOG, ".lock", "overlays")
-    return name in known or name.endswith(".partial") or bool(_PART_NAME.fullmatch(name))
+    return name in known or name.endswith(".partial") or bool(re.fullmatch(_PART, name))

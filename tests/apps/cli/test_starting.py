@@ -258,7 +258,7 @@ def test_the_names_of_a_file_are_those_that_transformers_finds():
     odd = ["", "a = 1\n", "x = '__all__'\n", "__all__ = ['a']", "\n__all__ = [\n  'a',\n]\n", "__all__ = ['a']\n__all__ = ['b']\n"]
     sooner = starting._Sooner()
     with sooner:
-        sooner.change(vars(import_utils))
+        sooner.hasten(vars(import_utils))
         found = [import_utils.fetch__all__(text) for text in texts + odd]
     assert import_utils.fetch__all__ is fetch
     assert found == [fetch(text) for text in texts + odd]

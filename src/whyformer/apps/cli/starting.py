@@ -33,7 +33,8 @@ def own_process(command: Callable[[], None]) -> None:
     """Run the command line as all that this process is for."""
     _ending["own"] = True
     gc.disable()  # until `ready`
-    sys.meta_path[:0] = [_Registered(), _Undescribed()]
+    sys.meta_path.insert(0, _Once("torch._library.utils", _find_places_at_once))
+    sys.meta_path.insert(0, _Once("matplotlib.artist", _describe_nothing))
     atexit.register(_leave)  # the first to be registered is called last, after all threads and other handlers
     try:
         command()
@@ -111,7 +112,8 @@ def _absent(utils: ModuleType) -> Iterator[None]:
 class _Once:
     """A module is changed as soon as it is imported."""
 
-    name: str
+    def __init__(self, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+        self.name, self.change = name, change
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         spec = PathFinder.find_spec(name, path, target) if name == self.name else None
@@ -125,18 +127,16 @@ class _Once:
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    def change(self, own: dict[str, Any]) -> None:
-        raise NotImplementedError
-
 
 class _Sooner(_Once):
     """While transformers is imported: it looks for names in all its files, thrice, line by line. It is given each file
     from the line that counts, and what it has found in a folder is kept."""
 
-    name = "transformers.utils.import_utils"
+    def __init__(self) -> None:
+        super().__init__("transformers.utils.import_utils", self.hasten)
+        self.changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def __enter__(self) -> None:
-        self.changed: list[tuple[dict[str, Any], dict[str, Any]]] = []
         sys.meta_path.insert(0, self)
 
     def __exit__(self, *_: object) -> None:
@@ -144,20 +144,16 @@ class _Sooner(_Once):
         for own, original in self.changed:
             own.update(original)
 
-    def change(self, own: dict[str, Any]) -> None:
+    def hasten(self, own: dict[str, Any]) -> None:
         fetch, create = own["fetch__all__"], own["create_import_structure_from_path"]
         self.changed.append((own, {"fetch__all__": fetch, "create_import_structure_from_path": create}))
         own["fetch__all__"] = lambda content: fetch(content[content.rfind("\n__all__") + 1 :])
         own["create_import_structure_from_path"] = functools.cache(create.__wrapped__)
 
 
-class _Registered(_Once):
+def _find_places_at_once(own: dict[str, Any]) -> None:
     """torch notes the file and the line of each operation that it registers, and looks through all modules for them."""
-
-    name = "torch._library.utils"
-
-    def change(self, own: dict[str, Any]) -> None:
-        own["get_source"] = _place
+    own["get_source"] = _place
 
 
 def _place(above: int) -> str:
@@ -165,14 +161,10 @@ def _place(above: int) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-class _Undescribed(_Once):
+def _describe_nothing(own: dict[str, Any]) -> None:
     """matplotlib writes the documentation of 60 classes while it is imported, longer than it draws a picture."""
-
-    name = "matplotlib.artist"
-
-    def change(self, own: dict[str, Any]) -> None:
-        own["kwdoc"] = lambda artist: ""
-        own["Artist"]._update_set_signature_and_docstring = classmethod(lambda artist: None)
+    own["kwdoc"] = lambda artist: ""
+    own["Artist"]._update_set_signature_and_docstring = classmethod(lambda artist: None)
 
 
 class _Later(ModuleType):
