@@ -13,7 +13,8 @@ from torch import nn
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, Track, begin
 from whyformer.explanation.result import Explanation
-from whyformer.methods import METHODS, Method, find
+from whyformer.methods import Method, find
+from whyformer.methods import methods as all_methods
 from whyformer.methods.together import sharing
 from whyformer.targets import Resolver, Target
 
@@ -78,8 +79,7 @@ def compare(
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)
     if asked is None:
-        fitting = (METHODS[name] for name in sorted(METHODS))
-        asked = [(m, {}) for m in fitting if m.modality in ("both", ready.inputs.modality)]
+        asked = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
     if not asked or not listed:
         raise InputError(f"there are no {'methods' if not asked else 'targets'} to compare")
     found = list(each(ready, asked, listed, progress=progress))

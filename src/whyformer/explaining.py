@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
@@ -41,7 +42,7 @@ _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 def explain(
     model: nn.Module | str,
     inputs: Any,
-    method: str = "transformer_attribution",
+    method: str = DEFAULT_METHOD,
     target: Target = None,
     processor: Any = None,
     *,
@@ -63,7 +64,8 @@ def explain(
             ``[B, N]``); or with ``processor`` a picture, a string, or a list of either. A picture is a PIL image or a
             file (path, or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
             done to it stands in ``diagnostics["input"]``.
-        method: a name from :func:`whyformer.methods`.
+        method: a name from :func:`whyformer.methods`; by default "auto", which takes what measured best for this
+            kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
             :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
             17)"``), or a function: of the logits ``[B, C]``, or of the model's raw output where that is not one row of

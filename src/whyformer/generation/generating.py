@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explaining import Track, tracking
 from whyformer.explanation.generation import Generation
@@ -28,7 +29,7 @@ def explain_generation(
     model: nn.Module | str,
     prompt: Any,
     continuation: Any = None,
-    method: str = "attnlrp",
+    method: str = DEFAULT_METHOD,
     processor: Any = None,
     *,
     images: Any = None,
@@ -55,7 +56,8 @@ def explain_generation(
             ids.
         continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
             generates, the likeliest token each time.
-        method: a name from :func:`whyformer.methods`.
+        method: a name from :func:`whyformer.methods`; by default "auto": AttnLRP, summed over the first blocks where
+            the model is a decoder of one text (``diagnostics[t]["auto"]`` names it).
         processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
             name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list

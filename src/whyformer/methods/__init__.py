@@ -10,7 +10,6 @@ from whyformer.methods.maps import (  # noqa: F401
     gradcam_attention,
     gradient_weighted,
     legrad,
-    libra_attention,
     rollout,
     transformer_attribution,
 )

@@ -12,28 +12,24 @@ from whyformer.models.kinds import speaks
 
 Purpose = Literal["faithful", "localise"]
 
-_TEXT: list[tuple[str, dict[str, Any]]] = [
-    ("libragrad", {}),
-    ("lrp_ah_ln", {"secant": True}),
-    ("input_x_gradient", {}),
-]
+_CONSERVING: list[tuple[str, dict[str, Any]]] = [("lrp_ah_ln", {"secant": True}), ("input_x_gradient", {})]
+_FAITHFUL: list[tuple[str, dict[str, Any]]] = [("libragrad", {}), *_CONSERVING]
+_LANGUAGE: list[tuple[str, dict[str, Any]]] = [("attnlrp", {"share": 0.8}), ("attnlrp", {}), *_CONSERVING]
 CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
-    ("image", "faithful"): [
-        ("libra_joint", {}),
-        ("libragrad", {}),
-        ("lrp_ah_ln", {"secant": True}),
-        ("input_x_gradient", {}),
-    ],
+    ("image", "faithful"): _FAITHFUL,
     ("image", "localise"): [
-        ("libra_attention", {"affinity": True}),
+        ("gae", {"composite": "libra", "affinity": True}),
         ("gae", {"composite": "libra"}),
         ("gradcam", {}),
         ("input_x_gradient", {}),
     ],
-    ("language model", "faithful"): [("attnlrp", {}), *_TEXT],
-    ("language model", "localise"): [("attnlrp", {"share": 0.8}), ("attnlrp", {}), *_TEXT],
-    ("text", "faithful"): _TEXT,
-    ("text", "localise"): _TEXT,
+    ("text", "faithful"): _FAITHFUL,
+    ("text", "localise"): _FAITHFUL,
+    ("language model", "faithful"): _LANGUAGE,
+    ("language model", "localise"): _LANGUAGE,
+    # over blocks the method was measured on decoders of one text alone
+    ("language model of several inputs", "faithful"): _LANGUAGE[1:],
+    ("language model of several inputs", "localise"): _LANGUAGE[1:],
 }
 """(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
 this rests on is in docs/results.md."""
@@ -60,7 +56,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     if kind == "text" and speaks(task.model, task.forward):
-        kind = "language model"
+        kind = "language model" if task.structure.plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]
     for name, settings in choices:

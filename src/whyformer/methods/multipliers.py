@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,29 +15,18 @@ from whyformer.composites.named import COMPOSITES, CompositeName, conservative
 from whyformer.engine.probes import BlockFlows
 from whyformer.engine.trace import Key
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
-from whyformer.methods.pooling import Pool, pooled
-from whyformer.methods.registry import Checked, method, one_of, or_none
+from whyformer.methods.registry import Checked, method
 from whyformer.methods.task import Scores, Task
-from whyformer.models.kinds import LANGUAGE, speaks
 from whyformer.rules.core import Composite
 
 _PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
 Share = Annotated[float, _PART]
-OptionalShare = Annotated[float | None, or_none(_PART)]
-OptionalPool = Annotated[Pool | None, or_none(one_of(*get_args(Pool)))]
 
 
-def over_blocks(
-    task: Task, composite: Composite, share: float, *, pool: Pool = "sum", read_at_input: bool = False
-) -> Scores:
+def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     """S_j = Σ_b Σ_d h_b[j, d] · m_b[j, d] over the first ``share`` of the blocks, h_b what enters block b and m_b what
     the composite sends back there; of all blocks and tokens FullGrad⁺ (Mehri et al., CVPR 2025), its bias terms left
     out. One forward and one backward pass.
-
-    Args:
-        pool: how the blocks' products are pooled, see :func:`whyformer.methods.pooling.pooled`.
-        read_at_input: of a language model, the tokens behind which the target is read count in each block with what
-            they have in the first: what is at their rows later was brought there from other tokens.
 
     Raises:
         MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
@@ -56,17 +45,11 @@ def over_blocks(
         recording = task.begin(composite, probe)
     seed = task.seed(recording.logits)
     recording.backward(seed)
-    read = None
-    if read_at_input and task.structure.plain and LANGUAGE.get(task.model) and recording.readout is not None:
-        read = recording.readout.abs().amax(-1) > 0
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
             raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
-        products = torch.stack(parts)
-        if read is not None and read.shape == parts[-1].shape:
-            products = torch.where(read, parts[-1], products)  # the first block's come last
-        summed[key] = pooled(products, pool)
+        summed[key] = torch.stack(parts).sum(0)
     figure = _conservation(task, recording.logits, found)
     if task.structure.plain:
         (values,) = summed.values() or [None]
@@ -127,21 +110,9 @@ def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "lib
 _SHARE = """
 
 Args:
-    share: 0 for x ⊙ m at the model's input; else pooled over what enters the first ``share`` of the blocks.{0}
-    pool: over blocks, "sum" adds up their products P_bj; "agreement" is the signed logarithmic pool c · sinh(n ·
-        mean_b arsinh(P_bj / ε)), in which a token counts as far as the blocks agree, and the blocks for as many
-        independent ones as their mean correlation ρ over the tokens leaves: n = B / (1 + (B − 1) ρ), 2 at most. ε is a
-        ten-thousandth of the mean |P|, c keeps the sum's Σ |S_j|; it is not linear in the target.{1}
+    share: 0 for x ⊙ m at the model's input, the published form; else Σ_b h_b ⊙ m_b over what enters the first ``share``
+        of the blocks, as FullGrad⁺ has it.
 """
-_CHOSEN = """
-        Of a language model, the tokens behind which the target is read count in each block with what they have in the
-        first, for what is at their rows later was brought there from other tokens.
-        None: {0} where log-probabilities of a language model's tokens are explained, which measured best
-        (docs/results.md; where it has no blocks, and for encoder–decoders and pictures, 0), and 0, the published form,
-        for any other target; ``diagnostics["share"]`` says which."""
-_POOL = """
-        None: "agreement" where share=None would take blocks, else "sum"; ``diagnostics["pool"]`` says which."""
-OF_WORDS = 0.8
 
 
 def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], Callable[..., Scores]]:
@@ -152,17 +123,17 @@ def _register(summary: str, citation: str) -> Callable[[Callable[..., Scores]], 
 def _named(name: str, summary: str, citation: str, formula: str, composite: CompositeName) -> None:
     """Register gradient × input under a composite."""
 
-    def explained(task: Task, *, share: Share = 0.0, pool: Pool = "sum") -> Scores:
-        return _at_or_over(task, composite, share, pool)
+    def explained(task: Task, *, share: Share = 0.0) -> Scores:
+        return _at_or_over(task, composite, share)
 
-    explained.__name__, explained.__doc__ = name, formula + _SHARE.format("", "")
+    explained.__name__, explained.__doc__ = name, formula + _SHARE
     _register(summary, citation)(explained)
 
 
-def _at_or_over(task: Task, composite: CompositeName, share: float, pool: Pool) -> Scores:
-    """At the model's input, or pooled over blocks."""
+def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
+    """At the model's input, or summed over blocks."""
     if share:
-        scores = over_blocks(task, COMPOSITES[composite], share, pool=pool, read_at_input=composite == "attnlrp")
+        scores = over_blocks(task, COMPOSITES[composite], share)
     else:
         scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
     figure = scores.diagnostics.get("conservation")
@@ -172,26 +143,14 @@ def _at_or_over(task: Task, composite: CompositeName, share: float, pool: Pool) 
     return replace(scores, diagnostics={**scores.diagnostics, "conservation": {**figure, "promised": False}})
 
 
-def attnlrp(task: Task, *, share: OptionalShare = None, pool: OptionalPool = None) -> Scores:
-    asked = share is None or (share > 0 and pool is None)
-    words = asked and task.worded and task.structure.plain and task.blocks() and speaks(task.model, task.forward)
-    part = (OF_WORDS if words else 0.0) if share is None else share
-    way: Pool = ("agreement" if words else "sum") if pool is None else pool
-    scores = _at_or_over(task, "attnlrp", part, way)
-    chosen: dict[str, Any] = {"share": part} if share is None else {}
-    if pool is None and part:
-        chosen["pool"] = way
-    return replace(scores, diagnostics={**scores.diagnostics, **chosen})
-
-
-attnlrp.__doc__ = (
-    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
-    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias."
-) + _SHARE.format(_CHOSEN.format(OF_WORDS), _POOL)
-_register(
+_named(
+    "attnlrp",
     "attention-aware relevance: gradient × input with products shared and softmax differentiated",
     "Achtibat et al.: AttnLRP, ICML 2024; Arras et al. 2025 for this form",
-)(attnlrp)
+    "R = Σ_d x ⊙ m: norms' deviations held constant, activations by secants, products of two branches (gates, A·V, "
+    "QKᵀ) halved, softmax by its derivative. Its sum is not the logit: softmax gives some to its bias.",
+    "attnlrp",
+)
 _named(
     "cp_lrp",
     "gradient × input with attention, norms' deviations and gates held constant",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import InputError, MethodNotApplicable, unknown
 from whyformer.methods.memory import foresee
 
@@ -224,5 +225,7 @@ class Listing(list[Method]):
 
 
 def methods() -> Listing:
-    """All methods, by name: summary, level, modality, citation, and settings with their defaults."""
-    return Listing(METHODS[name] for name in sorted(METHODS))
+    """All methods, the default and the founding method first, the others by name: summary, level, modality, citation, and
+    settings with their defaults."""
+    first = (DEFAULT_METHOD, FOUNDING_METHOD)
+    return Listing(METHODS[name] for name in sorted(METHODS, key=lambda n: (n not in first, n != DEFAULT_METHOD, n)))

@@ -12,7 +12,7 @@ import numpy as np
 from whyformer.explanation import units
 from whyformer.show import colours
 from whyformer.show.colours import Array, array
-from whyformer.show.words import visible
+from whyformer.show.words import method_name, visible
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -150,7 +150,7 @@ def shown(piece: str) -> str:
 
 def title(g: Generation) -> str:
     """What is explained, in words: "any token" by a method whose maps are the same whatever token was written."""
-    return f"{g.method}, " + (f"any {g.unit}" if agnostic(g) else f"{g.explained} of each {g.unit}")
+    return f"{method_name(g[0])}, " + (f"any {g.unit}" if agnostic(g) else f"{g.explained} of each {g.unit}")
 
 
 def agnostic(g: Generation) -> bool:

@@ -193,7 +193,7 @@ def made_by(e: Explanation) -> str:
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, or ``auto: libra_joint``."""
+    """The method as it is written above a map: ``gae``, or ``auto: libragrad``."""
     return e.method if made_by(e) == e.method else f"{e.method}: {made_by(e)}"
 
 

@@ -18,7 +18,6 @@ from whyformer.apps.cli.options import WORDS, command
 from whyformer.apps.cli.reporting import benchmark, report
 from whyformer.apps.cli.running import run
 from whyformer.apps.cli.serving import serve
-from whyformer.apps.cli.starting import own_process
 
 __all__ = ["app", "main"]
 
@@ -53,4 +52,4 @@ def root(
 
 def main() -> None:
     """Entry point of the ``whyformer`` command."""
-    own_process(app)
+    app()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps import ANSWER_METHOD
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli import starting
 from whyformer.apps.cli.telling import tell, working
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def answer(asked: Any) -> None:
     targets = asked.target or [None] if asked.contrast is None else rather(asked.target, asked.contrast)
     if len(targets) > 1 or asked.check or asked.more:
         raise InputError("an answer is explained for one prompt and one target, without --check")
-    methods = opt.chosen_methods(asked.method or ANSWER_METHOD, asked.setting, "text")
+    methods = opt.chosen_methods(asked.method or DEFAULT_METHOD, asked.setting, "text")
     if len(methods) > 1:
         raise InputError("an answer is explained by one method: name one")
     if asked.model is None:
@@ -43,7 +42,6 @@ def answer(asked: Any) -> None:
             from whyformer.generation import explain_generation
             from whyformer.models import load
 
-            starting.ready(quick=True)
             loaded = load(asked.model, device=asked.device, dtype=asked.dtype)
         prompt = [{"role": "user", "content": given.content}] if asked.chat else given.content
         with bars.step("writing and explaining"):

@@ -16,15 +16,13 @@ from typing import Any
 
 import typer
 
+from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import LoadError
 
 Offers = list[tuple[str, str]]
 FORMATS = ("png", "svg", "pdf", "html", "json")
 # what `compare` shows without --method
-COMPARED = (
-    "transformer_attribution", "gae", "gradcam_attention", "partial_lrp", "raw_attention", "rollout",
-    "input_x_gradient", "integrated_gradients",
-)  # fmt: skip
+COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae", "occlusion")
 
 
 def known() -> dict[str, Any]:
@@ -62,21 +60,21 @@ def _cache_file() -> Path:
 def collect() -> dict[str, Any]:
     """What :func:`known` says, from the registries themselves."""
     from whyformer.benchmarks import BENCHMARKS
-    from whyformer.methods import METHODS
+    from whyformer.methods import methods
     from whyformer.models.loading import BUNDLED
     from whyformer.show.terminal import facts
 
     return {
         "bundled": list(BUNDLED),
         "methods": {
-            name: {
+            m.name: {
                 "summary": m.summary,
                 "modality": m.modality,
                 "facts": facts(m),
                 "signed": m.signs(m.settings),
                 "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
             }
-            for name, m in sorted(METHODS.items())
+            for m in methods()
         },
         "benchmarks": {
             b.name: {"summary": b.summary, "options": {k: _values(v) for k, v in b.options.items()}}
@@ -157,7 +155,7 @@ def configurations(incomplete: str) -> Offers:
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """``key=value`` for the settings of the methods that stand on the line before."""
     given = context.params.get("method")
-    names = given.split(",") if given else COMPARED if context.info_name == "compare" else ["auto"]
+    names = given.split(",") if given else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
     offered: dict[str, list[Any]] = {}
     for name in names:
         offered |= known()["methods"].get(name.strip(), {}).get("settings", {})

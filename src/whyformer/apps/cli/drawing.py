@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.explaining import Work
 from whyformer.apps.cli.telling import tell, working
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
@@ -90,7 +91,7 @@ def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[st
 
 @dataclass(kw_only=True)
 class Perturb(opt.Input):
-    method: str = "auto"
+    method: str = DEFAULT_METHOD
     target: str | None = None
     baseline: str = "black"
     setting: list[str] | None = None

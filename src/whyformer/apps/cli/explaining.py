@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps import INPUTS, model_for
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli import starting
 from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, MethodNotApplicable
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from whyformer.models import Loaded
 
 
-DEFAULT_METHOD, SET_METHOD = "auto", "transformer_attribution"
 
 
 @dataclass(kw_only=True)
@@ -97,10 +96,9 @@ def compare(asked: Compare) -> None:
 
 
 def _chosen(asked: Explain) -> Explain:
-    """With the method: auto, where none was named, for the purpose that was; settings alone are those of SET_METHOD."""
-    given = {opt.pair(one)[0] for one in asked.setting or []}
+    """With the method: the default, where none was named, for the purpose that was."""
     if asked.purpose is None:
-        return replace(asked, method=asked.method or (SET_METHOD if given - {"purpose"} else DEFAULT_METHOD))
+        return replace(asked, method=asked.method or DEFAULT_METHOD)
     names = [name.strip() for name in (asked.method or DEFAULT_METHOD).split(",")]
     if DEFAULT_METHOD not in names:
         raise InputError(
@@ -146,7 +144,6 @@ def _explained(command: str, asked: Maps, method: str | None, given: Argument, l
     tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
 
 
-_GIVEN = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
 
 
 class Work:
@@ -159,25 +156,22 @@ class Work:
         self.bars = bars
         images = getattr(asked, "image", None)
         kind = "both" if images and given.kind == "text" else given.kind
-        name = asked.model or DEFAULT_MODEL.get(kind)
-        if name is None:
-            raise InputError("a sound needs a model that hears: name one with --model; none is bundled")
+        name = model_for(kind, asked.model)
         known = {} if loaded is None else loaded
         with bars.step(f"loading {name}"):
             from whyformer.explaining import begin
             from whyformer.models import load
 
-            starting.ready(quick=True)
             if name not in known:
                 known[name] = load(name, device=asked.device, dtype=asked.dtype)
             self.loaded: Loaded = known[name]
         if self.loaded.modality != kind:
             reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
-            raise InputError(f"{self.loaded.name} reads {reads}, and this is {_GIVEN[kind]}: choose another --model")
+            raise InputError(f"{self.loaded.name} reads {reads}, and this is {INPUTS[kind]}: choose another --model")
         content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
         if (pair := getattr(asked, "pair", None)) is not None:
             if kind != "text":
-                raise InputError(f"--pair is the second of two texts, and this is {_GIVEN[kind]}")
+                raise InputError(f"--pair is the second of two texts, and this is {INPUTS[kind]}")
             content = {"text": given.content, "text_pair": pair}
         self.ready = begin(
             self.loaded.model, content, self.loaded.processor, truncate=truncate,

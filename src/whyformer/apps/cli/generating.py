@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps import ANSWER_METHOD, DEFAULT_MODEL
+from whyformer.apps import model_for
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli import starting
 from whyformer.apps.cli.answering import rather
 from whyformer.apps.cli.telling import tell, working
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,19 +31,18 @@ def generate(asked: Explain) -> None:
     if asked.chat:
         raise InputError("leave --chat out: a prompt with a picture is written down as the model's processor does it")
     formats = opt.chosen_formats("png" if asked.format is None else asked.format, _FORMATS)
-    methods = opt.chosen_methods(asked.method or ANSWER_METHOD, asked.setting, "text")
+    methods = opt.chosen_methods(asked.method or DEFAULT_METHOD, asked.setting, "text")
     if len(methods) != 1:
         raise InputError("one method at a time explains a text that is generated")
     ((method, settings),) = methods
     targets: list[Any] = asked.target or [None] if asked.contrast is None else rather(asked.target, asked.contrast)
-    name = asked.model or DEFAULT_MODEL["both"]
+    name = model_for("both", asked.model)
     with working(asked) as bars:
         with bars.step(f"loading {name}"):
             from whyformer.generation import explain_generation
             from whyformer.inputs.pictures import open_picture
             from whyformer.models import load
 
-            starting.ready(quick=True)
             loaded = load(name, device=asked.device, dtype=asked.dtype)
         if loaded.modality != "both":
             raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")

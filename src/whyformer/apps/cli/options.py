@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from whyformer.apps.cli import completion, starting
+from whyformer.apps.cli import completion
 from whyformer.apps.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
 
@@ -88,8 +88,6 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         with errors_as_sentences(given["debug"], getattr(group, "resumes", False)):
-            if not issubclass(group, Input):
-                starting.ready()
             function(group(**given))
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web.asking import KINDS
+from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import uploaded
 from whyformer.errors import InputError
 from whyformer.show.look import OPACITY
@@ -60,7 +60,7 @@ def read(fragment: Any, uploads: Path) -> list[Any] | None:
     names, classes = ([one for one in facts.get(key, "").split(",") if one] for key in ("methods", "classes"))
     style = facts.get("style") if facts.get("style") in ("contours", "kept") else "colours"
     return [
-        kind, picture, facts.get("sentence", ""), facts.get("model", DEFAULT_MODEL[KINDS[kind]]), names, classes,
+        kind, picture, facts.get("sentence", ""), facts.get("model", START_MODEL[kind]), names, classes,
         "truncate" in facts, style, _share(facts.get("opacity"), OPACITY), _share(facts.get("keep"), 0.2),
         _number(facts.get("length"), 16), "chat" in facts, facts.get("settings", "{}"),
     ]  # fmt: skip

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps import model_for
 from whyformer.apps.web import reproduce, work
 from whyformer.apps.web.asking import Asked
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.telling import Told, sentences
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluate.trust import warnings
 
 
@@ -22,7 +23,7 @@ def endpoint(handlers: Handlers) -> Any:
         text: str = "",
         picture: dict | None = None,  # type: ignore[type-arg]
         model: str = "",
-        methods: list[str] = ["transformer_attribution"],  # noqa: B006 - gradio reads the default; it is never changed
+        methods: list[str] = [DEFAULT_METHOD],  # noqa: B006 - gradio reads the default; it is never changed
         targets: list[str] = [],  # noqa: B006
         settings: dict = {},  # type: ignore[type-arg]  # noqa: B006
         truncate: bool = False,
@@ -33,7 +34,7 @@ def endpoint(handlers: Handlers) -> Any:
             raise Told("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
-        chosen = (model or DEFAULT_MODEL[kind], methods, targets, truncate, None, None, None, 0, False, settings)
+        chosen = (model_for(kind, model), methods, targets, truncate, None, None, None, 0, False, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
         track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)

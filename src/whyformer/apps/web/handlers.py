@@ -14,9 +14,9 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps import ANSWER_METHOD, DEFAULT_MODEL
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
-from whyformer.apps.web.asking import KINDS, Asked, look_of
+from whyformer.apps.web.asking import Asked, look_of
+from whyformer.apps.web.examples import START_MODEL
 from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
 from whyformer.apps.web.work import Session, View
@@ -31,7 +31,6 @@ from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
 
-FIRST = ("auto",)
 RESULTS = ("status", "board", "trust", "code", "more", "looks", "block", "attended", "address")
 """The parts of the page that an explanation fills, in the order of its outputs."""
 
@@ -88,12 +87,10 @@ class Handlers:
     def switch(self, kind: str, chosen: Any = None) -> tuple[Any, ...]:
         """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it;
         ``chosen`` are the methods now chosen."""
-        asks = kind == "answer"
-        first = {"value": [ANSWER_METHOD]} if asks else {"value": list(FIRST)} if chosen == [ANSWER_METHOD] else {}
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         return (
-            *updates.values(), DEFAULT_MODEL[KINDS[kind]], gr.update(choices=offered(kind), **first), "",
+            *updates.values(), START_MODEL[kind], gr.update(choices=offered(kind)), "",
             examples.offered(kind),
         )  # fmt: skip
 
@@ -270,9 +267,7 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 def offered(kind: str) -> list[tuple[str, str]]:
     """Methods for this kind of input."""
     wanted = "text" if kind == "answer" else kind
-    return [
-        (m.name, m.name) for m in methods() if m.modality in ("both", wanted) and (m.name, kind) != ("auto", "answer")
-    ]
+    return [(m.name, m.name) for m in methods() if m.modality in ("both", wanted)]
 
 
 def recipe(view: View) -> str:

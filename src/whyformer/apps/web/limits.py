@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from whyformer.apps import DEFAULT_MODEL
+from whyformer.apps.web.examples import START_MODEL
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
@@ -118,7 +118,7 @@ class Catalogue:
 
     def names(self) -> list[str]:
         """What is offered by name."""
-        return [*DEFAULT_MODEL.values(), *self.folders]
+        return [*START_MODEL.values(), *self.folders]
 
     def place(self, name: str) -> str:
         """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""

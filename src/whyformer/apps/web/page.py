@@ -9,14 +9,15 @@ from typing import Any
 
 import gradio as gr
 
-from whyformer.apps import DEFAULT_MODEL
 from whyformer.apps.web import controls, examples
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.handlers import FIELDS, FIRST, RESULTS, Handlers, offered
+from whyformer.apps.web.examples import START_MODEL
+from whyformer.apps.web.handlers import FIELDS, RESULTS, Handlers, offered
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.apps.web.telling import piece
 from whyformer.apps.web.telling import status as say
 from whyformer.apps.web.work import Session
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.show.html import asset
 
 _PARTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("page.toml").read_text(encoding="utf-8"))
@@ -54,13 +55,13 @@ def build(handlers: Handlers) -> gr.Blocks:
                 status = _part("status", value=say("Choose an input, or try an example."))
                 waiting, says = _part("progress"), _part("says")
                 about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if hub else "")
-                named = {"choices": handlers.catalogue.names(), "value": DEFAULT_MODEL["image"], "info": about}
+                named = {"choices": handlers.catalogue.names(), "value": START_MODEL["image"], "info": about}
                 model = _part("model", allow_custom_value=hub, **named)
-                chosen = _part("methods", choices=offered("image"), value=list(FIRST))
+                chosen = _part("methods", choices=offered("image"), value=[DEFAULT_METHOD])
                 classes = _part("classes")
                 length = _part("length", maximum=handlers.limits.tokens)
                 with _part("settings") as settings:
-                    form = _part("form", value=controls.form(FIRST, {}, 0))
+                    form = _part("form", value=controls.form((DEFAULT_METHOD,), {}, 0))
                 slot = _part("slot")
             with _part("answer"):
                 board = _part("board", value=piece("empty", words="The maps appear here."))
@@ -102,7 +103,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
         def tried(kind: str, event: gr.EventData) -> tuple[Any, ...]:
-            asked = DEFAULT_MODEL["both"] if kind == "answer" else gr.skip()  # the one that knows such pictures
+            asked = START_MODEL["answer"] if kind == "answer" else gr.skip()  # the one that knows such pictures
             return (*handlers.example(kind, event.example), asked)
 
         tries.click(tried, kind, [picture, sentence, model], **light).then(

@@ -1,0 +1,6 @@
+"""What every entrance takes where nothing is named: the library, the command line, the page, jobs and the server."""
+
+DEFAULT_METHOD = "auto"
+"""Chooses among the published methods by what measured best for the kind of input, and names its choice."""
+FOUNDING_METHOD = "transformer_attribution"
+"""Stands first in every list of published methods."""
