@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,17 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
-    assert all(line.startswith("$ whyformer ") for line in lines), "console blocks hold commands alone, no output"
-    return list(dict.fromkeys(line.removeprefix("$ whyformer ") for line in lines))
+def consoles() -> list[tuple[str, ...]]:
+    """The commands of each console block, which run one after the other in one folder."""
+    found = [tuple(block.splitlines()) for page in PAGES for block in blocks(page, "console")]
+    assert all(line.startswith("$ whyformer ") for block in found for line in block), "console blocks hold commands alone"
+    return list(dict.fromkeys(found))
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder that has the examples, as the root of a checkout does."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -42,10 +44,20 @@ def test_python(page, workplace, capsys):
         exec(compile(block, str(page), "exec"), space)
 
 
-@pytest.mark.parametrize("command", commands())
-def test_console(command, workplace):
-    result = CliRunner().invoke(app, shlex.split(command))
-    assert result.exit_code == 0, result.output
+@pytest.mark.parametrize("block", consoles(), ids=lambda block: block[0].removeprefix("$ "))
+def test_console(block, workplace):
+    for line in block:
+        result = CliRunner().invoke(app, shlex.split(line.removeprefix("$ whyformer ")))
+        assert result.exit_code == 0, f"{line}\n{result.output}"
+
+
+def test_the_readme_shows_no_command_that_is_not_run():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    run = {line for block in blocks(ROOT / "README.md", "console") for line in block.splitlines()}
+    shown = {line for line in text.splitlines() if line.lstrip("$ ").startswith("whyformer ")}
+    assert shown <= run
+    scripts = {line.split()[0] for block in blocks(ROOT / "README.md", "bash") for line in block.splitlines()}
+    assert scripts == {"./scripts/demo", "./scripts/test"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

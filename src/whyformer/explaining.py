@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError, TooLarge, WhyformerError
+from whyformer.explanation.counts import in_bytes
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
@@ -29,6 +30,7 @@ from whyformer.methods.together import Together
 from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
+from whyformer.models.memory import free_memory, is_out_of_memory
 from whyformer.models.structure import class_count, class_names
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
@@ -61,7 +63,8 @@ def explain(
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either. A picture is a PIL image or a
+            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either, which goes through the model in
+            batches. A picture is a PIL image or a
             file (path, or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
             done to it stands in ``diagnostics["input"]``.
         method: a name from :func:`whyformer.methods`; by default "auto", which takes what measured best for this
@@ -95,9 +98,64 @@ def explain(
     """
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
     check(verify)
-    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
-    with declared(rules):
-        return ready.explain(method, target, progress=progress, verify=verify, **settings)
+
+    def explained(batch: Any, own: Target) -> tuple[Explanation, tuple[str, bool]]:
+        ready = begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
+        with declared(rules):
+            return ready.explain(method, own, progress=progress, verify=verify, **settings), ready.padding
+
+    if not _is_list(inputs):
+        return explained(inputs, target)[0]
+    size = min(AT_ONCE, len(inputs))
+    while True:
+        try:
+            return _in_batches(inputs, target, size, explained)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or size == 1:
+                raise
+        size //= 2
+
+
+def _in_batches(
+    inputs: Sequence[Any], target: Target, size: int,
+    explained: Callable[[Any, Target], tuple[Explanation, tuple[str, bool]]],
+) -> Explanation:  # fmt: skip
+    """One explanation of all samples, so many of which go through the model together."""
+    if len(inputs) <= size:
+        return explained(inputs, target)[0]
+    made: list[Explanation] = []
+    padding = "", False
+    for start in range(0, len(inputs), size):
+        batch = inputs[start : start + size]
+        own, padding = explained(batch, of_samples(target, range(start, start + len(batch))))
+        if not made:
+            _refuse_too_many(own, inputs)
+        made.extend(own)
+    return joined(made, *padding)
+
+
+AT_ONCE = 32
+"""Samples of a list that go through the model together; half as many where memory runs out."""
+
+
+def _is_list(inputs: Any) -> bool:
+    """Whether these are samples that are read one by one, such as files, pictures and texts."""
+    return isinstance(inputs, list | tuple) and bool(inputs) and not isinstance(inputs[0], torch.Tensor)
+
+
+def _refuse_too_many(first: Explanation, inputs: Sequence[Any]) -> None:
+    """Raise where the explanations of all samples, like these first ones, would take more memory than is free."""
+    parts = [first, *first.parts.values()]
+    tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
+    pictures = [p for e in parts for p in e.originals or () if not any(p is given for given in inputs)]
+    each = (sum(t.nbytes for t in tensors) + sum(3 * p.width * p.height for p in pictures)) / len(first)
+    needed, free = 2 * each * len(inputs), free_memory(torch.device("cpu"))  # twice: parts, and the whole made of them
+    if needed > free:
+        raise TooLarge(
+            f"the explanations of {len(inputs):,} samples take about {in_bytes(needed)} of memory, and "
+            f"{in_bytes(free)} are free: whyformer.explain_many gives them one at a time, or writes them to a folder "
+            "(out=...)"
+        )
 
 
 OUTPUT = "the output"

@@ -178,8 +178,8 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
                     yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()
-                found = e.diagnostics.get("conservation", {}).get("error")
-                figures["error"] = None if found is None else float(found[0])
+                found = e.diagnostics.get("conservation", {})
+                figures["error"] = found["error"][0] / abs(found["start"][0]) if "sum" in found else None
             else:
                 scores = batch.drawn(i)
             figures |= _places(prompt, batch.encoded[i].spans, scores)

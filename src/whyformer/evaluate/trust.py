@@ -22,6 +22,8 @@ from whyformer.targets import Target
 
 STEPS = 10
 """Steps of a deletion curve: 0, 10 ... 100 % taken out."""
+LOWEST = 0.1
+"""Of the class's probability before anything is taken out: from less, every curve falls alike."""
 SEEDS = (0, 1, 2)
 """Of the random maps that a curve is compared with."""
 
@@ -58,16 +60,27 @@ class Trust:
     def __len__(self) -> int:
         return len(self.followed)
 
+    def measurable(self, sample: int = 0) -> bool:
+        """Whether the scores give an order and the class starts at a probability of at least :data:`LOWEST`."""
+        return bool(np.isfinite(self.areas[sample]) and self.curves[sample, 0] >= LOWEST)
+
     def better(self, sample: int = 0) -> bool | None:
         """True: the curve falls faster than each random one; False: no faster than they do on average; None: between,
-        or not measured."""
+        or not measurable."""
+        if not self.measurable(sample):
+            return None
         area, chance = float(self.areas[sample]), self.chance[:, sample]
         return True if area < chance.min() else False if area >= chance.mean() else None
 
     def verdict(self, sample: int = 0) -> str:
         """The comparison in one sentence."""
         if not np.isfinite(self.areas[sample]):
-            return "Not measured: all scores are equal, so they give no order."
+            return "Not measurable here: all scores are equal, so they give no order."
+        if not self.measurable(sample):
+            return (
+                f"Not measurable here: the class starts at a probability of {self.curves[sample, 0]:.1%}, and a fall "
+                f"is measured from {LOWEST:.0%} on."
+            )
         figures = f"area {self.areas[sample]:.3f}, random {self.chance[:, sample].mean():.3f}"
         if self.better(sample):
             return f"Better than each random map ({figures})."

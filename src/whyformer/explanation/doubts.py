@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from whyformer.explanation.features import Features
 
-_MOVED, _MISSED, _UNKNOWN, _CANCELLED = 0.01, 0.05, 0.1, 100.0
+_LOST, _MISSED, _UNKNOWN = 0.01, 0.05, 0.1
 
 
 def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int) -> list[str]:
@@ -20,8 +20,9 @@ def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int) -> list[
         scores: of the sample's features, padding and special tokens left out.
         diagnostics: of the whole batch.
     """
-    found = [*degenerate(scores), *not_conserved(diagnostics, sample, float(scores.abs().sum()))]
-    return [*found, *incomplete(diagnostics, sample), *another_class(diagnostics, sample)]
+    size = float(scores.abs().sum())
+    found = [*degenerate(scores), *not_conserved(diagnostics, sample), *incomplete(diagnostics, sample, size)]
+    return [*found, *another_class(diagnostics, sample)]
 
 
 def of_input(features: Features, sample: int) -> list[str]:
@@ -43,43 +44,36 @@ def degenerate(scores: Tensor) -> list[str]:
     return []
 
 
-def not_conserved(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
-    """Relevance got lost or was made on the way, or its parts are far larger than what they add up to.
+def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
+    """Relevance was lost or gained on the way, by a method whose rules conserve it."""
+    figure = diagnostics.get("conservation")
+    if not isinstance(figure, Mapping) or figure.get("promised") is not True:
+        return []
+    error = float(figure["error"][sample])
+    if error <= _LOST:
+        return []
+    return [
+        f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from what it started "
+        "with, so compare the order of scores, not their sizes, or use a gradient method"
+    ]
+
+
+def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
+    """The scores miss the difference that they should add up to.
 
     Args:
-        size: Σ |score|.
+        size: Σ |score|, beside which the miss is judged: the difference itself may be close to 0.
     """
-    figure = diagnostics.get("conservation")
-    if not isinstance(figure, Mapping) or figure.get("promised") is False:
-        return []
-    said, error, start = (
-        [],
-        float(figure["error"][sample]),
-        abs(float(figure.get("start", [0.0] * (sample + 1))[sample])),
-    )
-    if error > _MOVED:
-        said.append(
-            "relevance is not conserved: on the way through the blocks its sum moves by "
-            f"{_percent(error)} of what it started from, so the sizes of scores mean little; their order may help"
-        )
-    if start and size > _CANCELLED * start:
-        said.append(
-            f"ill-conditioned: scores for and against are {size / start:,.0f} times the output that they explain, "
-            "and cancel; a small change of the input may turn them around"
-        )
-    return said
-
-
-def incomplete(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
-    """The scores miss what they should add up to."""
     figure = diagnostics.get("completeness")
     if not isinstance(figure, Mapping):
         return []
     whole, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
-    if error <= _MISSED * max(whole, 1e-12):
+    if error <= _MISSED * max(whole, size):
         return []
-    missed = _percent(error / max(whole, 1e-12))
-    return [f"the scores miss what they should add up to by {missed}; more steps come closer"]
+    return [
+        f"the scores add up to f(x) − f(baseline) only within {_percent(error / max(whole, size, 1e-12))} of their "
+        "size: set more steps"
+    ]
 
 
 def another_class(diagnostics: Mapping[str, Any], sample: int) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -133,14 +132,8 @@ def _named(name: str, summary: str, citation: str, formula: str, composite: Comp
 def _at_or_over(task: Task, composite: CompositeName, share: float) -> Scores:
     """At the model's input, or summed over blocks."""
     if share:
-        scores = over_blocks(task, COMPOSITES[composite], share)
-    else:
-        scores = multiply(task, *explain_roots(task, COMPOSITES[composite]))
-    figure = scores.diagnostics.get("conservation")
-    if composite == "cp_lrp" or figure is None:
-        return scores
-    # by its definition the sum is another one, which is no reason for doubt
-    return replace(scores, diagnostics={**scores.diagnostics, "conservation": {**figure, "promised": False}})
+        return over_blocks(task, COMPOSITES[composite], share)
+    return multiply(task, *explain_roots(task, COMPOSITES[composite]))
 
 
 _named(

@@ -20,7 +20,6 @@ from whyformer.rules.core import Composite
 LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
 Alpha = Annotated[float, between(1, 1_000)]
 
-
 def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
     """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
     return deep_taylor(alpha) if rule == "shared" else layerwise(rule, alpha=alpha, epsilon=epsilon, gamma=gamma)
@@ -55,7 +54,7 @@ def lrp(
     """
     recording, flows = explain_roots(task, _composite(rule, alpha, epsilon, gamma), relevance=True)
     seed = task.seed(recording.logits)
-    return of_roots(task, recording.logits, flows, "sum", conservation(recording, seed))
+    return of_roots(task, recording.logits, flows, "sum", conservation(recording, seed, promised=rule == "shared"))
 
 
 @method(
@@ -91,10 +90,10 @@ def partial_lrp(
         recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=composite)
         seed = streams.both_passes(task, recording)
         found = streams.paths(task, recording, maps).mean_of_rows()
-        return task.of_sources(found, recording.logits, conservation(recording, seed))
+        return task.of_sources(found, recording.logits, conservation(recording, seed, promised=rule == "shared"))
     recording = task.record(composite, Flows(observe, first))
     seed, row = task.gradient_pass(recording, keep=True)
     recording.backward(seed, relevance=True)
     (fused,) = task.global_maps(maps, row.shape[-1])
     values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
-    return Scores(values, recording.logits, diagnostics=conservation(recording, seed))
+    return Scores(values, recording.logits, diagnostics=conservation(recording, seed, promised=rule == "shared"))

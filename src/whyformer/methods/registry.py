@@ -225,7 +225,7 @@ class Listing(list[Method]):
 
 
 def methods() -> Listing:
-    """All methods, the default and the founding method first, the others by name: summary, level, modality, citation, and
-    settings with their defaults."""
+    """All methods, the default and the founding method first, the others by name: summary, level, modality, citation,
+    and settings with their defaults."""
     first = (DEFAULT_METHOD, FOUNDING_METHOD)
     return Listing(METHODS[name] for name in sorted(METHODS, key=lambda n: (n not in first, n != DEFAULT_METHOD, n)))

@@ -43,6 +43,15 @@ def free_memory(place: torch.device) -> int:
     return max(free, 0)
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, on the GPU or the CPU; also where another error was raised from that."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 def widths(blocks: Sequence[nn.Module]) -> tuple[int, int]:
     """(width of what enters the blocks, numbers that all of them keep of a token for a backward pass to the inputs).
 

@@ -88,8 +88,9 @@ def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum")
 
 
 def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
-    """``diagnostics["conservation"]``: the scores' sums ``[B]`` beside the target's values; |sum − value| / |value|."""
-    error = (total - target).abs() / target.abs().clamp(min=1e-12)
+    """``diagnostics["conservation"]``: the target's values ``[B]`` (``start``), the scores' sums and |sum − value|. No
+    promise: with biases in the model such sums are others."""
+    error = (total - target).abs()
     return {"conservation": {"start": target.tolist(), "sum": total.tolist(), "error": error.tolist()}}
 
 

@@ -102,11 +102,11 @@ def _next_heads(parts: list[Tensor], heads: int) -> Tensor:
     return taken[0] if len(taken) == 1 else torch.cat(taken, 1)
 
 
-def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:
+def conservation(recording: Recording, seed: Tensor, *, promised: bool = True) -> dict[str, object]:
     """How much of the relevance that started arrives at the input of each block (1 = conserved), per sample.
 
     ``error`` is the largest |ΣR_block / ΣR_start − 1|; for a target whose start sums to 0 (a contrast) differences are
-    taken relative to Σ|R_start| instead.
+    taken relative to Σ|R_start| instead. ``promised``: whether the rules conserve relevance by their definition.
     """
     total, scale = (s.double() for s in recording.started)
     scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
@@ -118,6 +118,7 @@ def conservation(recording: Recording, seed: Tensor) -> dict[str, object]:
         "start": total.tolist(),
         "blocks": {str(b): s.tolist() for b, s in sums.items()},
         "error": worst.tolist(),
+        "promised": promised,
         "given_up_by_operation": lost,
     }
     precision = {} if recording.half is None else {"precision": agreement(*recording.half, recording.logits)}
