@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +18,7 @@ from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.given import wants_processor
+from whyformer.inputs.given import count_of, some_of, wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import Unlike, apart, is_prompt
 from whyformer.inputs.unfit import unfit
@@ -63,16 +64,17 @@ def explain(
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either, which goes through the model in
-            batches. A picture is a PIL image or a
-            file (path, or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
+            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either, of which
+            32 go through the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path,
+            or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
             done to it stands in ``diagnostics["input"]``.
         method: a name from :func:`whyformer.methods`; by default "auto", which takes what measured best for this
             kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
             :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
-            17)"``), or a function: of the logits ``[B, C]``, or of the model's raw output where that is not one row of
-            logits a sample (nor a language model's), and needs a target. It returns ``[B]``.
+            17)"``), or a function: of the logits ``[B, C]`` of the samples that go through the model together, or
+            of the model's raw output where that is not one row of logits a sample (nor a language model's), and needs
+            a target. It returns ``[B]``.
         processor: Hugging Face image processor or tokenizer, or a function picture -> tensor; found by itself when
             ``model`` is a name or a pipeline, or was loaded from a place that has one (``model.name_or_path``).
         device, dtype: where and in which precision a model given by name is loaded.
@@ -99,62 +101,75 @@ def explain(
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
     check(verify)
 
-    def explained(batch: Any, own: Target) -> tuple[Explanation, tuple[str, bool]]:
-        ready = begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
+    def ready(batch: Any) -> Ready:
+        return begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
+
+    def explained(one: Ready, own: Target, shown: bool | Track) -> Explanation:
         with declared(rules):
-            return ready.explain(method, own, progress=progress, verify=verify, **settings), ready.padding
+            return one.explain(method, own, progress=shown, verify=verify, **settings)
 
-    if not _is_list(inputs):
-        return explained(inputs, target)[0]
-    size = min(AT_ONCE, len(inputs))
-    while True:
-        try:
-            return _in_batches(inputs, target, size, explained)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size == 1:
-                raise
-        size //= 2
-
-
-def _in_batches(
-    inputs: Sequence[Any], target: Target, size: int,
-    explained: Callable[[Any, Target], tuple[Explanation, tuple[str, bool]]],
-) -> Explanation:  # fmt: skip
-    """One explanation of all samples, so many of which go through the model together."""
-    if len(inputs) <= size:
-        return explained(inputs, target)[0]
-    made: list[Explanation] = []
-    padding = "", False
-    for start in range(0, len(inputs), size):
-        batch = inputs[start : start + size]
-        own, padding = explained(batch, of_samples(target, range(start, start + len(batch))))
-        if not made:
-            _refuse_too_many(own, inputs)
-        made.extend(own)
-    return joined(made, *padding)
+    count = count_of(inputs, processor)
+    if count is None or count == 1:
+        return explained(ready(inputs), target, progress)
+    return _in_batches(inputs, count, target, progress, ready, explained)
 
 
 AT_ONCE = 32
-"""Samples of a list that go through the model together; half as many where memory runs out."""
+"""Samples of a list that go through the model together; half as many from where memory runs out."""
 
 
-def _is_list(inputs: Any) -> bool:
-    """Whether these are samples that are read one by one, such as files, pictures and texts."""
-    return isinstance(inputs, list | tuple) and bool(inputs) and not isinstance(inputs[0], torch.Tensor)
+def _in_batches(
+    inputs: Any, count: int, target: Target, progress: bool | Track, ready: Callable[[Any], Ready],
+    explained: Callable[[Ready, Target, bool | Track], Explanation],
+) -> Explanation:  # fmt: skip
+    """One explanation of all samples of a list."""
+    padding = "", False
+
+    def batches() -> Iterator[Explanation]:
+        nonlocal padding
+        start, size = 0, AT_ONCE
+        while start < count:
+            stop = min(start + size, count)
+            whole = stop - start == count
+            try:
+                one = ready(some_of(inputs, start, stop))
+                if start == 0:
+                    Resolver(target, one.labels, one.classes, count, one.processor)  # checks those of all samples
+                own = target if whole else of_samples(target, range(start, stop))
+                made = explained(one, own, progress if whole or callable(progress) else False)
+            except (WhyformerError, RuntimeError, MemoryError) as error:
+                if not whole and isinstance(error, InputError):
+                    error.add_note(f"in the batch of samples {start} to {stop - 1} of {count}")
+                if stop - start == 1 or not (is_out_of_memory(error) or isinstance(error, TooLarge)):
+                    raise
+                size = (stop - start) // 2
+                continue
+            start, padding = stop, one.padding
+            yield made
+
+    shown = batches() if count <= AT_ONCE else tracking(progress)(batches(), "explaining", math.ceil(count / AT_ONCE))
+    parts: list[Explanation] = []
+    for made in shown:
+        if len(made) == count:
+            return made
+        if not parts:
+            _refuse_too_many(made, inputs, count)
+        parts.extend(made)
+    return joined(parts, *padding)
 
 
-def _refuse_too_many(first: Explanation, inputs: Sequence[Any]) -> None:
+def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
     """Raise where the explanations of all samples, like these first ones, would take more memory than is free."""
     parts = [first, *first.parts.values()]
     tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
-    pictures = [p for e in parts for p in e.originals or () if not any(p is given for given in inputs)]
+    given = {id(one) for one in inputs}
+    pictures = [p for e in parts for p in e.originals or () if id(p) not in given]
     each = (sum(t.nbytes for t in tensors) + sum(3 * p.width * p.height for p in pictures)) / len(first)
-    needed, free = 2 * each * len(inputs), free_memory(torch.device("cpu"))  # twice: parts, and the whole made of them
+    needed, free = 2 * each * count, free_memory(torch.device("cpu"))  # twice: parts, and the whole made of them
     if needed > free:
         raise TooLarge(
-            f"the explanations of {len(inputs):,} samples take about {in_bytes(needed)} of memory, and "
-            f"{in_bytes(free)} are free: whyformer.explain_many gives them one at a time, or writes them to a folder "
-            "(out=...)"
+            f"the explanations of {count:,} samples take about {in_bytes(needed)} of memory, and {in_bytes(free)} are "
+            "free: whyformer.explain_many gives them one at a time, or writes them to a folder (out=...)"
         )
 
 

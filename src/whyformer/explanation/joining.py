@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
@@ -87,11 +88,27 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
             scores[i, starts[i] : starts[i] + count] = one.scores[0]
     unknown = [[] if one is None else (one.unknown or [[]])[0] for one in parts]
     moved = [[start + i for i in own] for start, own in zip(starts, unknown, strict=True)]
-    features = Features(
-        tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)), texts=all_of("texts"),
-        extent=all_of("extent"), unknown=moved if any(unknown) else None,
+    features = replace(
+        _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
+        texts=all_of("texts"), extent=_extents(parts), unknown=moved if any(unknown) else None,
+        sounds=_waves(parts), durations=all_of("durations"),
     )  # fmt: skip
     return replace(_first(parts), scores=scores, features=features, diagnostics=_diagnostics(parts))
+
+
+def _extents(parts: Sequence[Explanation | None]) -> list[tuple[int, int]] | None:
+    """What the model read of each text; None where nothing was cut off."""
+    found = [None if one is None else one.extent for one in parts]
+    if not any(found):
+        return None
+    texts = ["" if one is None else (one.texts or [""])[0] for one in parts]
+    return [own[0] if own else (0, len(text)) for own, text in zip(found, texts, strict=True)]
+
+
+def _waves(parts: Sequence[Explanation | None]) -> Tensor | None:
+    """The sounds, padded to the longest; None where one has none."""
+    waves = [one.sounds[0] for one in parts if one is not None and one.sounds is not None]
+    return pad_sequence(waves, batch_first=True) if len(waves) == len(parts) else None
 
 
 def _maps(parts: Sequence[Explanation | None]) -> Explanation:

@@ -32,6 +32,25 @@ def as_given(inputs: Any, processor: Any) -> Any:
     return [_one(i, processor) for i in inputs] if isinstance(inputs, list | tuple) else inputs
 
 
+def count_of(inputs: Any, processor: Any = None) -> int | None:
+    """How many samples these are, where each is read by itself: files, pictures, sounds, texts and pairs of texts in a
+    list. None of what the model's forward takes as it is, and of prompts with pictures."""
+    if isinstance(inputs, Mapping):
+        lists = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
+        return min(map(len, inputs.values())) if lists else None
+    first = inputs[0] if isinstance(inputs, list | tuple | np.ndarray | Tensor) and len(inputs) else None
+    if isinstance(inputs, np.ndarray | Tensor):
+        return len(inputs) if isinstance(first, str) or (inputs.ndim == 4 and raw_picture(first) is not None) else None
+    if first is None or not (wants_processor([first]) or isinstance(as_sound(first, processor), Sound)):
+        return None
+    return len(inputs)
+
+
+def some_of(inputs: Any, start: int, stop: int) -> Any:
+    """Of so many samples (:func:`count_of`) those from ``start`` to before ``stop``."""
+    return {n: v[start:stop] for n, v in inputs.items()} if isinstance(inputs, Mapping) else inputs[start:stop]
+
+
 def wants_processor(inputs: Any) -> bool:
     """Whether these are no tensors yet."""
     if isinstance(inputs, Mapping):

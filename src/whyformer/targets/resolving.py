@@ -277,6 +277,8 @@ def _plain(value: Any) -> Any:
 def of_samples(target: Any, samples: Sequence[int]) -> Any:
     """What is meant of some samples of a batch, by a target with one for each, or of all."""
     target = _plain(target)
+    if isinstance(target, str) and _is_written(target):
+        target = _written(target)
     if isinstance(target, list | tuple):
         return [target[i] for i in samples]
     return _together([_of_sample(target, i) for i in samples]) if _ours(target) else target
