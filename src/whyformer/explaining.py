@@ -164,8 +164,9 @@ def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
     tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
     given = {id(one) for one in inputs}
     pictures = [p for e in parts for p in e.originals or () if id(p) not in given]
-    each = (sum(t.nbytes for t in tensors) + sum(3 * p.width * p.height for p in pictures)) / len(first)
-    needed, free = 2 * each * count, free_memory(torch.device("cpu"))  # twice: parts, and the whole made of them
+    # tensors twice: parts, and the whole that is made of them; pictures as Pillow keeps them
+    held = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
+    needed, free = held / len(first) * count, free_memory(torch.device("cpu"))
     if needed > free:
         raise TooLarge(
             f"the explanations of {count:,} samples take about {in_bytes(needed)} of memory, and {in_bytes(free)} are "

@@ -154,7 +154,7 @@ def test_the_figures_go_with_the_explanation(tmp_path: Any) -> None:
 def test_warnings() -> None:
     model = Bag().eval()
     facts = {
-        "conservation": {"error": [0.2, 0.001]},
+        "conservation": {"error": [0.2, 0.001], "promised": True},
         "completeness": {"difference": [1.0, 1.0], "error": [0.01, 30.0]},
         "class_specific": False,
     }
@@ -163,7 +163,7 @@ def test_warnings() -> None:
     assert len(first) == len(second) == 2
     assert "relevance is not conserved" in first[0]
     assert "20%" in first[0]
-    assert "miss what they should add up to by a factor of 30" in second[0]
+    assert "add up to f(x) − f(baseline) only within" in second[0]
     assert "the same map for every class" in first[1]
     assert all(line in str(found) for line in first)
     assert whyformer.trust(given(weights(model)), model, BAG, processor()).warnings == ((), ())
@@ -175,10 +175,27 @@ def test_a_constant_map_is_not_measured_and_the_others_are() -> None:
     scores[0] = 0
     found = whyformer.trust(given(scores), model, BAG, processor())
     assert found.better(0) is None
-    assert found.verdict(0).startswith("Not measured: all scores are equal")
+    assert found.verdict(0).startswith("Not measurable here: all scores are equal")
     assert "all scores are 0" in found.warnings[0][0]
     assert found.better(1) is True
     assert np.isfinite(found.random).all()
+
+
+def test_a_class_that_starts_low_is_not_measured() -> None:
+    """From 1.2 % every curve falls alike: the area says nothing, whichever map it is of."""
+    model = Bag().eval()
+    ids = torch.tensor([[1, 8, 7, 6, 9]])  # 4 − 4 − 3 − 2 + 0.5
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    for sign in (1, -1):
+        found = whyformer.trust(given(sign * model.weights.detach()[ids]), model, inputs, processor())
+        assert found.curves[0, 0] == pytest.approx(1 / (1 + np.exp(4.5)))
+        assert not found.measurable()
+        assert found.better() is None
+        assert found.verdict().startswith("Not measurable here: the class starts at a probability of 1.1%")
+        assert found.figures()["curve"] == pytest.approx(found.curves[0])
+    likely = whyformer.trust(given(-model.weights.detach()[ids], target=0), model, inputs, processor())
+    assert likely.measurable()
+    assert likely.better() is not None
 
 
 def test_little_to_compare() -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 import whyformer
 from show.made import picture, sentence
 from whyformer import show
+from whyformer.explanation.doubts import of_map
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS
 from whyformer.show import colours, html, terminal, words
@@ -174,21 +175,47 @@ def test_few_unknown_words_are_marked_and_not_warned_of():
 
 # -- what a run measured -------------------------------------------------------------------------------------------
 def test_relevance_that_is_not_conserved_is_warned_of_beside_the_map():
-    e = whyformer.explain("bundled:sst2", "An utterly charming film.", "lrp")
-    assert any(line.startswith("relevance is not conserved") for line in e.warnings)
+    lost = {"conservation": {"start": [1.0], "error": [0.2], "promised": True}}
+    (line,) = of_map(torch.tensor([2.0, -1.0]), lost, 0)
+    assert line.startswith("relevance is not conserved") and "20%" in line
+    e = sentence("good bad", [0, 2.0, -1.0, 0], diagnostics={**lost, "warnings": [[line]]})
     for shown in (html.fragment(e), terminal.plain(e), on_a_terminal(e)):
         assert "relevance is not conserved" in shown
     assert "relevance is not conserved" in " ".join(texts_of(show.figure(e)))
-    assert whyformer.explain("bundled:sst2", "An utterly charming film.").warnings == []
 
 
-def test_large_scores_that_cancel_are_warned_of():
-    from whyformer.explanation.doubts import of_map
+@pytest.mark.parametrize("figure", [{"error": [0.009], "promised": True}, {"error": [0.2], "promised": False}, {"error": [0.2]}])
+def test_relevance_is_judged_where_its_rules_conserve_it_from_one_percent_on(figure):
+    assert of_map(torch.tensor([2.0, -1.0]), {"conservation": {"start": [1.0], **figure}}, 0) == []
 
-    figure = {"conservation": {"start": [0.5], "sum": [0.5], "error": [0.0]}}
-    (line,) = of_map(torch.tensor([400.0, -399.5]), figure, 0)
-    assert line.startswith("ill-conditioned: scores for and against are 1,599 times the output")
-    assert of_map(torch.tensor([1.0, -0.5]), figure, 0) == []
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_who_promises_that_relevance_is_conserved_keeps_it(name):
+    if METHODS[name].modality == "image":
+        pytest.skip("pictures only")
+    for settings in [{}, {"rule": "shared"}] if "rule" in METHODS[name].settings else [{}]:
+        e = whyformer.explain("bundled:sst2", "An utterly charming film, though it drags.", name, **settings)
+        figure = e.diagnostics.get("conservation", {})
+        assert (figure.get("promised") is True) == (name == "transformer_attribution" or settings == {"rule": "shared"})
+        assert not figure.get("promised") or max(figure["error"]) < 1e-4
+        assert not any("conserved" in line or "add up" in line for line in e.warnings)
+
+
+def test_the_sum_of_x_times_m_stands_in_the_details_alone():
+    e = whyformer.explain("bundled:sst2", "An utterly charming film, though it drags.", "libragrad")
+    figure = e.diagnostics["conservation"]
+    assert figure["error"] == pytest.approx([abs(figure["sum"][0] - figure["start"][0])])
+    assert e.warnings == []
+
+
+@pytest.mark.parametrize(("difference", "scores", "error", "warned"), [
+    (1.0, [1.0, -0.1], 0.04, False), (1.0, [1.0, -0.1], 0.06, True),
+    (0.0007, [4.0, -4.0], 0.04, False), (0.0007, [4.0, -4.0], 0.5, True), (0.0, [0.1, 0.2], 0.3, True),
+])  # fmt: skip
+def test_completeness_is_judged_beside_the_scores(difference, scores, error, warned):
+    """Nothing is divided by a difference near 0."""
+    found = of_map(torch.tensor(scores), {"completeness": {"difference": [difference], "error": [error]}}, 0)
+    assert [line.startswith("the scores add up to") for line in found] == [True] * warned
 
 
 def test_a_map_stays_itself_in_the_colours_of_a_small_scale():

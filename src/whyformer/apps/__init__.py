@@ -5,23 +5,24 @@ from whyformer.errors import InputError
 INPUTS = {"image": "a picture", "text": "a text", "sound": "a sound", "both": "a text and a picture"}
 DEFAULT_MODEL = {"text": "bundled:sst2"}
 """The model for an input of that kind where none is named. Bundled models of pictures read digits only."""
+_BUNDLED = {
+    "image": "bundled:digits reads handwritten digits only",
+    "both": "bundled:reader reads handwritten digits only",
+    "sound": "none is bundled",
+}
 
 
-def model_for(kind: str, name: str | None) -> str:
-    """The model that is named, or the default for that kind of input.
+def model_for(kind: str, name: str | None, option: str = "--model") -> str:
+    """The model that is named, or the default for that kind of input; ``option`` is how a user names one.
 
     Raises:
         InputError: no model is named, and there is no default.
     """
     if name or kind in DEFAULT_MODEL:
         return name or DEFAULT_MODEL[kind]
-    bundled = {
-        "image": "the bundled model of pictures, bundled:digits, reads handwritten digits only",
-        "both": "the bundled model of pictures and words, bundled:reader, reads handwritten digits only",
-    }.get(kind, "none is bundled")
     raise InputError(
-        f"there is no default model for {INPUTS[kind]} ({bundled}): name a model (--model), by a folder that "
-        "save_pretrained wrote or a hub id such as facebook/deit-tiny-patch16-224"
+        f"there is no default model for {INPUTS[kind]} ({_BUNDLED[kind]}): name one with {option}, a folder that "
+        "save_pretrained wrote or a hub id (owner/name)"
     )
 
 

@@ -62,7 +62,8 @@ class Explanation:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise InputError(f"level must be one of {LEVELS}, not {self.level!r}")
-        if not torch.isfinite(self.scores).all():
+        # of the extremes: a NaN is one too, and testing each score would take the memory of all once more
+        if self.scores.numel() and not torch.isfinite(torch.stack(torch.aminmax(self.scores))).all():
             raise InputError(
                 f"{self.method}: the scores hold NaN or infinity, so there is no explanation to show. "
                 "Check the input and the weights for extreme values, or run in float32/float64."

@@ -52,7 +52,8 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         purpose: "faithful" (removing what scores high changes the prediction most) or "localise" (the map lies on the
             object).
 
-    ``diagnostics["auto"]``: the method that was used, its settings, and why those before it were not.
+    ``diagnostics["auto"]``: the method that was used, its settings, its name with those that differ from the
+    defaults, and why the methods before it were not.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     if kind == "text" and speaks(task.model, task.forward):
@@ -61,18 +62,19 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     choices = CHOICES[kind, purpose]
     for name, settings in choices:
         chosen = METHODS[name]
+        named = f"{name} ({', '.join(f'{k}={v}' for k, v in settings.items())})" if settings else name
         full = chosen.complete(settings)
         try:
             scores = chosen.function(replace(task, method=name), **full)
         except (MethodNotApplicable, UnknownOperation) as error:
-            passed_over[name] = str(error)
+            passed_over[named] = str(error)
             continue
         except Exception as error:
-            if type(error) not in _ODD or name == choices[-1][0]:  # memory, or the model's own fault
+            if type(error) not in _ODD or (name, settings) == choices[-1]:  # memory, or the model's own fault
                 raise
-            passed_over[name] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
+            passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue
-        said = {"method": name, "settings": full, "purpose": purpose, "passed_over": passed_over}
+        said = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
         facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}
         return replace(scores, diagnostics=facts)
     raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")

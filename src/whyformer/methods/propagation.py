@@ -20,6 +20,7 @@ from whyformer.rules.core import Composite
 LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
 Alpha = Annotated[float, between(1, 1_000)]
 
+
 def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
     """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
     return deep_taylor(alpha) if rule == "shared" else layerwise(rule, alpha=alpha, epsilon=epsilon, gamma=gamma)

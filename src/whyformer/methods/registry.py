@@ -133,7 +133,10 @@ class Method:
         for name in given:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
-                raise unknown(f"{self.name} has no setting", name, self.settings, f"Its settings and defaults: {valid}")
+                having = [m.name for m in methods() if name in m.settings]
+                others = f"; methods that have one: {', '.join(having)}" if having else ""
+                said = f"Its settings and defaults: {valid}{others}"
+                raise unknown(f"{self.name} has no setting", name, self.settings, said)
         full = {**self.settings, **given}
         for name, (wanted, check) in self.checks.items():
             try:
@@ -213,7 +216,7 @@ def find(name: str) -> Method:
         raise InputError(f"a method is given by its name, such as 'rollout', not as the object {given!r}")
     if name in METHODS:
         return METHODS[name]
-    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(sorted(METHODS))}")
+    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in methods())}")
 
 
 class Listing(list[Method]):

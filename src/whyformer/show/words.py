@@ -193,8 +193,11 @@ def made_by(e: Explanation) -> str:
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, or ``auto: libragrad``."""
-    return e.method if made_by(e) == e.method else f"{e.method}: {made_by(e)}"
+    """The method as it is written above a map: ``gae``, ``auto: libragrad``, or ``auto: attnlrp (share=0.8)``."""
+    if made_by(e) == e.method:
+        return e.method
+    named = e.diagnostics["auto"].get("name")
+    return f"{e.method}: {named if isinstance(named, str) else made_by(e)}"
 
 
 def asides(e: Explanation) -> list[str]:
@@ -204,7 +207,7 @@ def asides(e: Explanation) -> list[str]:
     if isinstance(taken, Mapping) and isinstance(taken.get("passed_over"), Mapping) and taken["passed_over"]:
         reasons = "; ".join(f"{name}: {short(str(reason), 160)}" for name, reason in taken["passed_over"].items())
         said.append(
-            f"auto took {made_by(e)}, the next of its choices, for what is before it does not apply ({reasons})"
+            f"auto took {method_name(e).removeprefix('auto: ')}, the next of its choices, for what is before it does not apply ({reasons})"
         )
     return said + ([spread] if isinstance(spread, str) else [])
 

@@ -152,7 +152,9 @@ def test_an_unknown_method_lists_the_names():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--setting", "nope=1"], "start_layer=0"),
+        (["--setting", "nope=1"], "purpose='faithful'"),
+        (["--setting", "start_layer=1"], "methods that have one: transformer_attribution, "),
+        (["--method", "transformer_attribution", "--setting", "nope=1"], "start_layer=0"),
         (["--setting", "start_layer"], "key=value"),
         (["--setting", "start_layer=-7"], "start_layer"),
         (["--format", "gif"], "png, svg, pdf, html, json"),
@@ -194,6 +196,15 @@ def test_a_bug_is_told_as_one_with_status_1(monkeypatch):
     result = CliRunner().invoke(cli.app, ["methods"])
     assert result.exit_code == 1
     assert result.stderr == "error: whyformer failed (RuntimeError: boom); --debug shows where\n"
+
+
+@pytest.mark.parametrize("command", ["explain", "compare", "attention", "perturb"])
+def test_a_picture_without_a_model_is_refused(command):
+    """The bundled model knows digits only: of a photograph it would say "4, 98.7 %"."""
+    message = refused(command, str(ROOT / "examples" / "pictures" / "digits_37.png"))
+    assert "no default model" in message
+    assert "bundled:digits reads handwritten digits only" in message
+    assert "--model" in message
 
 
 # -- what works --------------------------------------------------------------------------------------------------
@@ -257,20 +268,20 @@ def test_a_picture_with_a_model_from_a_folder(photo, tiny_vit, tmp_path):
     assert "tabby, tabby cat" in done.stdout
     names = sorted(p.name for p in out.iterdir())
     assert len(names) == 3
-    assert all(re.fullmatch(r"a_photo-libra_joint-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
+    assert all(re.fullmatch(r"a_photo-libragrad-tabby_tabby_cat-script_alert[\w.-]*", name) for name in names)
     with Image.open(next(out.glob("*.png"))) as picture:
         assert picture.width > picture.height
     assert "<script" not in next(out.glob("*.html")).read_text()
 
 
 def test_settings_reach_the_method(photo, tiny_vit):
-    result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "-s", "start_layer=1", "--json", "--format", "none"])
+    result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "--method", "gae", "-s", "start_layer=1", "--json", "--format", "none"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["explanations"][0]["settings"]["start_layer"] == 1
 
 
 def test_without_a_method_auto_takes_one_for_the_purpose(photo, tiny_vit):
-    for arguments, purpose, taken in ([], "faithful", "libra_joint"), (["--purpose", "localise"], "localise", "libra_attention"):
+    for arguments, purpose, taken in ([], "faithful", "libragrad"), (["--purpose", "localise"], "localise", "gae"):
         result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, *arguments, "--json", "--format", "none"])
         assert result.exit_code == 0, result.output
         (found,) = json.loads(result.stdout)["explanations"]
@@ -304,7 +315,7 @@ def test_compare_a_picture_takes_the_two_likeliest_classes(photo, tiny_vit, tmp_
     data = json.loads(result.stdout)["explanations"]
     assert len({e["target"][0] for e in data}) == 2
     assert len({e["method"] for e in data}) >= 2
-    assert data[0]["method"] == "transformer_attribution"
+    assert data[0]["method"] == "auto"
 
 
 def test_the_model_is_loaded_once(photo, tiny_vit, monkeypatch):
@@ -380,7 +391,7 @@ def test_no_cuda_is_said_in_a_sentence(photo, tiny_vit):
 
 def test_the_bundled_digits_end_to_end(tmp_path):
     picture = ROOT / "examples" / "pictures" / "digits_37.png"
-    done = whyformer("explain", str(picture), "-t", "3", "-t", "7", "--out", str(tmp_path), "--format", "png,html")
+    done = whyformer("explain", str(picture), "-m", "bundled:digits", "-t", "3", "-t", "7", "--out", str(tmp_path), "--format", "png,html")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert {p.suffix for p in tmp_path.iterdir()} == {".png", ".html"}

@@ -15,6 +15,7 @@ from whyformer.apps.cli import app
 from whyformer.apps.cli.completion import read_schema
 
 PICTURE = str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")
+DIGITS = ["--model", "bundled:digits"]
 TEXT = "An utterly charming film, though it drags."
 
 
@@ -42,9 +43,9 @@ def described(command: str, output: str) -> dict:
     ([], "blocks"), (["--heads"], "heads"), (["--block", "1", "--heads"], "block 1 heads"), (["--block", "-1"], "block {last} head mean"),
     (["--matrix"], "block {last} head mean matrix"), (["--matrix", "--block", "0", "--head", "1"], "block 0 head 1 matrix"),
 ])  # fmt: skip
-@pytest.mark.parametrize("source", [PICTURE, TEXT], ids=["picture", "text"])
+@pytest.mark.parametrize("source", [[PICTURE, *DIGITS], [TEXT]], ids=["picture", "text"])
 def test_attention(source, options, drawn, tmp_path):
-    found = described("attention", run("attention", source, *options, "--out", str(tmp_path), "--json"))
+    found = described("attention", run("attention", *source, *options, "--out", str(tmp_path), "--json"))
     assert found["drawn"] == drawn.format(last=found["blocks"] - 1)
     (path,) = found["files"]
     with Image.open(path) as drawn_there:
@@ -52,17 +53,17 @@ def test_attention(source, options, drawn, tmp_path):
 
 
 def test_attention_of_a_class(tmp_path):
-    run("attention", PICTURE, "--block", "2", "--gradient", "--target", "3", "--out", str(tmp_path), "--format", "svg,pdf", "-q")
+    run("attention", PICTURE, *DIGITS, "--block", "2", "--gradient", "--target", "3", "--out", str(tmp_path), "--format", "svg,pdf", "-q")
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".pdf", ".svg"]
 
 
 def test_perturb(tmp_path):
-    found = described("perturb", run("perturb", PICTURE, "--target", "3", "--baseline", "zero", "--out", str(tmp_path), "--json"))
+    found = described("perturb", run("perturb", PICTURE, *DIGITS, "--target", "3", "--baseline", "zero", "--out", str(tmp_path), "--json"))
     assert found["target"] == "3"
     assert len(found["fractions"]) == len(found["probabilities"]["lowest_first"]) == 10
     assert found["probabilities"]["highest_first"][3] < 0.5 < found["probabilities"]["lowest_first"][3]
     assert found["predicted"]["highest_first"][0] == "3"
-    said = run("perturb", PICTURE, "--target", "3", "--format", "none")
+    said = run("perturb", PICTURE, *DIGITS, "--target", "3", "--format", "none")
     assert "  50%" in said and "wrote" not in said
 
 
@@ -76,7 +77,7 @@ def test_perturb(tmp_path):
     (["attention", PICTURE, "--format", "html"], "the page of heads is for text"),
     (["perturb", TEXT], "this is a text"),
     (["perturb", PICTURE, "--method", "gae,rollout"], "one method"),
-    (["perturb", PICTURE, "--baseline", "white"], "baseline must be one of zero, black, mean, blur"),
+    (["perturb", PICTURE, *DIGITS, "--baseline", "white"], "baseline must be one of zero, black, mean, blur"),
     (["explain", PICTURE, "--keep", "a lot"], "a share is written like 0.2 or 20%"),
     (["explain", PICTURE, "--keep", "130%"], "keep must be a share"),
     (["explain", PICTURE, "--keep", "0.2", "--above", "0.3"], "give one of them"),
@@ -94,8 +95,8 @@ def test_what_is_refused_leaves_nothing(arguments, message, tmp_path):
 @pytest.mark.parametrize("command", ["explain", "compare"])
 def test_the_options_of_a_drawing_change_it(command, options, tmp_path):
     methods = ["--method", "transformer_attribution", "--target", "3"]
-    (plain,) = json.loads(run(command, PICTURE, *methods, "--out", str(tmp_path / "a"), "--format", "png", "--json"))["files"]
-    (other,) = json.loads(run(command, PICTURE, *methods, *options, "--out", str(tmp_path / "b"), "--format", "png", "--json"))["files"]
+    (plain,) = json.loads(run(command, PICTURE, *DIGITS, *methods, "--out", str(tmp_path / "a"), "--format", "png", "--json"))["files"]
+    (other,) = json.loads(run(command, PICTURE, *DIGITS, *methods, *options, "--out", str(tmp_path / "b"), "--format", "png", "--json"))["files"]
     first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=int) for path in (plain, other))
     assert first.shape == second.shape
     assert (np.abs(first - second).max(-1) > 30).mean() > 0.002

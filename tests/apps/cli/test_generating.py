@@ -18,6 +18,7 @@ from whyformer.show import encode, film
 
 PICTURE = Path(__file__).parents[3] / "examples/pictures/digits_37.png"
 QUESTION = "What is on the left?"
+READER = ["--model", "bundled:reader"]
 
 
 def run(*given: str) -> tuple[int, str]:
@@ -26,9 +27,9 @@ def run(*given: str) -> tuple[int, str]:
 
 
 def test_words_and_a_film_strip(tmp_path: Path) -> None:
-    code, said = run(QUESTION, "--image", str(PICTURE), "--generate", "3", "--out", str(tmp_path))
+    code, said = run(QUESTION, "--image", str(PICTURE), *READER, "--generate", "3", "--out", str(tmp_path))
     assert code == 0
-    assert "attnlrp" in said
+    assert "auto: attnlrp" in said
     assert "picture" in said
     (written,) = tmp_path.glob("*.png")
     assert written.name == "What_is_on_the_left-attnlrp-generated.png"
@@ -37,7 +38,7 @@ def test_words_and_a_film_strip(tmp_path: Path) -> None:
 
 
 def test_a_page_with_a_map_for_each_word(tmp_path: Path) -> None:
-    code, _ = run(QUESTION, "--image", str(PICTURE), "--continuation", "3 7", "--method", "rollout", "--out", str(tmp_path), "--format", "html")
+    code, _ = run(QUESTION, "--image", str(PICTURE), *READER, "--continuation", "3 7", "--method", "rollout", "--out", str(tmp_path), "--format", "html")
     assert code == 0
     page = (tmp_path / "What_is_on_the_left-rollout-generated.html").read_text(encoding="utf-8")
     assert page.count('alt="where on the picture: ') == 2
@@ -46,7 +47,7 @@ def test_a_page_with_a_map_for_each_word(tmp_path: Path) -> None:
 
 
 def test_as_json(tmp_path: Path) -> None:
-    code, said = run(QUESTION, "--image", str(PICTURE), "--continuation", "7", "--method", "rollout", "--json", "--format", "none")
+    code, said = run(QUESTION, "--image", str(PICTURE), *READER, "--continuation", "7", "--method", "rollout", "--json", "--format", "none")
     assert code == 0
     facts = json.loads(said)
     assert facts["explanations"] == []
@@ -55,7 +56,7 @@ def test_as_json(tmp_path: Path) -> None:
 
 
 def test_one_word_about_a_picture(tmp_path: Path) -> None:
-    code, said = run(QUESTION, "--image", str(PICTURE), "--method", "rollout", "--out", str(tmp_path))
+    code, said = run(QUESTION, "--image", str(PICTURE), *READER, "--method", "rollout", "--out", str(tmp_path))
     assert code == 0
     assert "Top 5 classes" in said
     assert list(tmp_path.glob("*.png"))
@@ -67,10 +68,12 @@ def test_one_word_about_a_picture(tmp_path: Path) -> None:
         ([str(PICTURE), "--generate", "3"], "an answer needs a language model"),
         ([QUESTION, "--generate", "3"], "an answer needs a language model"),
         ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--model", "bundled:sst2"], "reads no pictures"),
-        ([QUESTION, "--image", "nowhere.png", "--generate", "3"], "no such file"),
+        ([QUESTION, "--image", str(PICTURE), "--generate", "3"], "no default model"),
+        ([QUESTION, "--image", str(PICTURE)], "no default model"),
+        ([QUESTION, "--image", "nowhere.png", "--generate", "3", *READER], "no such file"),
         ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--chat"], "leave --chat out"),
         ([QUESTION, str(PICTURE), "--image", str(PICTURE), "--generate", "3"], "several inputs"),
-        ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--contrast", "7"], "give --target too"),
+        ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--contrast", "7", *READER], "give --target too"),
         ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--method", "gae,rollout"], "one method at a time"),
         ([QUESTION, "--image", str(PICTURE), "--generate", "3", "--check"], "for one prediction"),
         ([QUESTION, "--model", "bundled:reader"], "reads a text and a picture"),

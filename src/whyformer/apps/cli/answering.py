@@ -70,10 +70,11 @@ def _show(asked: Any, g: Generation, name: str, title: str, formats: list[str]) 
     from whyformer.explanation import kept
     from whyformer.show import files, grid, paper, speaking
     from whyformer.show.html.answer import page
+    from whyformer.show.words import made_by
 
     facts = files.record_of("explain", [], g.model or "", title)
     facts["generation"] = g.to_dict()
-    stem, contents = files.slug(name[:40], g.method, "answer"), dict[str, bytes]()
+    stem, contents = files.slug(name[:40], made_by(g[0]), "answer"), dict[str, bytes]()
     for kind in formats:
         if kind == "html":
             contents[f"{stem}.html"] = page(g, title).encode()

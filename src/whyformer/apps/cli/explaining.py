@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from whyformer.models import Loaded
 
 
-
-
 @dataclass(kw_only=True)
 class Maps(opt.Input, opt.Drawing):
     target: list[str] | None = None
@@ -142,8 +140,6 @@ def _explained(command: str, asked: Maps, method: str | None, given: Argument, l
         facts["checks"] = [found.to_dict() for found in checks]
     contents = files.contents(results, given.name, given.title, facts, formats, **look)
     tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
-
-
 
 
 class Work:

@@ -57,10 +57,11 @@ def generate(asked: Explain) -> None:
     from whyformer.show import encode, film, speaking
     from whyformer.show.files import record_of, slug, write_all
     from whyformer.show.html.answer import page
+    from whyformer.show.words import made_by
 
     facts = record_of("explain", [], loaded.name, given.title)
     facts["generation"] = g.to_dict()
-    stem = slug(given.name[:40], g.method, "generated")
+    stem = slug(given.name[:40], made_by(g[0]), "generated")
     contents = {f"{stem}.json": json.dumps(facts).encode()} if "json" in formats else {}
     if "html" in formats:
         contents[f"{stem}.html"] = page(g, given.title).encode()

@@ -34,7 +34,7 @@ def endpoint(handlers: Handlers) -> Any:
             raise Told("give either text or picture")
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
-        chosen = (model_for(kind, model), methods, targets, truncate, None, None, None, 0, False, settings)
+        chosen = (model_for(kind, model, "model"), methods, targets, truncate, None, None, None, 0, False, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
         track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)
