@@ -235,7 +235,7 @@ class Ready:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        facts = (resolver.counted, resolver.last, resolver.worded)
+        facts = (resolver.counted, resolver.last)
         return Task(
             self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts, self.checkpoint
         )

@@ -21,7 +21,7 @@ from whyformer.methods import METHODS
 PROMPT = [2, 9, 5, 17, 30]
 ANSWER = [8, 11, 4, 25]
 SOURCE = [6, 7, 8, 9, 3]
-TOGETHER = ("saliency", "input_x_gradient", "lrp_ah", "lrp_ah_ln", "lrp", "attnlrp", "cp_lrp", "gim", "libragrad")
+TOGETHER = ("saliency", "input_x_gradient", "lrp_ah", "lrp_ah_ln", "lrp", "attnlrp", "cp_lrp", "gim", "libragrad", "auto")
 
 
 @cache
@@ -190,10 +190,16 @@ def test_each_word_among_the_likeliest() -> None:
     assert g.explained == "log-probability among the 10 likeliest tokens"
     for t, token in enumerate(ANSWER):
         ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        e = whyformer.explain(own, ids, "attnlrp", targets.LogProbability(token, among=10))
+        e = whyformer.explain(own, ids, target=targets.LogProbability(token, among=10))
         assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-        assert g[t].diagnostics["share"] == e.diagnostics["share"] == 0.8
-        assert not torch.allclose(e.scores, whyformer.explain(own, ids, "attnlrp", targets.LogProbability(token)).scores, atol=1e-6)
+        assert not torch.allclose(e.scores, whyformer.explain(own, ids, target=targets.LogProbability(token)).scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+def test_a_decoder_of_a_source_is_explained_at_its_inputs_by_default(name: str) -> None:
+    g: Any = whyformer.explain_generation(model(name), SOURCE, ANSWER)
+    assert g[0].diagnostics["auto"]["name"] == "attnlrp"
+    assert torch.equal(g.matrix, whyformer.explain_generation(model(name), SOURCE, ANSWER, "attnlrp").matrix)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -119,12 +119,13 @@ def test_a_prompt_as_text_and_where_a_merge_went(story: tuple[Any, Any]) -> None
         whyformer.explain_generation(model, [{"role": "user", "content": "Hi"}], processor=tokenizer)
 
 
-def test_the_default_is_attnlrp_of_the_log_probability(story: tuple[Any, Any]) -> None:
+def test_the_default_is_auto_of_the_log_probability(story: tuple[Any, Any]) -> None:
     model, tokenizer = story
     g = whyformer.explain_generation(model, PROMPT, processor=tokenizer, max_new_tokens=2)
-    assert (g.method, g.explained) == ("attnlrp", "log-probability")
+    assert (g.method, g.explained) == ("auto", "log-probability")
+    assert g[0].diagnostics["auto"]["name"] == "attnlrp (share=0.8)"
     token = g.ids[g.start]
-    e = whyformer.explain(model, PROMPT, "attnlrp", targets.LogProbability(token), tokenizer)
+    e = whyformer.explain(model, PROMPT, "attnlrp", targets.LogProbability(token), tokenizer, share=0.8)
     torch.testing.assert_close(g[0].scores, e.scores, atol=1e-10, rtol=1e-10)
 
 

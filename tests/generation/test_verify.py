@@ -151,40 +151,46 @@ def test_a_picture_has_no_tokens_to_take_out() -> None:
         whyformer.explain("bundled:digits", Image.new("L", (28, 28)), "rollout", verify=2)
 
 
-def test_words_are_explained_over_most_of_the_blocks() -> None:
+@pytest.mark.parametrize("target", [None, "logit", "probability", "contrast"])
+def test_the_default_sums_over_most_of_the_blocks_whatever_the_target(target: Any) -> None:
+    """And a name is a formula: attnlrp by itself is the published form, of every target."""
+    g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target=target)
+    summed: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, "attnlrp", target=target, share=0.8)
+    named: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, "attnlrp", target=target)
+    published: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, "attnlrp", target=target, share=0)
+    assert torch.equal(g.matrix, summed.matrix)
+    assert torch.equal(named.matrix, published.matrix)
+    assert not torch.allclose(summed.matrix, published.matrix)
+    assert {e.diagnostics["auto"]["name"] for e in g} == {"attnlrp (share=0.8)"}
+
+
+@pytest.mark.parametrize("of", ["log_probability", "logit", "probability"])
+def test_explain_takes_the_same_of_one_token(of: Any) -> None:
+    ids, target = torch.tensor([PROMPT]), targets.Token(-1, ANSWER[0], of=of)
+    e = whyformer.explain(llama(), ids, target=target)
+    assert e.diagnostics["auto"]["name"] == "attnlrp (share=0.8)"
+    assert torch.equal(e.scores, whyformer.explain(llama(), ids, "attnlrp", target, share=0.8).scores)
     g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER)
-    for t, token in enumerate(ANSWER):
-        ids = torch.tensor([[*PROMPT, *ANSWER[:t]]])
-        for target in (targets.LogProbability(token), targets.Token(-1, token, of="log_probability")):
-            e = whyformer.explain(llama(), ids, "attnlrp", target)
-            summed = whyformer.explain(llama(), ids, "attnlrp", target, share=0.8)
-            assert torch.equal(e.scores, summed.scores)
-            assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-            assert e.diagnostics["share"] == g[t].diagnostics["share"] == 0.8
-    logit: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit")
-    published: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, target="logit", share=0)
-    assert torch.equal(logit.matrix, published.matrix)
-    assert logit[0].diagnostics["share"] == 0
-    span = whyformer.explain(llama(), torch.tensor([[*PROMPT, *ANSWER]]), "attnlrp", targets.Span(7, 8))
-    assert torch.allclose(g.span(0, 1).scores[0], span.scores[0], atol=1e-12)
+    if of == "log_probability":
+        assert torch.allclose(g[0].scores, e.scores, atol=1e-12)
+        span = whyformer.explain(llama(), torch.tensor([[*PROMPT, *ANSWER]]), target=targets.Span(7, 8))
+        assert torch.allclose(g.span(0, 1).scores[0], span.scores[0], atol=1e-12)
+        assert torch.allclose(g.matrix[:2].sum(0)[: span.scores.shape[1]], span.scores[0], atol=1e-12)
 
 
-def test_where_a_target_is_read_the_input_counts() -> None:
+def test_the_sum_over_blocks_is_that_of_x_times_m_at_each() -> None:
+    """No row is treated in another way, padded or not."""
     ids, target = torch.tensor([PROMPT]), targets.LogProbability(11)
-    blocks = len(llama().model.layers)
-    once = whyformer.explain(llama(), ids, "attnlrp", target, share=0)
-    summed = whyformer.explain(llama(), ids, "attnlrp", target, share=1, pool="sum")
-    assert summed.scores[0, -1] == pytest.approx(blocks * float(once.scores[0, -1]), abs=1e-12)
+    summed = whyformer.explain(llama(), ids, "attnlrp", target, share=1)
     plain = whyformer.explain(llama(), ids, "libragrad", target, composite="attnlrp", share=1)
-    assert torch.allclose(summed.scores[0, :-1], plain.scores[0, :-1], atol=1e-12)
-    assert summed.scores[0, -1] != pytest.approx(float(plain.scores[0, -1]), abs=1e-6)
+    assert torch.allclose(summed.scores, plain.scores, atol=1e-12)
     padded = {"input_ids": torch.tensor([PROMPT, [0, 0, *PROMPT[:5]]]), "attention_mask": torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])}
-    both = whyformer.explain(llama(), padded, "attnlrp", target)
-    alone = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", target)
+    both = whyformer.explain(llama(), padded, "attnlrp", target, share=0.8)
+    alone = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", target, share=0.8)
     assert torch.allclose(both.scores[1, 2:], alone.scores[0], atol=1e-6)
 
 
-def test_a_classifier_and_a_model_without_blocks_keep_the_published_form() -> None:
+def test_a_classifier_and_a_model_without_blocks_have_other_choices() -> None:
     class Apart(torch.nn.Module):
         """Nothing of it is repeated."""
 
@@ -197,7 +203,8 @@ def test_a_classifier_and_a_model_without_blocks_keep_the_published_form() -> No
             return self.head(self.norm(self.embed(input_ids).cumsum(1)))
 
     g: Any = whyformer.explain_generation(Apart(llama()).eval(), PROMPT, ANSWER)
-    assert g[0].diagnostics["share"] == 0
+    said = g[0].diagnostics["auto"]
+    assert (said["name"], list(said["passed_over"])) == ("attnlrp", ["attnlrp (share=0.8)"])
     assert g.matrix[0].abs().max() > 0
-    e = whyformer.explain("bundled:sst2", "A charming film.", "attnlrp", targets.LogProbability(1))
-    assert e.diagnostics["share"] == 0
+    e = whyformer.explain("bundled:sst2", "A charming film.", target=targets.LogProbability(1))
+    assert e.diagnostics["auto"]["name"] == "libragrad"

@@ -133,8 +133,7 @@ class Generation:
         """The explanation of the log-probability of some steps together, ``last`` included: Σ log p(token t).
 
         One forward and one backward pass of the model. It is the sum of these steps' rows for every method that is
-        linear in its target; of ``attnlrp`` with ``pool="sum"`` but for the tokens behind which the span's are
-        read, and not with ``pool="agreement"``, the default for log-probabilities.
+        linear in its target (gradient × input, all that carry multipliers, so ``attnlrp`` too).
 
         Raises:
             InputError: there are no such steps, or the model is not at hand (the result was loaded, or merged).
@@ -157,7 +156,7 @@ class Generation:
 
         A merged step's own tokens are scored too, by the later ones of them. Of log-probabilities the sum of a word's
         rows is what explains the word's log-probability, for every method whose scores are linear in its target
-        (gradient × input, all that carry multipliers; ``attnlrp`` with ``pool="sum"``).
+        (gradient × input, all that carry multipliers, so ``attnlrp`` too).
 
         Raises:
             InputError: no such unit.

@@ -40,7 +40,6 @@ class Task(Sources):
         resolve: logits ``[B, C]`` -> target callable for these samples.
         read: output of the model -> those logits, the row that the target is about.
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
-        worded: whether log-probabilities of tokens are explained, by that name.
         last: whether it is that of the last real token, so that a language model need not compute any other.
         progress: wraps an iterable of long work; checkpoint: whether blocks are run again on the way back.
         recordings: what was recorded for it and for its copies.
@@ -55,7 +54,6 @@ class Task(Sources):
     read: Callable[[Output], Tensor] = row_of
     counted: bool = False
     last: bool = False
-    worded: bool = False
     checkpoint: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
     replay: Replay | None = field(default=None, repr=False)

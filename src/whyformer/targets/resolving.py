@@ -70,9 +70,6 @@ class Resolver:
         """Whether text i belongs to picture i."""
         self.counted = isinstance(self.reading, Token | Span) and getattr(self.reading, "position", None) != -1
         """Whether the row is found by a token's number, which changes when other tokens are taken out."""
-        self.worded = isinstance(self.target, LogProbability) or isinstance(self.reading, Span)
-        self.worded |= getattr(self.reading, "of", "") == "log_probability"
-        """Whether log-probabilities of tokens (or of a class) are meant."""
         self.last = self.reading is None or (isinstance(self.reading, Token) and self.reading.position == -1)
         """Whether the row is that of the last real token, of an output that has one for each."""
         self._check_named(classes if self.reading is None or callable(self.reading) else None)
