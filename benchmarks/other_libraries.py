@@ -27,7 +27,7 @@ from whyformer.methods.task import Scores, Task
 from whyformer.models import load
 
 OURS = (
-    "attnlrp of 4/5=attnlrp:share=0.8:pool='agreement'", "attnlrp of the input=attnlrp:share=0", "gim",
+    "attnlrp of 4/5=attnlrp:share=0.8", "attnlrp of the input=attnlrp", "gim",
     "input_x_gradient", "occlusion",
 )  # fmt: skip
 STEPS = 16

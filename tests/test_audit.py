@@ -23,7 +23,7 @@ def test_a_picture_model() -> None:
     assert rules["layer_norm"]["lrp_ln"] == "normalisation"
     assert rules["layer_norm"]["lrp_ah"] == "its ordinary adjoint"
     assert found.methods == dict.fromkeys(METHODS) | {m.name: "it explains text" for m in METHODS.values() if m.modality == "text"}
-    e = whyformer.explain(model, pixels, target=1)
+    e = whyformer.explain(model, pixels, "transformer_attribution", 1)
     share = [sum(own) / sum(e.diagnostics["conservation"]["start"]) for own in e.diagnostics["conservation"]["blocks"].values()]
     assert torch.allclose(torch.tensor(list(found.blocks["transformer_attribution"].values())[-len(share) :]), torch.tensor(share))
 

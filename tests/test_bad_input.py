@@ -312,9 +312,11 @@ def test_an_unknown_method() -> None:
 
 def test_an_unknown_setting_with_a_suggestion() -> None:
     with refused(InputError, "no setting 'start_block'", "start_layer=0"):
-        explain(*build("bert"), start_block=1)
+        explain(*build("bert"), "transformer_attribution", start_block=1)
     with refused(InputError, "Did you mean 'start_layer'?"):
-        explain(*build("bert"), start_layr=1)
+        explain(*build("bert"), "transformer_attribution", start_layr=1)
+    with refused(InputError, "auto has no setting 'start_layer'", "methods that have one: transformer_attribution, "):
+        explain(*build("bert"), start_layer=1)
 
 
 # -- the model --------------------------------------------------------------------------------------------------------------

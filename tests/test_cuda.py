@@ -120,7 +120,7 @@ def test_checks_comparisons_and_choices() -> None:
     assert audits[0]["operations"] == audits[1]["operations"]
 
 
-@pytest.mark.parametrize("method", ["auto", "transformer_attribution", "libra_joint", "occlusion", "integrated_gradients"])
+@pytest.mark.parametrize("method", ["auto", "transformer_attribution", "libragrad", "gae", "occlusion", "integrated_gradients"])
 def test_bundled_models_by_name(method: str) -> None:
     for name, given in (("bundled:sst2", "A charming film, though it drags."), ("bundled:digits", "digits")):
         if given == "digits":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,13 @@ from whyformer.targets import LogProbability
 
 MANY = 70
 PICTURES = [Image.fromarray(np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8)) for i in range(MANY)]
-WORDS = "a warm and charming film that wastes its fine cast on dull jokes".split()
+WORDS = ["a", "warm", "and", "charming", "film", "that", "wastes", "its", "fine", "cast", "on", "dull", "jokes"]
 TEXTS = [" ".join(WORDS[i % 5 : i % 5 + 1 + i % 8]) for i in range(MANY)]
 LIST: dict[str, Any] = {"bundled:digits": PICTURES, "bundled:sst2": TEXTS}
 
 
 @pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples were explained together, in turn."""
     seen: list[int] = []
     original = explaining.Ready.explain
@@ -34,7 +33,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(explaining.Ready, "explain", explain)
-    yield seen
+    return seen
 
 
 def is_as_alone(e: whyformer.Explanation, alone: whyformer.Explanation) -> None:

@@ -38,7 +38,7 @@ def batch() -> Pictures:
 
 
 def test_without_upsampling_every_patch_keeps_its_own_score(batch: Pictures) -> None:
-    e = whyformer.explain(batch.study.model, batch.pixels, "libra_joint", batch.predicted, batch.study.processor)
+    e = whyformer.explain(batch.study.model, batch.pixels, "libragrad", batch.predicted, batch.study.processor)
     blocky, smooth = replace(batch, nearest=True), batch
     for i in range(len(batch.samples)):
         own, resized = blocky.read(i, e[i]), smooth.read(i, e[i])

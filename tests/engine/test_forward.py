@@ -30,6 +30,7 @@ COMPOSITES: dict[str, Composite] = {
 }
 # torch's fused encoder layer and fused multi-head attention are opened, so rounding differs
 OPENED = ("encoder", "torchvision")
+TA = "transformer_attribution"
 
 
 def feed(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -121,10 +122,10 @@ def test_a_users_own_hooks_stay_and_run() -> None:
     model, inputs = build("bert")
     seen: list[tuple[int, ...]] = []
     model.bert.encoder.layer[1].register_forward_hook(lambda m, a, o: seen.append(tuple((o if isinstance(o, Tensor) else o[0]).shape)))
-    plain = whyformer.explain(build("bert")[0], inputs)
-    assert torch.equal(whyformer.explain(model, inputs).scores, plain.scores)
+    plain = whyformer.explain(build("bert")[0], inputs, TA)
+    assert torch.equal(whyformer.explain(model, inputs, TA).scores, plain.scores)
     assert seen == [(2, 10, 24)] * 2  # the first time its structure is read off a pass of its own
-    whyformer.explain(model, inputs)
+    whyformer.explain(model, inputs, TA)
     assert seen == [(2, 10, 24)] * 3
 
 
@@ -143,7 +144,7 @@ def test_the_input_is_not_touched() -> None:
     for name in ("hf_vit", "bert"):
         model, inputs = build(name)
         given = inputs.clone() if isinstance(inputs, Tensor) else {k: v.clone() for k, v in inputs.items()}
-        whyformer.explain(model, inputs)
+        whyformer.explain(model, inputs, TA)
         whyformer.explain(model, inputs, method="lrp")
         if isinstance(inputs, Tensor):
             assert torch.equal(inputs, given)
@@ -157,7 +158,7 @@ def test_an_input_that_requires_grad_is_not_touched() -> None:
     plain = whyformer.explain(model, inputs, method="input_x_gradient").scores
     inputs.requires_grad_()
     assert torch.equal(whyformer.explain(model, inputs, method="input_x_gradient").scores, plain)
-    assert torch.equal(whyformer.explain(model, inputs).scores, whyformer.explain(model, inputs.detach()).scores)
+    assert torch.equal(whyformer.explain(model, inputs, TA).scores, whyformer.explain(model, inputs.detach(), TA).scores)
     assert inputs.requires_grad and inputs.grad is None
 
 
@@ -220,9 +221,9 @@ def test_two_models_of_one_family_in_two_threads() -> None:
     with torch.no_grad():
         for parameter in second.parameters():
             parameter.mul_(1.1)
-    wanted = [whyformer.explain(m, inputs).scores for m in (first, second)]
+    wanted = [whyformer.explain(m, inputs, TA).scores for m in (first, second)]
     assert not torch.allclose(*wanted)
-    results = together(*[lambda m=m: whyformer.explain(m, inputs).scores for m in (first, second)])
+    results = together(*[lambda m=m: whyformer.explain(m, inputs, TA).scores for m in (first, second)])
     for found, scores in zip(results, wanted, strict=True):
         assert all(torch.equal(one, scores) for one in found)
 
@@ -230,7 +231,7 @@ def test_two_models_of_one_family_in_two_threads() -> None:
 def test_a_plain_forward_and_training_in_another_thread() -> None:
     """What one thread explains, another uses as if nothing were there."""
     model, inputs = build("gpt2")
-    wanted, logits = whyformer.explain(model, inputs).scores, call(model, inputs)
+    wanted, logits = whyformer.explain(model, inputs, TA).scores, call(model, inputs)
 
     def gradient() -> Tensor:
         output = model(**inputs).logits
@@ -238,7 +239,7 @@ def test_a_plain_forward_and_training_in_another_thread() -> None:
 
     plain = gradient()
     results = together(
-        lambda: whyformer.explain(model, inputs).scores, lambda: call(model, inputs), gradient, repeats=5
+        lambda: whyformer.explain(model, inputs, TA).scores, lambda: call(model, inputs), gradient, repeats=5
     )
     assert all(torch.equal(one, wanted) for one in results[0])
     assert all(torch.equal(one, logits) for one in results[1])
@@ -251,11 +252,11 @@ def test_an_explanation_inside_an_explanation() -> None:
     inner: list[Tensor] = []
 
     def target(logits: Tensor) -> Tensor:
-        inner.append(whyformer.explain(model, inputs, target=0).scores)
+        inner.append(whyformer.explain(model, inputs, TA, 0).scores)
         return logits[:, 0]
 
-    outer = whyformer.explain(model, inputs, target=target).scores
-    wanted = whyformer.explain(model, inputs, target=0).scores
+    outer = whyformer.explain(model, inputs, TA, target).scores
+    wanted = whyformer.explain(model, inputs, TA, 0).scores
     assert torch.equal(outer, wanted)
     assert all(torch.equal(i, wanted) for i in inner)
 

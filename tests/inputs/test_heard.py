@@ -212,7 +212,7 @@ def test_a_model_that_hears_is_explained_by_name(tmp_path: Path, ears: tuple[nn.
     assert told.exit_code == 0, told.output
     assert len(list((tmp_path / "out").glob("a-saliency-*.png"))) == 1
     told = CliRunner().invoke(app, ["explain", str(path)])
-    assert told.exit_code == 2 and "needs a model that hears" in told.output
+    assert told.exit_code == 2 and "no default model for a sound" in told.output
 
 
 def test_a_video_is_drawn_frame_by_frame_on_one_scale() -> None:

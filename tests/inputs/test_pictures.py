@@ -114,7 +114,7 @@ def test_every_entrance_reads_a_file_in_one_way(kind, tmp_path):
         assert torch.equal(e.scores, wanted.scores)
         assert torch.equal(e.logits, wanted.logits)
         assert e.diagnostics["input"] == [said]
-    printed = CliRunner().invoke(cli.app, ["explain", str(path), "--method", "raw_attention", "--format", "none", "--json", "--quiet"]).stdout
+    printed = CliRunner().invoke(cli.app, ["explain", str(path), "--model", "bundled:digits", "--method", "raw_attention", "--format", "none", "--json", "--quiet"]).stdout
     shown = json.loads(printed)["explanations"][0]
     assert shown["logits"] == wanted.logits.tolist()
     assert shown["diagnostics"]["input"] == [said]

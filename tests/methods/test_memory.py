@@ -16,6 +16,7 @@ from whyformer.methods import METHODS
 from whyformer.methods.task import Task
 from zoo import build, modality
 
+TA = "transformer_attribution"
 SMALL = {"samples": 2, "steps": 2, "masks": 4, "batch_size": 4}
 PAIRS = [
     (m, n) for m in sorted(METHODS) for n in ("hf_vit", "bert", "gpt2") if METHODS[m].modality in ("both", modality(n))
@@ -63,7 +64,7 @@ def test_gradient_and_relevance_of_one_block_meet_before_the_next(name: str, mon
         return whole(task, composite, first, note, again)
 
     monkeypatch.setattr(Task, "both_passes", watched)
-    whyformer.explain(*build(name), target=1)
+    whyformer.explain(*build(name), TA, 1)
     assert seen == [(block, relevance) for block in (2, 1, 0) for relevance in (False, True)]
 
 
@@ -73,9 +74,9 @@ def test_a_few_heads_at_a_time_give_the_same_map(name: str, monkeypatch: pytest.
     if name == "t5":
         inputs = {**inputs, "decoder_input_ids": inputs["input_ids"][:, :3]}
     target = 1 if name != "t5" else whyformer.targets.Token(-1, 5)
-    whole = [whyformer.explain(model, inputs, target=target, weighting=w) for w in ("gradient", "attention")]
+    whole = [whyformer.explain(model, inputs, TA, target, weighting=w) for w in ("gradient", "attention")]
     monkeypatch.setattr("whyformer.rules.relevance.attention._AT_ONCE", 1)
-    parts = [whyformer.explain(model, inputs, target=target, weighting=w) for w in ("gradient", "attention")]
+    parts = [whyformer.explain(model, inputs, TA, target, weighting=w) for w in ("gradient", "attention")]
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a.scores, b.scores, rtol=1e-10, atol=1e-14)
 
@@ -100,8 +101,8 @@ class Dense(nn.Module):
 def test_what_is_no_chain_of_blocks_goes_all_the_way_twice() -> None:
     torch.manual_seed(0)
     model, ids = Dense().double().eval(), {"input_ids": torch.randint(4, 50, (2, 7))}
-    found = whyformer.explain(model, ids, target=1)
+    found = whyformer.explain(model, ids, TA, 1)
     assert found.scores.abs().max() > 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("whyformer.engine.run.Recording.sweep", lambda *_: False)
-        assert torch.equal(whyformer.explain(model, ids, target=1).scores, found.scores)
+        assert torch.equal(whyformer.explain(model, ids, TA, 1).scores, found.scores)

@@ -94,7 +94,7 @@ def test_masking_what_is_relevant_hurts(shared: Path) -> None:
         for path in files[start : start + 10]:
             with Image.open(path) as file:
                 pictures.append(file.convert("RGB"))
-        result = whyformer.explain(loaded.model, pictures, processor=loaded.processor)
+        result = whyformer.explain(loaded.model, pictures, "transformer_attribution", processor=loaded.processor)
         pixels: Any = loaded.processor(images=pictures, return_tensors="pt")["pixel_values"]
         relevance = result.heatmap().flatten(1)
         count = int(0.3 * relevance.shape[1])

@@ -159,7 +159,7 @@ def _stated(names: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
 
 BENCHMARK = Benchmark(
     "conditions", "perturbation under other baselines, ties and upsampling: what survives them all", "image",
-    "libra_joint,libragrad,libra_attention,attnlrp:share=1.0,gae,transformer_attribution:start_layer=1,gradcam,"
+    "libragrad,attnlrp:share=1.0,gae,gae:composite=libra,transformer_attribution:start_layer=1,gradcam,"
     "raw_attention,rollout", {},
     {"conditions": tuple(CONDITIONS), "constant": "count", "resample": None, "count": None, "files": None},
     prepare, measure, summarize, choices={"constant": CONSTANT, "conditions": tuple(CONDITIONS)},

@@ -179,7 +179,7 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
                     continue
                 scores = e.scores[0].double().numpy()
                 found = e.diagnostics.get("conservation", {})
-                figures["error"] = found["error"][0] / abs(found["start"][0]) if "sum" in found else None
+                figures["error"] = found["error"][0] / max(abs(found["start"][0]), 1e-12) if "sum" in found else None
             else:
                 scores = batch.drawn(i)
             figures |= _places(prompt, batch.encoded[i].spans, scores)
@@ -311,8 +311,7 @@ def summarize(study: Study, results: Results) -> Report:
 
 BENCHMARK = Benchmark(
     "evidence", "a language model's planted facts (or the pronouns it writes): where its answer came from", "text",
-    "attnlrp of 4/5=attnlrp:share=0.8:pool='agreement',attnlrp of 4/5 (sum)=attnlrp:share=0.8:pool='sum',"
-    "attnlrp of the input=attnlrp:share=0,gim,cp_lrp,"
+    "attnlrp of 4/5=attnlrp:share=0.8,attnlrp of the input=attnlrp,gim,cp_lrp,"
     "libra=input_x_gradient:composite='libra',input_x_gradient,rollout,gae,transformer_attribution", {},
     {"prompts": 300, "draw": 0, "removal": 60, "source": "planted", "among": 0, "count": None, "files": None,
      "longest": None},

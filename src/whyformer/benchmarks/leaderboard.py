@@ -25,9 +25,9 @@ from whyformer.evaluate.statistics import Interval, bootstrap
 from whyformer.models.readout import plain_logits
 
 PICTURES = (
-    "transformer_attribution:start_layer=1,gae,gae:composite=libra,libragrad,libra_attention,libra_joint,rollout,"
+    "transformer_attribution:start_layer=1,gae,gae:composite=libra,libragrad,rollout,"
     "raw_attention,gradcam,gradcam_attention,attnlrp,attnlrp:share=1.0,cp_lrp,gim,lrp_ah_ln:secant=True,"
-    "input_x_gradient,lrp,partial_lrp,libra_attention:affinity=True,transformer_attribution:start_layer=1:affinity=True"
+    "input_x_gradient,lrp,partial_lrp,gae:composite=libra:affinity=True,transformer_attribution:start_layer=1:affinity=True"
 )
 
 

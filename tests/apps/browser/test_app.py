@@ -208,13 +208,13 @@ def test_keep_what_is_shown(site, visit):
             page.get_by_role("button", name=kind.upper(), exact=True).click()
         file = started.value
         content = Path(file.path()).read_bytes()
-        assert file.suggested_filename.startswith("digits_37-libra_joint-3.")
+        assert file.suggested_filename.startswith("digits_37-libragrad-3.")
         if kind == "png":
             assert Image.open(BytesIO(content)).width > 300
         elif kind == "html":
-            assert b"auto: libra_joint" in content
+            assert b"auto: libragrad" in content
         else:
-            assert json.loads(content)["explanations"][0]["diagnostics"]["auto"]["method"] == "libra_joint"
+            assert json.loads(content)["explanations"][0]["diagnostics"]["auto"]["method"] == "libragrad"
     code = page.locator(".wf-code")
     assert "whyformer.explain" in code.nth(0).inner_text()
     assert code.nth(1).inner_text().startswith("whyformer explain digits_37.png --model bundled:digits")

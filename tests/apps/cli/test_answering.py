@@ -28,7 +28,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 def test_an_answer_is_written_explained_and_put_into_files(model: str, tmp_path: Path) -> None:
     code, out, err = run(PROMPT, "-m", model, "--generate", "4", "-f", "html,png,json", "-o", str(tmp_path))
     assert (code, err) == (0, "")
-    assert "attnlrp, log-probability of each token" in out
+    assert "auto: attnlrp (share=0.8), log-probability of each token" in out
     assert " girl named" in out
     assert "or else" in out
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".html", ".json", ".png"]

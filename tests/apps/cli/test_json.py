@@ -120,7 +120,8 @@ def test_methods():
 @pytest.mark.parametrize("command", ["explain", "compare"])
 def test_explanations(command, source, tmp_path):
     methods = "transformer_attribution" if command == "explain" else "rollout,input_x_gradient"
-    output = printed(command, source, "--method", methods, "--format", "json", "--out", str(tmp_path))
+    model = "bundled:digits" if source == PICTURE else "bundled:sst2"
+    output = printed(command, source, "--model", model, "--method", methods, "--format", "json", "--out", str(tmp_path))
     fits(command, output)
     assert output["versions"]["whyformer"]
     assert {e["model"] for e in output["explanations"]} == {output["model"]}

@@ -170,7 +170,7 @@ def test_maps_that_cannot_be_drawn_say_so(tmp_path):
 
 
 def test_a_picture_from_the_command_line(tmp_path):
-    arguments = ["explain", str(PICTURE), "-t", "3", "-t", "7", "--format", "json,png", "--out", str(tmp_path / "o"), "--quiet"]
+    arguments = ["explain", str(PICTURE), "-m", "bundled:digits", "-t", "3", "-t", "7", "--format", "json,png", "--out", str(tmp_path / "o"), "--quiet"]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     written = write_report(tmp_path / "o", tmp_path / "r.html")
     assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
@@ -378,7 +378,7 @@ def test_a_model_that_is_not_here(name):
 
 
 def test_what_was_measured_of_a_map_stands_under_it(tmp_path):
-    ran = CliRunner().invoke(cli.app, ["explain", str(PICTURE), "-t", "3", "--check", "--format", "json", "-o", str(tmp_path), "--json"])
+    ran = CliRunner().invoke(cli.app, ["explain", str(PICTURE), "-m", "bundled:digits", "-t", "3", "--check", "--format", "json", "-o", str(tmp_path), "--json"])
     verdict = json.loads(ran.stdout)["checks"][0]["verdicts"][0]
     saved = Explanation.from_dict(json.loads(ran.stdout)["explanations"][0])
     saved.with_features(tokens=None).save(tmp_path / "again.safetensors")

@@ -209,17 +209,16 @@ def test_the_controls_of_an_answer():
     assert {name for name, update in fields_of("answer").items() if update["visible"]} == {"picture", "sentence", "length", "chat"}
     assert [fields_of(kind)["sentence"]["label"] for kind in ("text", "answer")] == ["Sentence", "Prompt"]
     assert tuple(fields_of("image")) == FIELDS
-    assert "auto" not in dict(offered("answer"))
+    assert [name for name, _ in offered("answer")][:2] == ["auto", "transformer_attribution"]
     assert "attnlrp" in dict(offered("answer"))
 
 
 def test_the_methods_follow_the_kind(handlers):
-    *_, answering, _, _ = handlers.switch("answer", ["auto"])
-    assert answering["value"] == ["attnlrp"]
-    *_, back, _, _ = handlers.switch("image", ["attnlrp"])
-    assert back["value"] == ["auto"]
-    *_, kept, _, _ = handlers.switch("image", ["gae"])
-    assert "value" not in kept
+    for kind, model in (("image", "bundled:digits"), ("text", "bundled:sst2"), ("answer", "bundled:reader")):
+        *_, asked, methods, _, _ = handlers.switch(kind)
+        assert asked == model
+        assert methods["choices"] == offered(kind)
+        assert "value" not in methods  # what was chosen stays
 
 
 def test_examples_ask_about_a_picture(visitor):

@@ -53,7 +53,7 @@ def upload(site, name, content):
 # -- the endpoint --------------------------------------------------------------------------------------------------
 def test_a_sentence_through_the_endpoint(client):
     answer = client.predict(text=SENTENCE, methods=["transformer_attribution", "rollout"], targets=["positive"], measure=True, api_name="/explain")
-    mine = whyformer.explain("bundled:sst2", SENTENCE, target="positive")
+    mine = whyformer.explain("bundled:sst2", SENTENCE, "transformer_attribution", "positive")
     np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
     assert [e["method"] for e in answer["explanations"]] == ["transformer_attribution", "rollout"]
     assert answer["top"][0]["name"] in ("positive", "negative")
@@ -65,10 +65,12 @@ def test_a_sentence_through_the_endpoint(client):
 def test_a_picture_through_the_endpoint(client):
     from gradio_client import handle_file
 
-    answer = client.predict(picture=handle_file(str(PICTURES / "digits_37.png")), targets=["7"], settings={"transformer_attribution": {"start_layer": 1}}, api_name="/explain")
-    from PIL import Image
-
-    mine = whyformer.explain("bundled:digits", Image.open(PICTURES / "digits_37.png"), target=7, start_layer=1)
+    given = {"picture": handle_file(str(PICTURES / "digits_37.png")), "model": "bundled:digits", "targets": ["7"]}
+    answer = client.predict(**given, methods=["gae"], settings={"gae": {"start_layer": 1}}, api_name="/explain")
+    mine = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", "gae", 7, start_layer=1)
+    np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
+    answer = client.predict(**given, api_name="/explain")  # auto, as everywhere
+    mine = whyformer.explain("bundled:digits", PICTURES / "digits_37.png", target=7)
     np.testing.assert_allclose(answer["explanations"][0]["scores"], mine.scores.tolist())
 
 
@@ -96,8 +98,9 @@ def test_the_example_of_the_documentation(site, monkeypatch, capsys):
         ({"text": SENTENCE, "methods": ["none"]}, "no method 'none'"),
         ({"text": SENTENCE, "targets": ["17"]}, "out of range"),
         ({"text": SENTENCE, "settings": {"transformer_attribution": 3}}, "settings are an object"),
-        ({"picture": {"path": "/etc/passwd"}}, "was not uploaded"),
-        ({"picture": {"path": "secret.txt"}}, "was not uploaded"),
+        ({"picture": {"path": "/etc/passwd"}}, "no default model for a picture"),
+        ({"picture": {"path": "/etc/passwd"}, "model": "bundled:digits"}, "was not uploaded"),
+        ({"picture": {"path": "secret.txt"}, "model": "bundled:digits"}, "was not uploaded"),
         ({"picture": {"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}}, ""),
     ],
 )

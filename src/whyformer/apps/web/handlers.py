@@ -84,9 +84,8 @@ class Handlers:
         return loaded, replace(view, methods=chosen, targets=wanted)
 
     # -- controls ------------------------------------------------------------------------------------------------
-    def switch(self, kind: str, chosen: Any = None) -> tuple[Any, ...]:
-        """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it;
-        ``chosen`` are the methods now chosen."""
+    def switch(self, kind: str) -> tuple[Any, ...]:
+        """Picture, sentence or answer: the fields (:func:`fields_of`), the model and the methods that go with it."""
         updates = fields_of(kind)
         updates["classes"] |= {"choices": [], "value": []}
         return (

@@ -94,7 +94,7 @@ def build(handlers: Handlers) -> gr.Blocks:
 
         shown = {**working, "show_progress": "minimal", "show_progress_on": waiting}
         fields = [*(parts[name] for name in FIELDS), model, chosen, says, tries]
-        kind.input(handlers.switch, [kind, chosen], fields, **light).then(
+        kind.input(handlers.switch, kind, fields, **light).then(
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
