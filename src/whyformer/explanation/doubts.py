@@ -44,6 +44,12 @@ def degenerate(scores: Tensor) -> list[str]:
     return []
 
 
+def promises(diagnostics: Mapping[str, Any]) -> bool:
+    """Whether the scores were to add up to something, which the run checked."""
+    figure = diagnostics.get("conservation")
+    return "completeness" in diagnostics or (isinstance(figure, Mapping) and figure.get("promised") is True)
+
+
 def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
     """Relevance was lost or gained on the way, by a method whose rules conserve it."""
     figure = diagnostics.get("conservation")

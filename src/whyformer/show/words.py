@@ -206,9 +206,8 @@ def asides(e: Explanation) -> list[str]:
     said = []
     if isinstance(taken, Mapping) and isinstance(taken.get("passed_over"), Mapping) and taken["passed_over"]:
         reasons = "; ".join(f"{name}: {short(str(reason), 160)}" for name, reason in taken["passed_over"].items())
-        said.append(
-            f"auto took {method_name(e).removeprefix('auto: ')}, the next of its choices, for what is before it does not apply ({reasons})"
-        )
+        taken_one = method_name(e).removeprefix("auto: ")
+        said.append(f"auto took {taken_one}, the next of its choices, for what is before it does not apply ({reasons})")
     return said + ([spread] if isinstance(spread, str) else [])
 
 

@@ -133,6 +133,12 @@ def test_warnings_say_what_the_run_says(visitor):
     assert "conserved" not in shown  # neither promises it
 
 
+@pytest.mark.parametrize(("method", "promises"), [("transformer_attribution", True), ("integrated_gradients", True), ("auto", False), ("lrp", False)])
+def test_that_a_sum_holds_is_said_where_one_is_promised(visitor, method, promises):
+    shown = visitor.explain(SENTENCE, methods=[method])["trust"]
+    assert ("No warnings" in shown) is promises
+
+
 def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monkeypatch):
     real = Ready.explain
 

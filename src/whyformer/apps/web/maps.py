@@ -14,6 +14,7 @@ from torch import Tensor
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.evaluate.trust import SEEDS, STEPS, Trust
+from whyformer.explanation.doubts import promises
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting
 from whyformer.show.colours import array
@@ -82,7 +83,7 @@ def _uri(picture: Any) -> Markup:
 def trusted(judged: Sequence[tuple[Explanation, Trust | str]]) -> str:
     """How far the maps may be believed: a chart and a sentence for each, or why not, and the warnings."""
     warnings = dict.fromkeys(line for _, found in judged if isinstance(found, Trust) for line in found.warnings[0])
-    checked = any({"conservation", "completeness"} & e.diagnostics.keys() for e, _ in judged)
+    checked = any(promises(e.diagnostics) for e, _ in judged)
     cells = [(e, found.figures() if isinstance(found, Trust) else found) for e, found in judged]
     facts = {"warnings": list(warnings), "checked": checked, "steps": STEPS, "draws": len(SEEDS)}
     return render("web/trust.html", cells=cells, **facts)
