@@ -85,9 +85,30 @@ def test_each_gets_its_target(target: Any) -> None:
 
 @pytest.mark.parametrize("count", [MANY - 1, MANY + 1])
 def test_as_many_targets_as_samples(count: int, sizes: list[int]) -> None:
-    with pytest.raises(InputError, match=f"{count} targets for {MANY} samples"):
-        whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient", [0] * count)
+    for target in ([0] * count, LogProbability([0] * count), f"Contrast(0, {[1] * count})"):
+        with pytest.raises(InputError, match=f"{count} targets for {MANY} samples"):
+            whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient", target)
     assert not sizes
+
+
+def test_pairs_of_unlike_numbers_of_texts_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(InputError, match="70 texts and 69 second ones"):
+        whyformer.explain("bundled:sst2", {"text": TEXTS, "text_pair": TEXTS[1:]}, "input_x_gradient")
+    assert not sizes
+
+
+def test_a_target_of_several_tokens_is_a_span_of_each() -> None:
+    from prompting import llava
+
+    model, processor = llava()
+    words = processor.tokenizer
+    prompts = ["what is here", "is the left"] * 20
+    e = whyformer.explain(model, prompts, "input_x_gradient", "what is", words)
+    assert len(e) == 40
+    for i in (0, 1, 38, 39):
+        alone = whyformer.explain(model, prompts[i], "input_x_gradient", "what is", words)
+        assert e[i].target_names == alone.target_names
+        assert torch.allclose(e.logits[i], alone.logits[0], atol=1e-6)
 
 
 def test_what_was_cut_off_is_known_of_each() -> None:

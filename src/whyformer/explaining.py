@@ -119,9 +119,13 @@ AT_ONCE = 32
 
 
 def _in_batches(
-    inputs: Any, count: int, target: Target, progress: bool | Track, ready: Callable[[Any], Ready],
+    inputs: Any,
+    count: int,
+    target: Target,
+    progress: bool | Track,
+    ready: Callable[[Any], Ready],
     explained: Callable[[Ready, Target, bool | Track], Explanation],
-) -> Explanation:  # fmt: skip
+) -> Explanation:
     """One explanation of all samples of a list."""
     padding = "", False
 
@@ -133,7 +137,7 @@ def _in_batches(
             whole = stop - start == count
             try:
                 one = ready(some_of(inputs, start, stop))
-                if start == 0:
+                if start == 0 and several_tokens(target, one.processor, one.labels, one.classes) is None:
                     Resolver(target, one.labels, one.classes, count, one.processor)  # checks those of all samples
                 own = target if whole else of_samples(target, range(start, stop))
                 made = explained(one, own, progress if whole or callable(progress) else False)

@@ -37,7 +37,7 @@ def count_of(inputs: Any, processor: Any = None) -> int | None:
     list. None of what the model's forward takes as it is, and of prompts with pictures."""
     if isinstance(inputs, Mapping):
         lists = set(inputs) == {"text", "text_pair"} and all(isinstance(v, list | tuple) for v in inputs.values())
-        return min(map(len, inputs.values())) if lists else None
+        return len(inputs["text"]) if lists and len(inputs["text"]) == len(inputs["text_pair"]) else None
     first = inputs[0] if isinstance(inputs, list | tuple | np.ndarray | Tensor) and len(inputs) else None
     if isinstance(inputs, np.ndarray | Tensor):
         return len(inputs) if isinstance(first, str) or (inputs.ndim == 4 and raw_picture(first) is not None) else None

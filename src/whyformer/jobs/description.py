@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.comparing import read_method
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import check_engine
@@ -48,7 +49,7 @@ class Job:
     model: str
     input: str
     out: str
-    methods: tuple[Any, ...] = ("transformer_attribution",)
+    methods: tuple[Any, ...] = (DEFAULT_METHOD,)
     processor: str | None = None
     targets: Any = "predicted"
     column: str | None = None

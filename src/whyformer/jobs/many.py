@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_one
@@ -23,7 +24,7 @@ ON_ERROR = ("record", "raise")
 def explain_many(
     model: nn.Module | str,
     data: Any,
-    method: str | Sequence[Any] = "transformer_attribution",
+    method: str | Sequence[Any] = DEFAULT_METHOD,
     targets: Any = "predicted",
     processor: Any = None,
     *,

@@ -113,7 +113,10 @@ class Resolver:
         """Indices for names, one or one a sample."""
         if isinstance(value, str):
             return self._index(value)
-        return [self._index(v) if isinstance(v, str) else v for v in value] if isinstance(value, list) else value
+        if not isinstance(value, list | tuple):
+            return value
+        self._fit(len(value))
+        return [self._index(v) if isinstance(v, str) else v for v in value]
 
     def _index(self, wanted: Any) -> int:
         read_off = isinstance(self.reading, Token) or (self.reading is None and self.tokenizer and not self.labels)

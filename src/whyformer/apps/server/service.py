@@ -21,6 +21,7 @@ import whyformer
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
 from whyformer.apps.server.gate import Gate
 from whyformer.apps.server.limits import Limits
+from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.pictures import open_picture
@@ -57,7 +58,7 @@ class TextRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     text: str = Field(min_length=1, description="The sentence to explain.")
-    method: str = Field("transformer_attribution", description="A name of GET /v1/methods.")
+    method: str = Field(DEFAULT_METHOD, description="A name of GET /v1/methods.")
     settings: dict[str, Any] = Field(default_factory=dict, description="Of the method, where not the defaults.")
     target: int | str | None = Field(None, description="A class, by number or name; the predicted one by default.")
 
@@ -142,7 +143,7 @@ def build(
 
     @app.post("/v1/explain/picture", responses={**answers, **refusals}, openapi_extra=body)
     async def explain_picture(
-        request: Request, method: str = "transformer_attribution", target: str | None = None,
+        request: Request, method: str = DEFAULT_METHOD, target: str | None = None,
         format: Annotated[Form, Query()] = "json",  # noqa: A002
     ) -> Response:  # fmt: skip
         """Explain a picture, which is the body."""
