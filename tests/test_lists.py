@@ -11,7 +11,7 @@ import transformers as hf
 from PIL import Image
 
 import whyformer
-from whyformer import explaining
+from whyformer import batches, explaining
 from whyformer.errors import InputError, TooLarge
 from whyformer.targets import LogProbability
 
@@ -177,7 +177,7 @@ def test_what_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_too_many_are_refused_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    monkeypatch.setattr(explaining, "free_memory", lambda place: 10_000)
+    monkeypatch.setattr(batches, "free_memory", lambda place: 10_000)
     with pytest.raises(TooLarge, match="explain_many"):
         whyformer.explain("bundled:digits", PICTURES, "rollout")
     assert sizes == [32]

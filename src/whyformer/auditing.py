@@ -16,11 +16,12 @@ from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.named import conservative
 from whyformer.engine.probes import Tally
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready, Track, begin, tracking
+from whyformer.explaining import Ready, begin
 from whyformer.methods import METHODS, Method, methods
 from whyformer.methods.maps.transformer_attribution import conservation
 from whyformer.methods.task import Task
 from whyformer.models import load
+from whyformer.progress import Track, tracking
 from whyformer.rules.core import Composite
 from whyformer.targets import Target
 

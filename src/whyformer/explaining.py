@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, TooLarge, WhyformerError
-from whyformer.explanation.counts import in_bytes
+from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
-from whyformer.inputs.given import count_of, some_of, wants_processor
+from whyformer.inputs.given import count_of, wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import Unlike, apart, is_prompt
 from whyformer.inputs.unfit import unfit
@@ -31,13 +30,12 @@ from whyformer.methods.together import Together
 from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
-from whyformer.models.memory import free_memory, is_out_of_memory
 from whyformer.models.structure import class_count, class_names
+from whyformer.progress import Track, tracking
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
 
-Track = Callable[..., Iterable[Any]]
 Apart = tuple[tuple[list[int], "Ready"], ...]
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 
@@ -104,78 +102,15 @@ def explain(
     def ready(batch: Any) -> Ready:
         return begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
 
-    def explained(one: Ready, own: Target, shown: bool | Track) -> Explanation:
+    def explained(one: Ready, own: Target, whole: bool = True) -> Explanation:
+        shown = progress if whole or callable(progress) else False
         with declared(rules):
             return one.explain(method, own, progress=shown, verify=verify, **settings)
 
     count = count_of(inputs, processor)
     if count is None or count == 1:
-        return explained(ready(inputs), target, progress)
-    return _in_batches(inputs, count, target, progress, ready, explained)
-
-
-AT_ONCE = 32
-"""Samples of a list that go through the model together; half as many from where memory runs out."""
-
-
-def _in_batches(
-    inputs: Any,
-    count: int,
-    target: Target,
-    progress: bool | Track,
-    ready: Callable[[Any], Ready],
-    explained: Callable[[Ready, Target, bool | Track], Explanation],
-) -> Explanation:
-    """One explanation of all samples of a list."""
-    padding = "", False
-
-    def batches() -> Iterator[Explanation]:
-        nonlocal padding
-        start, size = 0, AT_ONCE
-        while start < count:
-            stop = min(start + size, count)
-            whole = stop - start == count
-            try:
-                one = ready(some_of(inputs, start, stop))
-                if start == 0 and several_tokens(target, one.processor, one.labels, one.classes) is None:
-                    Resolver(target, one.labels, one.classes, count, one.processor)  # checks those of all samples
-                own = target if whole else of_samples(target, range(start, stop))
-                made = explained(one, own, progress if whole or callable(progress) else False)
-            except (WhyformerError, RuntimeError, MemoryError) as error:
-                if not whole and isinstance(error, InputError):
-                    error.add_note(f"in the batch of samples {start} to {stop - 1} of {count}")
-                if stop - start == 1 or not (is_out_of_memory(error) or isinstance(error, TooLarge)):
-                    raise
-                size = (stop - start) // 2
-                continue
-            start, padding = stop, one.padding
-            yield made
-
-    shown = batches() if count <= AT_ONCE else tracking(progress)(batches(), "explaining", math.ceil(count / AT_ONCE))
-    parts: list[Explanation] = []
-    for made in shown:
-        if len(made) == count:
-            return made
-        if not parts:
-            _refuse_too_many(made, inputs, count)
-        parts.extend(made)
-    return joined(parts, *padding)
-
-
-def _refuse_too_many(first: Explanation, inputs: Any, count: int) -> None:
-    """Raise where the explanations of all samples, like these first ones, would take more memory than is free."""
-    parts = [first, *first.parts.values()]
-    tensors = [t for e in parts for t in (e.scores, e.logits, e.pictures, e.sounds) if t is not None]
-    given = {id(one) for one in inputs}
-    pictures = [p for e in parts for p in e.originals or () if id(p) not in given]
-    # tensors twice: parts, and the whole that is made of them; pictures as Pillow keeps them
-    held = 2 * sum(t.nbytes for t in tensors) + sum(4 * p.width * p.height for p in pictures)
-    needed, free = held / len(first) * count, free_memory(torch.device("cpu"))
-    if needed > free:
-        raise TooLarge(
-            f"the explanations of {count:,} samples take about {in_bytes(needed)} of memory, and {in_bytes(free)} are "
-            "free: whyformer.explain_many gives them one at a time, or writes them to a folder (out=...)"
-        )
+        return explained(ready(inputs), target)
+    return in_batches(inputs, count, target, tracking(progress), ready, explained)
 
 
 OUTPUT = "the output"
@@ -411,19 +346,3 @@ def begin(
     kinds = {one.inputs.modality for _, one in each}
     stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
     return Ready(model, stand, *facts, each)
-
-
-def tracking(wanted: bool | Track) -> Track:
-    """A function (iterable, description, total) -> iterable: the caller's own, or one that draws a bar if wanted."""
-    if not isinstance(wanted, bool):
-        return wanted
-
-    def track(work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterable[Any]:
-        if not wanted:
-            return work
-        from rich.console import Console
-        from rich.progress import track as rich_track
-
-        return rich_track(work, description=description, total=total, console=Console(stderr=True))
-
-    return track

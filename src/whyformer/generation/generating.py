@@ -11,7 +11,6 @@ from torch import nn
 
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
-from whyformer.explaining import Track, tracking
 from whyformer.explanation.generation import Generation
 from whyformer.generation.pictures import with_images
 from whyformer.generation.prompts import Prompt, answered, prompts_of
@@ -20,6 +19,7 @@ from whyformer.generation.watching import Watched
 from whyformer.methods import find
 from whyformer.methods.verifying import check
 from whyformer.models.loading import model_name, opened
+from whyformer.progress import Track, tracking
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Target

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready, Track, note_claims
+from whyformer.explaining import Ready, note_claims
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
@@ -28,6 +28,7 @@ from whyformer.methods.verifying import Prefix, verified
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
+from whyformer.progress import Track
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, Resolver, Span, Target
 
 _NAMED: dict[str, tuple[str, Callable[[int], Any] | None]] = {

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
-from whyformer.explaining import Track, tracking
 from whyformer.explanation.storage import written_whole
 from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import prepare
@@ -25,6 +24,7 @@ from whyformer.maximize.chances import Chances, total_variation
 from whyformer.maximize.ground import argument_of, ends_of, shape_of
 from whyformer.maximize.units import unit_of
 from whyformer.models.loading import opened
+from whyformer.progress import Track, tracking
 
 RECIPES: dict[str, dict[str, Any]] = {
     "feature_visualisation": {
