@@ -188,7 +188,7 @@ def test_a_port_that_is_taken_is_told_or_the_next_one_taken(free_port):
             http.listen("127.0.0.1", [port])
         with http.listen("127.0.0.1", [port, 0]) as second:
             assert second.getsockname() != first.getsockname()
-    with pytest.raises(LoadError, match="none.invalid"):
+    with pytest.raises(LoadError, match=r"none\.invalid"):
         http.listen("none.invalid", [0])
 
 

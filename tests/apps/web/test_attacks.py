@@ -16,6 +16,7 @@ from PIL import Image
 from apps.web.visiting import SENTENCE
 from whyformer.apps.web import gate, server, uploads, work
 from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.running import USER
 from whyformer.apps.web.uploads import Uploads, sweep_the_dead
 from whyformer.apps.web.work import Session, Stopped
 from whyformer.errors import InputError
@@ -182,7 +183,7 @@ def test_what_gradio_answers_without_a_login_needs_one(guarded, method, path):
     body = {"session_hash": "x", "fn_index": 0, "event_id": "y"}
     assert httpx.request(method, guarded + path, json=body).status_code == 401
     with httpx.Client() as visitor:
-        visitor.post(f"{guarded}/login", data={"username": server.USER, "password": "correct horse"})
+        visitor.post(f"{guarded}/login", data={"username": USER, "password": "correct horse"})
         assert visitor.request(method, guarded + path, json=body).status_code != 401
 
 
@@ -192,7 +193,7 @@ def test_a_login_slows_down_after_wrong_passwords(catalogue, free_port):
     site = found[0].rstrip("/")
 
     def tried(password):
-        return httpx.post(f"{site}/login", data={"username": server.USER, "password": password}).status_code
+        return httpx.post(f"{site}/login", data={"username": USER, "password": password}).status_code
 
     try:
         assert [tried("wrong") for _ in range(3)] == [400, 400, 400]

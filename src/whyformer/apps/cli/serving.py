@@ -37,6 +37,7 @@ def serve(asked: Serve) -> None:
         asked.model, host=asked.host, port=asked.port, keys=tuple(asked.api_key or ()), limits=limits,
         device=asked.device, dtype=asked.dtype, truncate=asked.truncate,
         started=lambda address: tell(
-            asked, record("serve", url=address), f"whyformer answers at {address}, as {address}/openapi.json describes (Ctrl+C ends it)"
+            asked, record("serve", url=address),
+            f"whyformer answers at {address}, described in {address}/openapi.json (Ctrl+C ends it)",
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""ASGI middleware of the server: who may ask, how large a request may be, and that it is dropped once its client is gone."""
+"""ASGI middleware of the server: who may ask, how large a request may be, and its end once the client is gone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Gate:
         if self.keys and path not in OPEN:
             bearer = await _BEARER(request)
             given = (await _HEADER(request) or (bearer.credentials if bearer else "")).encode()
-            if not any([hmac.compare_digest(given, key) for key in self.keys]):  # all are compared, in the same time
+            fitting = [key for key in self.keys if hmac.compare_digest(given, key)]  # in the same time whichever fits
+            if not fitting:
                 reason = "this server asks for a key: Authorization: Bearer KEY"
                 raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
         if request.method not in ("GET", "HEAD", "OPTIONS") and is_foreign(request.headers):
