@@ -18,8 +18,6 @@ from starlette.datastructures import Headers
 
 pytest.importorskip("uvicorn", reason="needs whyformer[serve]")
 
-import uvicorn
-
 from whyformer.apps import http
 from whyformer.errors import LoadError
 
@@ -30,9 +28,10 @@ HALF_A_BODY = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 
 class App:
-    """Reads the body, and answers once it may."""
+    """Reads the body, and answers once it may; ``streams``: without end."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: bool = False) -> None:
+        self.streams = streams
         self.may, self.asked = threading.Event(), threading.Event()
         self.may.set()
 
@@ -44,6 +43,11 @@ class App:
         self.asked.set()
         while not self.may.is_set() and message["type"] != "http.disconnect":
             await asyncio.sleep(0.01)
+        if self.streams:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -51,7 +55,7 @@ class App:
 class Running:
     def __init__(self, app: App, connections: int, grace: float) -> None:
         self.sock = http.listen("127.0.0.1", [0])
-        self.server = uvicorn.Server(http.configure(app, grace, connections))
+        self.server = http.Server(app, grace, connections)
         self.thread = threading.Thread(target=self.server.run, args=([self.sock],))
         self.thread.start()
         self.address = self.sock.getsockname()
@@ -164,6 +168,23 @@ def test_the_end_waits_for_what_was_asked_and_for_no_half_request(running):
     assert server.ended(30)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["now", "once the server ends"])
+def test_the_end_waits_for_no_stream(running, late):
+    app = App(streams=True)
+    server = running(grace=300, app=app)
+    if late:
+        app.may.clear()
+    line = server.sent(WHOLE)
+    assert app.asked.wait(30)
+    assert late or answered(line)
+    server.end()
+    if late:
+        assert not server.ended(0.3)
+        app.may.set()
+    assert closed(line)
+    assert server.ended(30)
+
+
 def test_the_end_waits_no_longer_than_its_grace(running):
     app = App()
     app.may.clear()
@@ -175,9 +196,9 @@ def test_the_end_waits_no_longer_than_its_grace(running):
 
 
 def test_the_number_of_connections_fits_the_files_that_may_be_open(monkeypatch):
-    assert http.configure(App(), 1, 100).limit_concurrency == 100
+    assert http.Server(App(), 1, 100).config.limit_concurrency == 100
     monkeypatch.setattr(os, "sysconf", lambda name: 64)
-    few = http.configure(App(), 1, 100)
+    few = http.Server(App(), 1, 100).config
     assert few.limit_concurrency + 4 * few.backlog <= 48
 
 

@@ -84,23 +84,40 @@ class Connection(H11Protocol):  # type: ignore[misc]
             self.timer = None
 
 
-def configure(app: Any, grace: float, connections: int = CONNECTIONS) -> uvicorn.Config:
-    """How uvicorn serves an application: quietly, and within limits.
+class Server(uvicorn.Server):  # type: ignore[misc]
+    """uvicorn with :class:`Connection`, quiet, and within limits.
 
     Args:
         grace: seconds that requests may take to finish when the server ends.
         connections: the most sockets; fewer where the system allows the process few open files.
     """
-    files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
-    backlog = BACKLOG
-    if files > 0:
-        # accepted sockets may be open for some rounds of the event loop before they are counted
-        connections, backlog = min(connections, files // 2), max(1, min(backlog, files // 16))
-    return uvicorn.Config(
-        app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
-        h11_max_incomplete_event_size=64 * 1024, limit_concurrency=connections, backlog=backlog,
-        timeout_graceful_shutdown=grace,
-    )  # fmt: skip
+
+    def __init__(self, app: Any, grace: float, connections: int = CONNECTIONS) -> None:
+        files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+        backlog = BACKLOG
+        if files > 0:
+            # accepted sockets may be open for some rounds of the event loop before they are counted
+            connections, backlog = min(connections, files // 2), max(1, min(backlog, files // 16))
+        config = uvicorn.Config(
+            app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
+            h11_max_incomplete_event_size=64 * 1024, limit_concurrency=connections, backlog=backlog,
+            timeout_graceful_shutdown=grace,
+        )  # fmt: skip
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.ensure_future(self._close_connections())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_connections(self) -> None:
+        """Again and again: some were accepted only just now, and some begin to stream after the server was to end."""
+        while True:
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            await asyncio.sleep(0.1)
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:

@@ -19,7 +19,6 @@ import httpx
 import jsonschema
 import pytest
 import torch
-import uvicorn
 from PIL import Image
 
 import whyformer
@@ -316,7 +315,7 @@ def test_a_full_queue_and_a_late_answer_have_their_statuses(sst2, monkeypatch):
 def running(app, grace: float = 30):
     """The application behind uvicorn: (its address, a function that ends it, and waits for that)."""
     with http.listen("127.0.0.1", [0]) as sock:
-        server = uvicorn.Server(http.configure(app, grace))
+        server = http.Server(app, grace)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
 

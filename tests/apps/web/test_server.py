@@ -14,7 +14,7 @@ import pytest
 
 import whyformer
 from apps.web.visiting import PICTURES, SENTENCE
-from whyformer.apps.web import Limits, server
+from whyformer.apps.web import Limits, running, server
 from whyformer.apps.web.gate import MOST_JSON
 from whyformer.apps.web.running import USER
 from whyformer.errors import InputError
@@ -265,6 +265,31 @@ def test_a_password_guards_everything(catalogue, free_port):
         assert known.predict(text=SENTENCE, api_name="/explain")["explanations"]
     finally:
         close()
+
+
+def test_a_public_address_is_that_of_the_tunnel(catalogue, free_port, monkeypatch):
+    port, tunnels = free_port(), []
+    monkeypatch.setattr(running, "setup_tunnel", lambda *given: tunnels.append(given[:2]) or "http://made-up.example")
+    found = []
+    close = server.serve(catalogue, port=port, share=True, password="correct horse", started=found.append, wait=False)
+    try:
+        assert found == ["https://made-up.example"]
+        assert tunnels == [("127.0.0.1", port)]
+        assert httpx.get(f"http://127.0.0.1:{port}/config", headers={"Host": "made-up.example"}).status_code == 401
+    finally:
+        close()
+
+
+def test_without_a_tunnel_the_page_is_not_started(catalogue, free_port, monkeypatch):
+    def failing(*given):
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(running, "setup_tunnel", failing)
+    port = free_port()
+    with pytest.raises(whyformer.errors.LoadError, match="--share"):
+        server.serve(catalogue, port=port, share=True, password="correct horse")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/")
 
 
 def test_a_taken_port_is_a_sentence(site):

@@ -41,9 +41,7 @@ def serve(
     """
     check_keys(host, keys)
     try:
-        import uvicorn
-
-        from whyformer.apps.http import LOCAL, configure, listen
+        from whyformer.apps.http import LOCAL, Server, listen
         from whyformer.apps.server.service import build
     except ImportError as error:
         raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
@@ -56,4 +54,4 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:
         app = build(session, loaded.modality, limits, keys, (*LOCAL, shown), lambda: started(f"http://{shown}:{port}"))
-        uvicorn.Server(configure(app, limits.grace, limits.connections)).run([sock])
+        Server(app, limits.grace, limits.connections).run([sock])

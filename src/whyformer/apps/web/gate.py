@@ -109,6 +109,8 @@ class Gate:
             self.visits(visitor, True)
         try:
             await self.app(scope, again, sealed)
+        except ClientDisconnect:
+            pass  # in the middle of an upload
         except TimeoutError:
             await PlainTextResponse("too slow", 408)(scope, receive, send)
         except (ValueError, TypeError, KeyError, AttributeError):

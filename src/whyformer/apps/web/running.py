@@ -12,14 +12,13 @@ from urllib.parse import urlsplit
 
 import gradio as gr
 import httpx
-import uvicorn
 from fastapi import FastAPI
 from gradio.exceptions import ChecksumMismatchError
 from gradio.networking import setup_tunnel
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from whyformer.apps.http import configure
+from whyformer.apps.http import Server
 from whyformer.apps.web.gate import Gate
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.page import build, look
@@ -54,8 +53,9 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
 
 def run(app: Any, sock: socket.socket) -> Callable[[], None]:
     """Serve in a thread; returns once requests are answered. The function that comes back ends it."""
-    server = uvicorn.Server(configure(app, GRACE))
-    thread = threading.Thread(target=server.run, args=([sock],), name="whyformer-page", daemon=True)
+    server = Server(app, GRACE)
+    # no daemon, as then the threads that explain would be neither: a process that ends under one of torch's aborts
+    thread = threading.Thread(target=server.run, args=([sock],), name="whyformer-page")
     thread.start()
     while not server.started:
         if not thread.is_alive():

@@ -85,6 +85,7 @@ def serve(
         # a page that others reach under names that it cannot know takes any
         hosts = ["*"] if share or host in EVERYWHERE else [*LOCAL, name]
         stack.callback(run(application(handlers, uploads, hosts, password), sock))
+        stack.callback(handlers.end)
         number = sock.getsockname()[1]
         address = open_tunnel(host, number) if share else f"http://{name}:{number}/"
         if browser:
