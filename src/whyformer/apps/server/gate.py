@@ -19,7 +19,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 OPEN = ("/health", "/ready")
-"""Paths that need no key: they say nothing about the model or anybody's inputs."""
+"""Paths that need no key: they say nothing about anybody's inputs."""
 _BEARER, _HEADER = HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False)
 
 

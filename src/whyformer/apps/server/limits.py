@@ -37,8 +37,8 @@ class Limits:
 
     @property
     def connections(self) -> int:
-        """As many as may wait or be explained, twice: a client may stay connected between its requests."""
-        return 2 * (self.queue + self.batch)
+        """The most at once: four times the requests that may wait or be explained. Beyond half, idle ones are closed."""
+        return 4 * (self.queue + self.batch)
 
     def __post_init__(self) -> None:
         for one in fields(self):
