@@ -34,8 +34,3 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def without_port(host: str) -> str:
-    """What a ``Host`` header names; an IPv6 address keeps its brackets."""
-    return host if host.endswith("]") else host.rpartition(":")[0] or host

@@ -34,7 +34,7 @@ TYPES = st.sampled_from(["application/json", "text/plain", "multipart/form-data;
 def served(name: str, kind: str):
     loaded = load(name)
     limits = Limits(characters=500, seconds=30, setting=64, pixels=2_000_000)
-    return testclient.TestClient(build(Session(loaded.model, loaded.processor, loaded.name, ()), kind, limits))
+    return testclient.TestClient(build(Session(loaded.model, loaded.processor, loaded.name, ()), kind, limits), "http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")

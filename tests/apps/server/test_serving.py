@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,9 +22,10 @@ import torch
 from PIL import Image
 
 import whyformer
+from whyformer.apps import http
 from whyformer.apps.cli.completion import read_schema
 from whyformer.apps.server import Limits
-from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
+from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
 from whyformer.apps.server.running import check_keys
 from whyformer.apps.server.service import build
 from whyformer.errors import InputError
@@ -46,9 +49,13 @@ def digits():
     return Session(loaded.model, loaded.processor, loaded.name, ())
 
 
+def served(app, host: str = "127.0.0.1:8000", **options):
+    return testclient.TestClient(app, f"http://{host}", **options)
+
+
 @pytest.fixture
 def client(sst2):
-    with testclient.TestClient(build(sst2, "text", Limits(size=5000, characters=300))) as made:
+    with served(build(sst2, "text", Limits(size=5000, characters=300))) as made:
         yield made
 
 
@@ -71,7 +78,7 @@ def test_an_answer_is_what_explain_gives(client):
 
 def test_a_picture_is_the_body(digits):
     raw = (ROOT / "examples/pictures/digits_37.png").read_bytes()
-    with testclient.TestClient(build(digits, "image", Limits(pixels=10_000_000))) as client:
+    with served(build(digits, "image", Limits(pixels=10_000_000))) as client:
         answer = client.post("/v1/explain/picture?target=3&method=rollout", content=raw)
         assert answer.status_code == 200, answer.text
         e = whyformer.explain("bundled:digits", ROOT / "examples/pictures/digits_37.png", "rollout", 3)
@@ -80,7 +87,7 @@ def test_a_picture_is_the_body(digits):
         for bad, status in [(b"no picture", 400), (b"", 400), (raw[:90], 400)]:
             assert client.post("/v1/explain/picture", content=bad).status_code == status
         assert asked(client, "a text").status_code == 400
-    with testclient.TestClient(build(digits, "image", Limits(pixels=100))) as client:
+    with served(build(digits, "image", Limits(pixels=100))) as client:
         assert client.post("/v1/explain/picture", content=raw).status_code == 413
 
 
@@ -118,7 +125,7 @@ def test_a_body_that_is_no_request_is_refused(client, body):
 
 
 def test_an_explanation_that_would_take_too_much_memory_is_refused(sst2):
-    with testclient.TestClient(build(sst2, "text", Limits(memory=100_000))) as client:
+    with served(build(sst2, "text", Limits(memory=100_000))) as client:
         answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
         assert answer.status_code == 413
         assert "of memory" in answer.json()["detail"] and "are allowed here" in answer.json()["detail"]
@@ -133,24 +140,52 @@ def test_a_body_without_a_length_is_counted_while_it_arrives(client):
     assert client.post("/v1/explain/text", content=chunks()).status_code == 413
 
 
-def test_keys_and_hosts(sst2):
-    with testclient.TestClient(build(sst2, "text", Limits(), (KEY, "another key, long enough"))) as client:
+def test_a_key_is_asked_for(sst2):
+    with served(build(sst2, "text", Limits(), (KEY, "another key, long enough")), "any.example") as client:
         assert asked(client, "a film").status_code == 401
         assert asked(client, "a film").headers["www-authenticate"] == "Bearer"
-        for headers in ({"Authorization": f"Bearer {KEY}"}, {"X-API-Key": "another key, long enough"}):
+        for headers in ({"Authorization": f"Bearer {KEY}"}, {"Authorization": f"bearer  {KEY}"}, {"X-API-Key": "another key, long enough"}):
             assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 200
-        assert client.post("/v1/explain/text", json={"text": "a film"}, headers={"X-API-Key": KEY[:-1]}).status_code == 401
-        assert client.get("/metrics").status_code == 401
+        for headers in ({"X-API-Key": KEY[:-1]}, {"Authorization": f"Basic {KEY}"}, {"Authorization": "Bearer "}, {"X-API-Key": b"\xff"}, {"Host": "x/health?"}):
+            assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 401
+        for path in ("/metrics", "/v1/methods", "/openapi.json", "/docs", "/redoc"):
+            assert client.get(path).status_code == 401, path
+        assert client.get("/openapi.json", headers={"X-API-Key": KEY}).status_code == 200
         assert client.get("/health").json() == {"status": "ok"}
         assert client.get("/ready").json()["status"] == "ready"
-    with testclient.TestClient(build(sst2, "text", Limits())) as client:
-        assert client.get("/health", headers={"host": "evil.example:8000"}).status_code == 400
-        assert client.get("/health", headers={"host": "127.0.0.1:8000"}).status_code == 200
     for host, keys, words in [("0.0.0.0", (), "needs a key"), ("127.0.0.1", ("short",), "at least 16"), ("::", (), "needs a key")]:
         with pytest.raises(InputError, match=words):
             check_keys(host, keys)
     check_keys("0.0.0.0", (KEY,))
     check_keys("::1", ())
+
+
+def test_without_a_key_it_answers_to_names_of_this_machine_alone(sst2):
+    with served(build(sst2, "text", Limits())) as client:
+        for host in ("evil.example:8000", "testserver", "localhost.evil.example", ""):
+            assert client.get("/health", headers={"host": host}).status_code == 400, host
+        for host in ("127.0.0.1:8000", "localhost", "[::1]:8000"):
+            assert client.get("/health", headers={"host": host}).status_code == 200, host
+    with served(build(sst2, "text", Limits(), hosts=("127.0.0.5",)), "127.0.0.5:8000") as client:
+        assert client.get("/health").status_code == 200
+
+
+def test_no_page_is_served_that_loads_scripts_from_elsewhere(client):
+    assert [client.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [404, 404, 200]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}, {"Sec-Fetch-Site": "cross-site"}], ids=str)
+def test_pages_of_other_sites_are_refused(client, headers, kind):
+    for path in ("/v1/explain/text", "/v1/explain/picture"):
+        answer = client.post(path, content=b'{"text": "a film"}', headers={"content-type": kind, **headers})
+        assert answer.status_code == 403
+        assert answer.json()["detail"]
+
+
+def test_a_page_of_this_address_is_not_refused(client):
+    headers = {"Origin": "http://127.0.0.1:8000", "Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/explain/text", json={"text": "a film"}, headers=headers).status_code == 200
 
 
 def test_figures_and_the_list_of_methods(client):
@@ -171,7 +206,7 @@ def test_64_clients_at_once_get_their_own_answers(sst2):
     texts = [f"{'Very ' * (i % 3)}{words[i % 8]} and {words[i // 8]} film number {i}." for i in range(64)]
     methods = ["gae", "input_x_gradient"]
     wanted = {(t, m): e for m in methods for t, e in zip(texts, whyformer.explain_many(sst2.model, texts, m, processor=sst2.processor), strict=True)}
-    with testclient.TestClient(build(sst2, "text", Limits(batch=16, wait=0.02))) as client:
+    with served(build(sst2, "text", Limits(batch=16, wait=0.02))) as client:
 
         def one(i: int) -> list:
             return [asked(client, texts[i], method=m).json()["explanations"][0] for m in methods]
@@ -207,12 +242,14 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
     answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
     with pytest.raises(Full):
         batcher.submit(waiting())
-    answers[1].cancel()
+    answers[1].cancel()  # whoever waited for it is gone, and leaves room
+    answers.append(batcher.submit(waiting("film 2")))
     closing = threading.Thread(target=batcher.close)
     go.set()
     closing.start()
     assert answers[0].result(30).method == "gae"
     assert answers[2].result(30).texts == ["film 1"]
+    assert answers[3].result(30).texts == ["film 2"]
     closing.join(30)
     assert answers[1].cancelled()
     with pytest.raises(Full):
@@ -232,12 +269,132 @@ def test_work_that_takes_too_long_is_ended(sst2):
     batcher.close()
 
 
+def test_work_that_nobody_waits_for_ends_at_its_next_step():
+    both = [waiting(), waiting()]
+    steps = WhileAwaited(both, 0.0)(range(9))
+    assert next(steps) == 0
+    both[0].answer.cancel()
+    assert next(steps) == 1
+    both[1].answer.cancel()
+    with pytest.raises(TimeIsUp):
+        next(steps)
+
+
+def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatch):
+    go, begun, explained = threading.Event(), threading.Event(), []
+    original = Session.explain
+
+    def slow(self, reads, size):
+        explained.extend(read.content for read in reads)
+        begun.set()
+        assert go.wait(30)
+        return original(self, reads, size)
+
+    monkeypatch.setattr(Session, "explain", slow)
+    batcher = Batcher(sst2, 3, 30, 8)
+    first, second, third = (batcher.submit(waiting(m, method=m)) for m in ("gae", "rollout", "saliency"))
+    assert begun.wait(30)
+    second.cancel()
+    go.set()
+    assert first.result(30).method == "gae"
+    assert third.result(30).method == "saliency"
+    assert explained == ["gae", "saliency"]
+    batcher.close()
+
+
 def test_a_full_queue_and_a_late_answer_have_their_statuses(sst2, monkeypatch):
     original = Session.explain
     monkeypatch.setattr(Session, "explain", lambda self, reads, size: (time.sleep(0.6), original(self, reads, size))[1])
-    with testclient.TestClient(build(sst2, "text", Limits(batch=1, queue=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
+    with served(build(sst2, "text", Limits(batch=1, queue=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
         statuses = [a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(8))]
     assert set(statuses) == {429, 504}
+
+
+# -- clients that go, and the end -----------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def running(app, grace: float = 30):
+    """The application behind uvicorn: (its address, a function that ends it, and waits for that)."""
+    with http.listen("127.0.0.1", [0]) as sock:
+        server = http.Server(app, grace)
+        thread = threading.Thread(target=server.run, args=([sock],))
+        thread.start()
+
+        def end() -> None:
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive()
+
+        try:
+            yield sock.getsockname(), end
+        finally:
+            end()
+
+
+def posted(address, text: str) -> socket.socket:
+    body = json.dumps({"text": text}).encode()
+    line = socket.create_connection(address, timeout=60)
+    line.sendall(b"POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+    return line
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Explanations wait for ``go``; ``explained`` are the texts that were begun."""
+    go, begun, explained = threading.Event(), threading.Event(), []
+    original = Session.explain
+
+    def slow(self, reads, size):
+        explained.extend(read.content for read in reads)
+        begun.set()
+        assert go.wait(60)
+        return original(self, reads, size)
+
+    monkeypatch.setattr(Session, "explain", slow)
+    yield go, begun, explained
+    go.set()
+
+
+def test_a_request_whose_client_is_gone_leaves_the_queue(sst2, held):
+    go, begun, explained = held
+    with running(build(sst2, "text", Limits(batch=1))) as (address, _), httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as client:
+
+        def wait_for(count: int) -> None:
+            until = time.monotonic() + 60
+            while client.get("/ready").json()["waiting"] != count:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+
+        with posted(address, "first") as first:
+            assert begun.wait(60)
+            lines = [posted(address, f"gone {i}") for i in range(10)]
+            wait_for(10)
+            for line in lines:
+                line.close()
+            wait_for(0)
+            go.set()
+            assert first.recv(12) == b"HTTP/1.1 200"
+        assert asked(client, "last").status_code == 200
+        assert 'whyformer_requests_total{status="499"} 10.0' in client.get("/metrics").text
+    assert explained == ["first", "last"]
+
+
+def test_a_body_that_ends_early_is_no_request(sst2, held):
+    go, _, explained = held
+    go.set()
+    with running(build(sst2, "text", Limits())) as (address, _), httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as client:
+        with socket.create_connection(address) as line:
+            line.sendall(b'POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"text": "a film"}')
+        assert asked(client, "whole").status_code == 200
+    assert explained == ["whole"]
+
+
+def test_what_is_not_finished_within_the_grace_is_told_so(sst2, held, capfd):
+    _, begun, _ = held
+    with running(build(sst2, "text", Limits(batch=1)), grace=0.5) as (address, end), posted(address, "first") as first, posted(address, "second") as second:
+        assert begun.wait(60)
+        end()
+        assert first.recv(12) == second.recv(12) == b"HTTP/1.1 503"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # -- a process of its own ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import gradio as gr
 import httpx
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from PIL import Image
 
 from apps.web.visiting import SENTENCE
 from whyformer.apps.web import gate, server, uploads, work
+from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.running import USER
 from whyformer.apps.web.uploads import Uploads, sweep_the_dead
 from whyformer.apps.web.work import Session, Stopped
 from whyformer.errors import InputError
@@ -103,6 +106,26 @@ def test_work_ends_when_the_visitor_leaves(handlers):
                 handlers.visits("me", False)
 
 
+def test_work_ends_when_the_page_does(handlers, monkeypatch):
+    visitor, original = Session(), work.predict
+    handlers.visitors["me"] = visitor
+    monkeypatch.setattr(work, "predict", lambda *given: (handlers.end(), original(*given))[1])
+    with pytest.raises(gr.Error, match="Cancelled"):
+        endpoint(handlers)(text=SENTENCE, methods=["integrated_gradients"])
+    with pytest.raises(Stopped):
+        next(iter(visitor.track()(range(3))))
+
+
+def test_requests_that_break_off_do_not_fill_the_log(site, capfd):
+    host, port = site.removeprefix("http://").split(":")
+    for path in ("/gradio_api/call/explain", "/gradio_api/upload", "/login"):
+        kind = "multipart/form-data; boundary=x" if path.endswith("upload") else "application/json"
+        with socket.create_connection((host, int(port)), timeout=20) as line:
+            line.sendall(f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: {kind}\r\nContent-Length: 500\r\n\r\n--x".encode())
+    assert httpx.get(site).status_code == 200  # after them
+    assert capfd.readouterr().err == ""
+
+
 # -- memory ----------------------------------------------------------------------------------------------------------
 def test_a_session_is_bounded_in_bytes():
     session = Session(most=10**6)
@@ -182,7 +205,7 @@ def test_what_gradio_answers_without_a_login_needs_one(guarded, method, path):
     body = {"session_hash": "x", "fn_index": 0, "event_id": "y"}
     assert httpx.request(method, guarded + path, json=body).status_code == 401
     with httpx.Client() as visitor:
-        visitor.post(f"{guarded}/login", data={"username": server.USER, "password": "correct horse"})
+        visitor.post(f"{guarded}/login", data={"username": USER, "password": "correct horse"})
         assert visitor.request(method, guarded + path, json=body).status_code != 401
 
 
@@ -192,7 +215,7 @@ def test_a_login_slows_down_after_wrong_passwords(catalogue, free_port):
     site = found[0].rstrip("/")
 
     def tried(password):
-        return httpx.post(f"{site}/login", data={"username": server.USER, "password": password}).status_code
+        return httpx.post(f"{site}/login", data={"username": USER, "password": password}).status_code
 
     try:
         assert [tried("wrong") for _ in range(3)] == [400, 400, 400]

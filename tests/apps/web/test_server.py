@@ -14,8 +14,9 @@ import pytest
 
 import whyformer
 from apps.web.visiting import PICTURES, SENTENCE
-from whyformer.apps.web import Limits, server
+from whyformer.apps.web import Limits, running, server
 from whyformer.apps.web.gate import MOST_JSON
+from whyformer.apps.web.running import USER
 from whyformer.errors import InputError
 
 # sockets and event loops that gradio leaves to the garbage collector; nothing here can mend them
@@ -194,7 +195,7 @@ def test_a_request_is_not_read_without_end(site):
 
 
 def test_another_sites_name_for_this_machine_is_refused(site):
-    assert httpx.get(site, headers={"Host": "evil.example:7860"}).status_code == 403
+    assert httpx.get(site, headers={"Host": "evil.example:7860"}).status_code == 400
     assert httpx.get(site).status_code == 200
 
 
@@ -258,15 +259,40 @@ def test_a_password_guards_everything(catalogue, free_port):
         assert upload(site, "a.png", b"x").status_code == 401
         for path in ("/gradio_api/call/explain", "/gradio_api/queue/join"):
             assert httpx.post(site + path, json={"data": ["hello"], "session_hash": "x", "fn_index": 0}).status_code == 401, path
-        assert httpx.post(f"{site}/login", data={"username": server.USER, "password": "wrong horse"}).status_code == 400
+        assert httpx.post(f"{site}/login", data={"username": USER, "password": "wrong horse"}).status_code == 400
         with httpx.Client() as visitor:
-            assert visitor.post(f"{site}/login", data={"username": server.USER, "password": "correct horse"}).status_code == 200
+            assert visitor.post(f"{site}/login", data={"username": USER, "password": "correct horse"}).status_code == 200
             assert visitor.get(f"{site}/gradio_api/info").status_code == 200
         gradio_client = pytest.importorskip("gradio_client")
-        known = gradio_client.Client(site, auth=(server.USER, "correct horse"), verbose=False)
+        known = gradio_client.Client(site, auth=(USER, "correct horse"), verbose=False)
         assert known.predict(text=SENTENCE, api_name="/explain")["explanations"]
     finally:
         close()
+
+
+def test_a_public_address_is_that_of_the_tunnel(catalogue, free_port, monkeypatch):
+    port, tunnels = free_port(), []
+    monkeypatch.setattr(running, "setup_tunnel", lambda *given: tunnels.append(given[:2]) or "http://made-up.example")
+    found = []
+    close = server.serve(catalogue, port=port, share=True, password="correct horse", started=found.append, wait=False)
+    try:
+        assert found == ["https://made-up.example"]
+        assert tunnels == [("127.0.0.1", port)]
+        assert httpx.get(f"http://127.0.0.1:{port}/config", headers={"Host": "made-up.example"}).status_code == 401
+    finally:
+        close()
+
+
+def test_without_a_tunnel_the_page_is_not_started(catalogue, free_port, monkeypatch):
+    def failing(*given):
+        raise RuntimeError("no answer")
+
+    monkeypatch.setattr(running, "setup_tunnel", failing)
+    port = free_port()
+    with pytest.raises(whyformer.errors.LoadError, match="--share"):
+        server.serve(catalogue, port=port, share=True, password="correct horse")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/")
 
 
 def test_a_taken_port_is_a_sentence(site):

@@ -19,6 +19,7 @@ class Serve(opt.Common):
     wait: float = 5.0
     queue: int = 128
     seconds: float = 60.0
+    grace: float = 30.0
     truncate: bool = False
     device: str | None = None
     dtype: str | None = None
@@ -29,11 +30,14 @@ def serve(asked: Serve) -> None:
     from whyformer.apps.server import Limits
     from whyformer.apps.server import serve as answer
 
-    limits = Limits(batch=asked.batch, wait=asked.wait / 1000, queue=asked.queue, seconds=asked.seconds)
+    limits = Limits(
+        batch=asked.batch, wait=asked.wait / 1000, queue=asked.queue, seconds=asked.seconds, grace=asked.grace
+    )  # fmt: skip
     answer(
         asked.model, host=asked.host, port=asked.port, keys=tuple(asked.api_key or ()), limits=limits,
         device=asked.device, dtype=asked.dtype, truncate=asked.truncate,
         started=lambda address: tell(
-            asked, record("serve", url=address), f"whyformer answers at {address}/docs (Ctrl+C ends it)"
+            asked, record("serve", url=address),
+            f"whyformer answers at {address}, described in {address}/openapi.json (Ctrl+C ends it)",
         ),
     )  # fmt: skip

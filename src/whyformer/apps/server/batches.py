@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -38,7 +39,8 @@ class Refused(Exception):  # noqa: N818 - the client can mend it
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """One request: its content, what is asked of it, until when, and who waits for the answer."""
+    """One request: its content, what is asked of it, until when, and the answer, which is cancelled once nobody waits
+    for it."""
 
     content: Any
     method: str
@@ -56,6 +58,9 @@ class Asked:
 class Batcher:
     """A queue with an end, and the thread that empties it.
 
+    A request whose answer is cancelled leaves the queue at once. What is running for cancelled requests alone ends at
+    its next step.
+
     Args:
         session: the model; methods and targets are those of each request.
         size: the most requests that are explained together; wait: seconds that the first waits for others.
@@ -69,11 +74,17 @@ class Batcher:
         memory: float = math.inf,
     ) -> None:  # fmt: skip
         self.memory = memory
-        self.session, self.size, self.wait, self.seen = session, size, wait, seen
-        self.waiting: queue.Queue[Asked | None] = queue.Queue(length)
+        self.session, self.size, self.wait, self.length, self.seen = session, size, wait, length, seen
+        self.waiting: deque[Asked] = deque()
         self.open = True
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="whyformer-batches", daemon=True)
         self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many requests wait as are allowed."""
+        return len(self.waiting) >= self.length
 
     def submit(self, asked: Asked) -> Future[Explanation]:
         """The explanation that will be.
@@ -81,39 +92,44 @@ class Batcher:
         Raises:
             Full: too many wait, or the server is about to end.
         """
-        if not self.open:
-            raise Full
-        try:
-            self.waiting.put_nowait(asked)
-        except queue.Full:
-            raise Full from None
+        with self._changed:
+            if not self.open or self.full:
+                raise Full
+            self.waiting.append(asked)
+            self._changed.notify()
+        asked.answer.add_done_callback(lambda answer: self._remove(asked))
         return asked.answer
 
-    def close(self) -> None:
-        """Take no more, finish what was accepted, and end."""
-        self.open = False
-        self.waiting.put(None)
-        self._thread.join()
+    def close(self, seconds: float | None = None) -> None:
+        """Take no more, finish what was accepted, and end; wait at most so many seconds for it."""
+        with self._changed:
+            self.open = False
+            self._changed.notify()
+        self._thread.join(seconds)
+
+    def _remove(self, asked: Asked) -> None:
+        with self._changed, suppress(ValueError):  # it is no longer in the queue
+            self.waiting.remove(asked)
 
     def _work(self) -> None:
-        while (first := self.waiting.get()) is not None:
-            together, last = [first], False
-            until = time.monotonic() + self.wait
-            while len(together) < self.size and not last:
-                try:
-                    one = self.waiting.get(timeout=max(0.0, until - time.monotonic()))
-                except queue.Empty:
-                    break
-                last = one is None
-                together += [] if one is None else [one]
+        while together := self._next():
             kinds: dict[str, list[Asked]] = {}
             for one in together:
-                if one.answer.set_running_or_notify_cancel():  # not those that nobody waits for any more
-                    kinds.setdefault(one.kind, []).append(one)
+                kinds.setdefault(one.kind, []).append(one)
             for alike in kinds.values():
-                self._explain(alike)
-            if last:
-                return
+                if awaited := [one for one in alike if not one.answer.cancelled()]:
+                    self._explain(awaited)
+
+    def _next(self) -> list[Asked]:
+        """The requests of the next batch; none once the queue is closed and empty."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self.waiting or not self.open)
+                if not self.waiting:
+                    return []
+                self._changed.wait_for(lambda: len(self.waiting) >= self.size or not self.open, self.wait)
+                if together := [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]:
+                    return together
 
     def _explain(self, alike: list[Asked]) -> None:
         self.seen(len(alike))
@@ -122,22 +138,16 @@ class Batcher:
             session = replace(
                 self.session, methods=((find(first.method), first.settings),),
                 targets="predicted" if first.target is None else [first.target],
-                progress=Until(max(one.until for one in alike), self.memory),
+                progress=WhileAwaited(alike, self.memory),
             )  # fmt: skip
             reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
             found = self._halving(session, reads)
         except Exception as error:
             for one in alike:
-                one.answer.set_exception(error)
+                _answer(one, None, error)
             return
         for one, (explanation, failure) in zip(alike, found, strict=True):
-            if explanation is not None:
-                one.answer.set_result(explanation)
-            else:
-                assert failure is not None
-                late = failure.kind == TimeIsUp.__name__
-                large = failure.kind == TooLarge.__name__
-                one.answer.set_exception(TimeIsUp() if late else Refused(failure.reason, large))
+            _answer(one, explanation, None if failure is None else _reason(failure))
 
     def _halving(self, session: Session, reads: list[Read]) -> list[tuple[Explanation | None, Failure | None]]:
         size = len(reads)
@@ -150,15 +160,30 @@ class Batcher:
             return [(next(iter(x.explanations), None), next(iter(x.failures), None)) for x in found]
 
 
-@dataclass(frozen=True)
-class Until:
-    """A progress that ends the work when its time is over, and says how much ``memory`` (bytes) it may take."""
+def _answer(asked: Asked, explanation: Explanation | None, error: Exception | None) -> None:
+    if not asked.answer.set_running_or_notify_cancel():
+        return
+    if explanation is not None:
+        asked.answer.set_result(explanation)
+    else:
+        asked.answer.set_exception(error)
 
-    end: float
+
+def _reason(failure: Failure) -> Exception:
+    if failure.kind == TimeIsUp.__name__:
+        return TimeIsUp()
+    return Refused(failure.reason, failure.kind == TooLarge.__name__)
+
+
+@dataclass(frozen=True)
+class WhileAwaited:
+    """A progress that ends the work once nobody waits for it, and says how much ``memory`` (bytes) it may take."""
+
+    asked: list[Asked]
     memory: float
 
     def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         for item in work:
-            if time.monotonic() > self.end:
+            if all(one.answer.cancelled() or time.monotonic() > one.until for one in self.asked):
                 raise TimeIsUp
             yield item

@@ -1,85 +1,118 @@
-"""What a request has to pass before anything reads it: its key, its host, its size, and how long it takes to arrive."""
+"""ASGI middleware of the server: who may ask, how large a request may be, and its end once the client is gone."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from whyformer.apps import without_port
+from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+
+from whyformer.apps.http import is_foreign, read_body
 
 Message = MutableMapping[str, Any]
-App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
-OPEN = ("/health", "/ready", "/openapi.json", "/docs")
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+OPEN = ("/health", "/ready")
 """Paths that need no key: they say nothing about anybody's inputs."""
-LOCAL = frozenset({"localhost", "127.0.0.1", "[::1]", "testserver"})
+_BEARER, _HEADER = HTTPBearer(auto_error=False), APIKeyHeader(name="X-API-Key", auto_error=False)
 
 
 class Gate:
-    """ASGI middleware that refuses with 401, 400, 413 or 408, and gives the application the whole body otherwise.
+    """Refuses with 401, 403, 413 or 408, or gives the application the whole body.
+
+    The application is cancelled once the client is gone.
 
     Args:
-        keys: one of which a client has to send, as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``; none is asked
-            for if there is none, and then the host has to be this machine, whatever page of the web asks.
+        keys: one of which a client has to send, as ``Authorization: Bearer KEY`` or ``X-API-Key: KEY``; no key is asked
+            for if there is none.
         size: the most bytes of a body; seconds: for all of it to arrive.
     """
 
     def __init__(self, app: App, *, keys: Collection[str], size: int, seconds: float) -> None:
         self.app, self.keys, self.size, self.seconds = app, [k.encode() for k in keys], size, seconds
 
-    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        if self.keys and scope["path"] not in OPEN and not self._known(headers):
-            await _refuse(
-                send, 401, "this server asks for a key: Authorization: Bearer KEY", (b"www-authenticate", b"Bearer")
-            )
-            return
-        host = headers.get(b"host", b"").decode("latin-1")
-        if not self.keys and without_port(host) not in LOCAL:
-            await _refuse(send, 400, "this server answers to localhost alone")
-            return
         try:
-            body = await asyncio.wait_for(self._body(headers, receive), self.seconds)
-        except TimeoutError:
-            await _refuse(send, 408, f"the request did not arrive within {self.seconds:g} seconds")
-            return
-        if body is None:
-            await _refuse(send, 413, f"a request may have {self.size} bytes")
-            return
-        given = [{"type": "http.request", "body": body, "more_body": False}]
+            await self._check(scope["path"], Request(scope))
+            body = await read_body(scope, receive, self.size, self.seconds)
+        except HTTPException as error:
+            refusal = JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+            await refusal(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        else:
+            await self._answer(scope, body, receive, send)
+
+    async def _check(self, path: str, request: Request) -> None:
+        if self.keys and path not in OPEN:
+            bearer = await _BEARER(request)
+            given = (await _HEADER(request) or (bearer.credentials if bearer else "")).encode()
+            fitting = [key for key in self.keys if hmac.compare_digest(given, key)]  # in the same time whichever fits
+            if not fitting:
+                reason = "this server asks for a key: Authorization: Bearer KEY"
+                raise HTTPException(401, reason, {"WWW-Authenticate": "Bearer"})
+        if request.method not in ("GET", "HEAD", "OPTIONS") and is_foreign(request.headers):
+            raise HTTPException(403, "this server answers to no page of another site")
+
+    async def _answer(self, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
-            return given.pop() if given else await receive()
+            return messages.pop() if messages else await receive()
 
-        await self.app(scope, replay, send)
+        async def gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
 
-    def _known(self, headers: dict[bytes, bytes]) -> bool:
-        given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        fitting = [key for key in self.keys if hmac.compare_digest(given, key)]  # all are compared, in the same time
-        return bool(fitting)
-
-    async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes | None:
-        """The whole body; None where it is too large."""
-        said = headers.get(b"content-length", b"0")
-        if said.isdigit() and int(said) > self.size:
-            return None
-        found = bytearray()
-        while True:
-            message = await receive()
-            found += message.get("body", b"")
-            if len(found) > self.size:
-                return None
-            if not message.get("more_body"):
-                return bytes(found)
+        tasks = [asyncio.ensure_future(self.app(scope, replay, send)), asyncio.ensure_future(gone())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if not tasks[0].cancelled():
+            tasks[0].result()
 
 
-async def _refuse(send: Any, status: int, reason: str, *headers: tuple[bytes, bytes]) -> None:
-    body = json.dumps({"detail": reason}).encode()
-    listed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": listed})
-    await send({"type": "http.response.body", "body": body})
+class Outcomes:
+    """Counts the status of each response: 499 where the client was gone before it.
+
+    Where the server ends before a response, which it does by cancelling the request, the response is 503.
+    """
+
+    def __init__(self, app: App, *, count: Callable[[int], None]) -> None:
+        self.app, self.count = app, count
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 499
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, noting)
+        except asyncio.CancelledError:
+            if status != 499:
+                raise
+            await JSONResponse({"detail": "the server is about to end"}, 503)(scope, receive, noting)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            self.count(status)

@@ -19,6 +19,7 @@ class Limits:
         setting: the largest number that a setting may be (steps, samples).
         queue: requests that may wait; further ones are refused.
         seconds: from a request's arrival to its answer.
+        grace: seconds that accepted requests may take to finish when the server ends.
         memory: bytes that one explanation may take beside the model, as estimated for texts; half of the machine's.
         batch: requests explained at once; wait: seconds that the first of them waits for others.
     """
@@ -29,9 +30,15 @@ class Limits:
     setting: int = 1000
     queue: int = 128
     seconds: float = 60.0
+    grace: float = 30.0
     batch: int = 16
     wait: float = 0.005
     memory: float = field(default_factory=lambda: total_memory(torch.device("cpu")) / 2)
+
+    @property
+    def connections(self) -> int:
+        """The most at once: four times the requests that may wait or be explained. Beyond half, idle ones are closed."""
+        return 4 * (self.queue + self.batch)
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 from whyformer.apps import is_local
 from whyformer.apps.server.limits import Limits
-from whyformer.errors import InputError, LoadError, MissingExtra
+from whyformer.errors import InputError, MissingExtra
 
 SHORTEST_KEY = 16
 
@@ -41,8 +41,7 @@ def serve(
     """
     check_keys(host, keys)
     try:
-        import uvicorn
-
+        from whyformer.apps.http import LOCAL, Server, listen
         from whyformer.apps.server.service import build
     except ImportError as error:
         raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
@@ -53,14 +52,6 @@ def serve(
     session = Session(loaded.model, loaded.processor, loaded.name, (), truncate=truncate)
     limits = limits or Limits()
     shown = f"[{host}]" if ":" in host else host
-    app = build(session, loaded.modality, limits, keys, lambda: started(f"http://{shown}:{port}"))
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=int(limits.seconds) + 1, h11_max_incomplete_event_size=64 * 1024,
-    )  # fmt: skip
-    try:
-        sock = config.bind_socket()
-    except (OSError, SystemExit) as error:  # uvicorn ends the process where the port is taken
-        raise LoadError(f"cannot listen on port {port} of {host}: it is taken, or not this machine's") from error
-    with sock:
-        uvicorn.Server(config).run([sock])
+    with listen(host, [port]) as sock:
+        app = build(session, loaded.modality, limits, keys, (*LOCAL, shown), lambda: started(f"http://{shown}:{port}"))
+        Server(app, limits.grace, limits.connections).run([sock])

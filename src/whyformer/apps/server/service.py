@@ -3,9 +3,8 @@
 import asyncio
 import io
 import json
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -16,14 +15,15 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 import whyformer
+from whyformer.apps.http import LOCAL
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp
-from whyformer.apps.server.gate import Gate
+from whyformer.apps.server.gate import Gate, Outcomes
 from whyformer.apps.server.limits import Limits
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explanation.result import Explanation
 from whyformer.inputs.pictures import open_picture
 from whyformer.jobs.batching import Session
 from whyformer.jobs.records import plain
@@ -35,14 +35,15 @@ from whyformer.targets import class_index
 
 Form = Literal["json", "png"]
 Responses = dict[int | str, dict[str, Any]]
-_DRAWING = threading.Lock()
 _WHY = {
     400: "The input, the method, a setting or the target is wrong; the reason says what to do.",
     401: "A key is asked for.",
+    403: "A page of another site made the request.",
     408: "The request took too long to arrive.",
     413: "The body, the picture or the text is too large, or its explanation would take too much memory.",
     422: "The body is not of this form.",
     429: "Too many requests wait, or the server is about to end; try again later.",
+    503: "The server is about to end, or has too many connections.",
     504: "The explanation would take too long.",
 }
 
@@ -68,6 +69,7 @@ def build(
     modality: str,
     limits: Limits,
     keys: tuple[str, ...] = (),
+    hosts: Collection[str] = LOCAL,
     started: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """The application; its :class:`~whyformer.apps.server.batches.Batcher` begins and ends with it.
@@ -75,26 +77,32 @@ def build(
     Args:
         modality: "text" or "image", what the model reads; a request of the other kind is refused with 400.
         keys: see :class:`~whyformer.apps.server.gate.Gate`. started: called once requests are taken.
+        hosts: where there is no key, names of this server, one of which a request has to call it by: a page of the web
+            may give its own name the address of this machine.
     """
-    figures = Figures()
+    figures, drawing = Figures(), asyncio.Lock()
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         app.state.batcher = Batcher(
             session, limits.batch, limits.wait, limits.queue, figures.batch.observe, limits.memory
         )
-        figures.waiting.set_function(app.state.batcher.waiting.qsize)
+        figures.waiting.set_function(lambda: len(app.state.batcher.waiting))
         started()
         try:
             yield
         finally:
-            await run_in_threadpool(app.state.batcher.close)
+            # no request is left; a step that runs for those that the server cancelled is not waited for
+            await run_in_threadpool(app.state.batcher.close, 1.0)
 
     app = FastAPI(
-        title="whyformer", version=whyformer.__version__, lifespan=life, redoc_url=None,
+        title="whyformer", version=whyformer.__version__, lifespan=life, docs_url=None, redoc_url=None,
         description=f"Explains what {session.name} says.",
     )  # fmt: skip
+    # the last one comes first
     app.add_middleware(Gate, keys=keys, size=limits.size, seconds=limits.seconds)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["*"] if keys else [*hosts], www_redirect=False)
+    app.add_middleware(Outcomes, count=lambda status: figures.requests.labels(str(status)).inc())
     said = "The explanation, as `whyformer explain --json` prints it, or a picture of it."
     kinds: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}, "image/png": {}}
     refusals: Responses = {code: {"model": Reason, "description": why} for code, why in _WHY.items()}
@@ -127,7 +135,10 @@ def build(
             raise HTTPException(413 if error.large else 400, str(error)) from None
         finally:
             figures.seconds.observe(time.monotonic() - begun)
-        return await run_in_threadpool(_written, e, session.name, title, form)
+        if form == "json":
+            return await run_in_threadpool(lambda: JSONResponse(plain(record_of("explain", [e], session.name, title))))
+        async with drawing:  # matplotlib draws one figure at a time
+            return Response(await run_in_threadpool(lambda: encode(figure(e), "png")), media_type="image/png")
 
     @app.post("/v1/explain/text", responses={**answers, **refusals})
     async def explain_text(asked: TextRequest, format: Annotated[Form, Query()] = "json") -> Response:  # noqa: A002
@@ -174,9 +185,9 @@ def build(
     async def ready() -> dict[str, Any]:
         """Whether it takes requests, and how many wait."""
         batcher = app.state.batcher
-        if not batcher.open or batcher.waiting.full():
+        if not batcher.open or batcher.full:
             raise HTTPException(503, "no requests are taken now")
-        return {"status": "ready", "model": session.name, "waiting": batcher.waiting.qsize()}
+        return {"status": "ready", "model": session.name, "waiting": len(batcher.waiting)}
 
     @app.get("/metrics", responses={401: refusals[401], 200: {"content": {"text/plain": {}}}}, response_class=Response)
     async def metrics() -> Response:
@@ -192,12 +203,6 @@ def build(
     @app.exception_handler(StarletteException)
     async def refused(request: Request, error: StarletteException) -> JSONResponse:
         return Escaped({"detail": error.detail}, error.status_code, getattr(error, "headers", None))
-
-    @app.middleware("http")
-    async def count(request: Request, then: Callable[[Request], Any]) -> Any:
-        response = await then(request)
-        figures.requests.labels(str(response.status_code)).inc()
-        return response
 
     return app
 
@@ -219,10 +224,3 @@ class Figures:
         self.seconds = Histogram("whyformer_seconds", "from arrival to explanation", registry=self.registry)
         sizes = (1, 2, 4, 8, 16, 32, 64)
         self.batch = Histogram("whyformer_batch", "requests explained together", registry=self.registry, buckets=sizes)
-
-
-def _written(e: Explanation, model: str, title: str, form: Form) -> Response:
-    if form == "json":
-        return JSONResponse(plain(record_of("explain", [e], model, title)))
-    with _DRAWING:
-        return Response(encode(figure(e), "png"), media_type="image/png")

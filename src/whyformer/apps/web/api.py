@@ -37,6 +37,7 @@ def endpoint(handlers: Handlers) -> Any:
         chosen = (model_for(kind, model, "model"), methods, targets, truncate, None, None, None, 0, False, settings)
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
+        handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)
         loaded, view = handlers.full_view(session, asked)
         says = work.predict(session, loaded, view)

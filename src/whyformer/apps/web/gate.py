@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 
-from whyformer.apps import without_port
+from whyformer.apps.http import is_foreign, read_body
 
 MOST_JSON = 2 * 2**20
 PATIENCE = 30.0
@@ -29,7 +28,6 @@ _CLOSED = re.compile(
     r"(/gradio_api)?/(proxy=.*|runs|run-history.*|monitoring.*|profiling.*|vibe.*|dev/.*|deep_link|docs|redoc)"
 )
 _GUARDED = re.compile(r"(/gradio_api)?/(openapi\.json|cancel|reset|queue/.*|call/.*|upload.*|stream.*)")
-_SAID = {400: "the body is no JSON object", 413: "the body is too large", 408: "the body came too slowly"}
 _HEADERS = {
     # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
     "content-security-policy": (
@@ -46,8 +44,6 @@ _HEADERS = {
 class Gate:
     """Refuses before gradio sees the request:
 
-    * a ``Host`` that is none of ``hosts`` (403): another site's script could reach a local page under its own name
-      (DNS rebinding); None takes any host;
     * a POST that comes from another site, by its ``Origin`` or ``Sec-Fetch-Site`` (403);
     * a POST to anything but what the page itself uses, such as functions beside the queue (403);
     * where a login is set, what gradio answers without one (401), and a login after too many wrong ones (429);
@@ -57,16 +53,15 @@ class Gate:
     * an upload where there is no room (507).
 
     Args:
-        hosts: names of this page.
         room: whether a further upload may be kept.
         visits: told of each visitor's identifier when a tab opens (True) and when it is gone (False).
     """
 
     def __init__(
-        self, app: Any, hosts: frozenset[str] | None = None, room: Callable[[], bool] = lambda: True,
+        self, app: Any, room: Callable[[], bool] = lambda: True,
         visits: Callable[[str, bool], None] = lambda visitor, here: None,
     ) -> None:  # fmt: skip
-        self.app, self.hosts, self.room, self.visits = app, hosts, room, visits
+        self.app, self.room, self.visits = app, room, visits
         self.wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -76,12 +71,17 @@ class Gate:
         path = "/" + scope.get("path", "").replace("\\", "/").strip("/")
         status, body = self._refused(scope, path), None
         upload = path.endswith("/upload")
-        if status == 200 and scope["method"] == "POST" and not upload:
-            status, body = await _read(scope, receive)
-        if status == 200 and body and path != "/login":
-            status = _judged(body)
-        if status != 200:
-            await PlainTextResponse(_SAID.get(status, "not on this page"), status)(scope, receive, send)
+        try:
+            if status != 200:
+                raise HTTPException(status, "not on this page")
+            if scope["method"] == "POST" and not upload:
+                body = await read_body(scope, receive, MOST_JSON, PATIENCE)
+            if body and path != "/login":
+                _judge(body)
+        except HTTPException as error:
+            await PlainTextResponse(error.detail, error.status_code)(scope, receive, send)
+            return
+        except ClientDisconnect:
             return
         waiting = [] if body is None else [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -109,6 +109,8 @@ class Gate:
             self.visits(visitor, True)
         try:
             await self.app(scope, again, sealed)
+        except ClientDisconnect:
+            pass  # in the middle of an upload
         except TimeoutError:
             await PlainTextResponse("too slow", 408)(scope, receive, send)
         except (ValueError, TypeError, KeyError, AttributeError):
@@ -123,12 +125,10 @@ class Gate:
     def _refused(self, scope: Any, path: str) -> int:
         """The status with which a request is refused by what stands in its head; 200 if it is not."""
         headers, posted = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if self.hosts is not None and _name(headers.get("host", "")) not in self.hosts:
-            return 403
         if (
             _CLOSED.fullmatch(path)
             or _address_in(path)
-            or (posted and (_foreign(headers) or not _POSTS.fullmatch(path)))
+            or (posted and (is_foreign(headers) or not _POSTS.fullmatch(path)))
         ):
             return 403
         if _GUARDED.fullmatch(path) and not _known(scope):
@@ -147,21 +147,6 @@ class Gate:
                 self.wrong.popitem(last=False)
 
 
-async def _read(scope: Any, receive: Any) -> tuple[int, bytes]:
-    """(200, the whole body), or the status with which it is refused."""
-    body = b""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            with contextlib.suppress(ClientDisconnect):
-                async for chunk in Request(scope, receive).stream():
-                    body += chunk
-                    if len(body) > MOST_JSON:
-                        return 413, b""
-    except TimeoutError:
-        return 408, b""
-    return 200, body
-
-
 def _known(scope: Any) -> bool:
     """Whether no login is set, or this visitor has one."""
     app = scope.get("app")
@@ -172,21 +157,8 @@ def _known(scope: Any) -> bool:
     return any(cookies.get(name) in app.tokens for name in names if cookies.get(name))
 
 
-def _foreign(headers: Headers) -> bool:
-    """Whether a request was made by a page of another site. Programs send neither header."""
-    origin = headers.get("origin")
-    if headers.get("sec-fetch-site") == "cross-site":
-        return True
-    return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
-
-
 def _client(scope: Any) -> str:
     return str((scope.get("client") or ("",))[0])
-
-
-def _name(host: str) -> str:
-    """The host without its port."""
-    return without_port(host).strip("[]").lower()
 
 
 def _address_in(path: str) -> bool:
@@ -194,8 +166,8 @@ def _address_in(path: str) -> bool:
     return bool(sign) and place.lstrip("/").lower().startswith(("http:", "https:", "ftp:", "data:"))
 
 
-def _judged(body: bytes) -> int:
-    """400 for a body that is no JSON object, 403 where a file in it is an address, which gradio would fetch, or 200."""
+def _judge(body: bytes) -> None:
+    """Refuse a body that is no JSON object (400), and one with an address as a file, which gradio would fetch (403)."""
     places: list[Any] = []
 
     def seen(found: dict[str, Any]) -> dict[str, Any]:
@@ -203,8 +175,10 @@ def _judged(body: bytes) -> int:
         return found
 
     try:
-        if not isinstance(json.loads(body.decode(), object_hook=seen), dict):
-            return 400
+        fine = isinstance(json.loads(body.decode(), object_hook=seen), dict)
     except (ValueError, RecursionError):
-        return 400
-    return 403 if any(isinstance(place, str) and "://" in place[:16] for place in places) else 200
+        fine = False
+    if not fine:
+        raise HTTPException(400, "the body is no JSON object")
+    if any(isinstance(place, str) and "://" in place[:16] for place in places):
+        raise HTTPException(403, "not on this page")

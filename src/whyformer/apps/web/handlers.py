@@ -50,6 +50,12 @@ class Handlers:
         if session is not None:
             session.visit(here)
 
+    def end(self) -> None:
+        """End what runs, for whomever, at its next step."""
+        for reference in self.visitors.valuerefs():
+            if (session := reference()) is not None:
+                session.stop.set()
+
     # -- reading what was entered --------------------------------------------------------------------------------
     def source(self, kind: str, picture: Any, sentence: Any) -> Argument:
         if kind == "text":

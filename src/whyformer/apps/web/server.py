@@ -6,15 +6,18 @@ import contextlib
 import os
 import signal
 import threading
+import webbrowser
 from collections.abc import Callable, Iterator
 
 from whyformer.apps import is_local
 from whyformer.apps.web.limits import Catalogue, Limits
 from whyformer.apps.web.uploads import Uploads
-from whyformer.errors import InputError, LoadError, MissingExtra
+from whyformer.errors import InputError, MissingExtra
 
-USER = "whyformer"
 SHORTEST_PASSWORD = 8
+PORTS = range(7860, 7960)
+EVERYWHERE = ("0.0.0.0", "::", "")
+"""Hosts under which the page listens on every address of the machine."""
 
 
 def check_door(host: str, share: bool, password: str | None) -> bool:
@@ -60,55 +63,40 @@ def serve(
 
     Raises:
         InputError: others could reach the page, and there is no password.
-        MissingExtra: gradio is not installed.
+        LoadError: no such port is free, or there is no tunnel. MissingExtra: gradio is not installed.
     """
     public = check_door(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     limits = limits or Limits()
-    uploads = Uploads(limits.uploads)
-    os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder)
-    try:
-        from starlette.middleware import Middleware
-
-        from whyformer.apps.web.gate import Gate
-        from whyformer.apps.web.handlers import Handlers
-        from whyformer.apps.web.page import build, look
-    except ImportError as error:
-        uploads.delete()
-        raise MissingExtra('the web page needs gradio: pip install "whyformer[app]"') from error
-    handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)
-    page = build(handlers)
-    page.queue(max_size=32, default_concurrency_limit=4)
-    # a page that others reach under names that it cannot know takes any
-    hosts = None if share or host in ("0.0.0.0", "::", "") else frozenset({"localhost", "127.0.0.1", "::1", host})
-    gate = Middleware(Gate, hosts=hosts, room=uploads.room, visits=handlers.visits)
-    try:
-        _, local, remote = page.launch(
-            server_name=host, server_port=port, share=share, inbrowser=browser, quiet=True, prevent_thread_lock=True,
-            auth=None if password is None else (USER, password), max_file_size=limits.size, allowed_paths=[],
-            show_error=False, ssr_mode=False, pwa=False, mcp_server=False, enable_monitoring=False, footer_links=[],
-            app_kwargs={"middleware": [gate]}, **look(),
-        )  # fmt: skip
-    except OSError as error:
-        uploads.delete()
-        where = f"port {port} of {host}" if port is not None else host
-        raise LoadError(f"cannot open the page on {where}: it is taken, or not this machine's; try another") from error
-
-    def close() -> None:
-        page.close(verbose=False)
-        uploads.delete()
-
-    if not wait:
-        started(remote or local)
-        return close
-    try:
+    with contextlib.ExitStack() as stack:
+        uploads = Uploads(limits.uploads)
+        stack.callback(uploads.delete)
+        os.environ["GRADIO_TEMP_DIR"] = str(uploads.folder)
+        try:
+            from whyformer.apps.http import LOCAL, listen
+            from whyformer.apps.web.handlers import Handlers
+            from whyformer.apps.web.running import application, open_tunnel, run
+        except ImportError as error:
+            raise MissingExtra('the web page needs gradio: pip install "whyformer[app]"') from error
+        sock = stack.enter_context(listen(host, PORTS if port is None else [port]))
+        name = "localhost" if host in EVERYWHERE else f"[{host}]" if ":" in host else host
+        handlers = Handlers(catalogue or Catalogue(hub=not public), limits, uploads.folder)
+        # a page that others reach under names that it cannot know takes any
+        hosts = ["*"] if share or host in EVERYWHERE else [*LOCAL, name]
+        stack.callback(run(application(handlers, uploads, hosts, password), sock))
+        stack.callback(handlers.end)
+        number = sock.getsockname()[1]
+        address = open_tunnel(host, number) if share else f"http://{name}:{number}/"
+        if browser:
+            webbrowser.open(address)
+        if not wait:
+            started(address)
+            return stack.pop_all().close
         with contextlib.suppress(KeyboardInterrupt), _ended_by_signal():
-            started(remote or local)
-            page.block_thread()
-    finally:
-        close()
-    return close
+            started(address)
+            threading.Event().wait()
+        return stack.close
 
 
 @contextlib.contextmanager

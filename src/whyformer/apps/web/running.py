@@ -1,0 +1,82 @@
+"""The page behind uvicorn, with the limits of :mod:`whyformer.apps.http`; and a public tunnel to it."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import gradio as gr
+import httpx
+from fastapi import FastAPI
+from gradio.exceptions import ChecksumMismatchError
+from gradio.networking import setup_tunnel
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from whyformer.apps.http import Server
+from whyformer.apps.web.gate import Gate
+from whyformer.apps.web.handlers import Handlers
+from whyformer.apps.web.page import build, look
+from whyformer.apps.web.uploads import Uploads
+from whyformer.errors import LoadError
+
+USER = "whyformer"
+GRACE = 5.0
+"""Seconds that requests may take to finish when the page ends. What streams, such as progress, ends at once."""
+
+
+def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password: str | None) -> FastAPI:
+    """The page as an ASGI application.
+
+    Args:
+        hosts: names of this page, one of which a request has to call it by: another site may give its own name the
+            address of this machine (DNS rebinding).
+    """
+    page = build(handlers)
+    page.queue(max_size=32, default_concurrency_limit=4)
+    middleware = [
+        Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
+        Middleware(Gate, room=uploads.room, visits=handlers.visits),
+    ]
+    around: FastAPI = gr.mount_gradio_app(
+        FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),
+        max_file_size=handlers.limits.size, allowed_paths=[], show_error=False, ssr_mode=False, pwa=False,
+        mcp_server=False, enable_monitoring=False, footer_links=[], app_kwargs={"middleware": middleware}, **look(),
+    )  # fmt: skip
+    return around
+
+
+def run(app: Any, sock: socket.socket) -> Callable[[], None]:
+    """Serve in a thread; returns once requests are answered. The function that comes back ends it."""
+    server = Server(app, GRACE)
+    # no daemon, as then the threads that explain would be neither: a process that ends under one of torch's aborts
+    thread = threading.Thread(target=server.run, args=([sock],), name="whyformer-page")
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise LoadError("the page did not start; the log says why")
+        time.sleep(0.01)
+
+    def end() -> None:
+        server.should_exit = True
+        thread.join()
+
+    return end
+
+
+def open_tunnel(host: str, port: int) -> str:
+    """A public address of the page, through gradio's servers, until the process ends.
+
+    Raises:
+        LoadError: there is none.
+    """
+    try:
+        address = setup_tunnel(host, port, secrets.token_urlsafe(32), None, None)
+    except (RuntimeError, ValueError, OSError, httpx.HTTPError, ChecksumMismatchError) as error:
+        raise LoadError(f"gradio's servers give no public address ({error}); try again, or without --share") from error
+    return urlsplit(address)._replace(scheme="https").geturl()
