@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from made import contents, ended, in_a_process, text_model, text_table
 
-from whyformer.jobs import folder
+from whyformer.jobs import disk, lines
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Opened, explain_opened, open_job
 
@@ -35,7 +35,7 @@ def into(opened: Opened, out: Path) -> Opened:
 
 def tearing(out: Path, when: int) -> None:
     """Kill this process in the middle of its ``when``-th write: half of the bytes are on the disk."""
-    flush, append, count = folder._flush, os.write, 0
+    flush, append, count = disk.flush, os.write, 0
 
     def torn_file(path: Path) -> None:
         nonlocal count
@@ -53,7 +53,7 @@ def tearing(out: Path, when: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return append(file, data)
 
-    folder._flush, folder.os.write = torn_file, torn_line
+    disk.flush, lines.os.write = torn_file, torn_line
 
 
 def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float) -> int:

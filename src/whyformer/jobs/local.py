@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,9 +17,11 @@ from whyformer.jobs.batching import WINDOW, Failure, OutOfMemory, Read, Session,
 from whyformer.jobs.columns import Rows, failures_table
 from whyformer.jobs.description import Job
 from whyformer.jobs.fitting import TRIED, Trial, tried
-from whyformer.jobs.folder import FAILURES, Folder, Part, described, failures_of, part_name, part_of, write_table
+from whyformer.jobs.folder import Folder
+from whyformer.jobs.manifest import FAILURES, Part, described, part_name
 from whyformer.jobs.monitoring import Monitor
 from whyformer.jobs.overlays import write_overlays
+from whyformer.jobs.parts import PartFacts, failures_of, write_part
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.rows import Row, Source, needed
 from whyformer.jobs.sources import open_source
@@ -121,7 +122,7 @@ def explain_opened(opened: Opened, track: Track | None, say: Callable[[str], Non
             if not run.counted(made):
                 break
             run.check_failures(made.rows.failures)
-            writer.write(made.write, run.folder.path / part_name(number), then=run.written)
+            writer.write(made.write, run.folder.path, run.folder.job, then=run.written)
         writer.drain()
         run.finish()
     return Maps(run.folder.path)
@@ -137,14 +138,13 @@ class Made:
     size: int
     rows: Rows
 
-    def write(self, path: Path) -> Part:
+    def write(self, folder: Path, job: str) -> Part:
         """Write it whole, with its failures in its schema; once more gives the same bytes."""
-        rows = self.rows
-        facts = {"part": self.number, "first": self.first, "rows": self.count, "batch_size": self.size,
-                 "failures": [vars(f) for f in rows.failures]}  # fmt: skip
-        table = rows.table().replace_schema_metadata({"whyformer": json.dumps(facts, ensure_ascii=False)})
-        write_table(path, table)
-        return part_of(path, self.first, self.count, len(rows.failures), table.num_rows)
+        failures = [vars(one) for one in self.rows.failures]
+        facts = PartFacts(
+            job=job, part=self.number, first=self.first, rows=self.count, batch_size=self.size, failures=failures
+        )
+        return write_part(folder / part_name(self.number), self.rows.table(), facts)
 
 
 def make_part(opened: Opened, number: int, listed: list[Row], size: int, spare: int | None = None) -> Made | None:
@@ -176,26 +176,26 @@ class Run(ExitStack):
         super().__init__()
         self.opened, self.say = opened, say
         with ExitStack() as stack:  # what was opened is closed again if the job is refused
-            self.folder = stack.enter_context(Folder(opened.job.out))
-            self.manifest = self.folder.begin(opened.facts())
-            self.monitor = stack.enter_context(Monitor(self.folder.path, opened.job.metrics_port, opened.count))
+            self.folder = stack.enter_context(Folder(opened.job.out, opened.facts()))
+            self.monitor = stack.enter_context(Monitor(self.folder, opened.job.metrics_port, opened.count))
             self.failed = sum(part.failed for part in self.folder.parts.values())
             for name in self.folder.damaged:
                 say(f"{name} was damaged, and is made again")
                 self.monitor.log("damaged", file=name)
-            if "batch_sizes" not in self.manifest:
+            if "batch_sizes" not in self.folder.manifest:
                 size = opened.trial().size
                 self._set_size(0, size if opened.job.batch_size == "auto" else int(opened.job.batch_size))
             self.push(stack.pop_all())
 
     def size(self, number: int) -> int:
         """Rows in a batch of one part. It stands in the manifest, so that a rerun makes the same batches."""
-        return int(next(size for first, size in reversed(self.manifest["batch_sizes"]) if first <= number))
+        return int(next(size for first, size in reversed(self.folder.manifest["batch_sizes"]) if first <= number))
 
     def _set_size(self, number: int, size: int) -> None:
-        before = [one for one in self.manifest.get("batch_sizes", []) if one[0] < number]
-        self.manifest["batch_sizes"] = [*before, [number, size]]
-        self.folder.write_manifest(self.manifest)
+        manifest = self.folder.manifest
+        before = [one for one in manifest.get("batch_sizes", []) if one[0] < number]
+        manifest["batch_sizes"] = [*before, [number, size]]
+        self.folder.write_manifest(manifest)
 
     def halve(self, number: int) -> None:
         """Take smaller batches from this part on, also in a rerun; all parts before it are on the disk."""
@@ -244,9 +244,8 @@ class Run(ExitStack):
             return
         failures = [*self._failures(), *more]
         self.monitor.log("stopped", failed=self.failed)
-        table = self.folder.path / FAILURES
-        write_table(table, failures_table(failures))
-        first = failures[0]
+        self.folder.write_failures(failures_table(failures))
+        table, first = self.folder.path / FAILURES, failures[0]
         raise TooManyFailures(
             f"stopped after {self.failed} failures, and max_failures is {most} (see {table}). The first: {first.id}: "
             f"{first.reason}"
@@ -261,6 +260,7 @@ class Run(ExitStack):
     def finish(self) -> None:
         """Every part is there: write the failures and the whole manifest."""
         rows = sum(part.rows for part in self.folder.parts.values())
-        if not self.folder.is_finished(self.manifest):
-            self.manifest = self.folder.finish(self.manifest, failures_table(list(self._failures())), rows)
-        self.monitor.log("finished", rows=rows, written=self.manifest["written"], failed=self.manifest["failed"])
+        if not self.folder.is_finished:
+            self.folder.finish(failures_table(list(self._failures())), rows)
+        manifest = self.folder.manifest
+        self.monitor.log("finished", rows=rows, written=manifest["written"], failed=manifest["failed"])

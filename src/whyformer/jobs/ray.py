@@ -17,8 +17,8 @@ from typing import Any
 from whyformer.errors import LoadError
 from whyformer.jobs.actors import connected, made_by_actors
 from whyformer.jobs.description import Job
-from whyformer.jobs.folder import part_name, read_part
 from whyformer.jobs.local import Run, Track, make_part, open_job
+from whyformer.jobs.manifest import job_id, read_part
 from whyformer.jobs.reading import Maps
 
 
@@ -27,6 +27,7 @@ class Maker:
 
     def __init__(self, job: Job) -> None:
         self.opened = open_job(job)
+        self.id = job_id(self.opened.facts())
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         """Columns of what came of each part of a batch.
@@ -42,7 +43,7 @@ class Maker:
         record = {"number": number, "fits": made is not None, "warned": 0, "part": ""}
         if made is None or (not made.count and number):
             return record
-        part = made.write(Path(self.opened.job.out) / part_name(number))
+        part = made.write(Path(self.opened.job.out), self.id)
         return {**record, "warned": made.rows.warned, "part": json.dumps(asdict(part))}
 
 
