@@ -207,9 +207,9 @@ def test_the_size_of_batches_is_read_off_the_parts(ready, tmp_path, monkeypatch)
     """After the batches were halved in the middle of a job, and its manifest was lost."""
     made, original = [], local.make_part
 
-    def small(opened, number, rows, size, *rest):
+    def small(opened, number, size, *rest):
         made.append((number, size))
-        return None if number >= 2 and size > 2 else original(opened, number, rows, size, *rest)
+        return None if number >= 2 and size > 2 else original(opened, number, size, *rest)
 
     monkeypatch.setattr(local, "make_part", small)
     run(ready, tmp_path / "out")

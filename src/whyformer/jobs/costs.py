@@ -115,7 +115,7 @@ def estimate(job: Job) -> Cost:
 
 def _there(opened: Opened) -> int:
     """Rows that an earlier run has done; a folder that holds another job is refused."""
-    there = holdings(Path(opened.job.out), opened.facts())
+    there = holdings(Path(opened.job.out), opened.facts)
     return sum(part.rows for part in there.parts.values())
 
 

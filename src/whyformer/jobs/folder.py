@@ -17,6 +17,7 @@ from typing import Any
 
 from whyformer.errors import InputError, LoadError
 from whyformer.jobs import lines
+from whyformer.jobs.attempts import notes_name, notes_of
 from whyformer.jobs.disk import checksum, durable, refusing, write_table
 from whyformer.jobs.manifest import FAILURES, FORMAT, JOURNAL, MANIFEST, Part, job_id, sealed
 from whyformer.jobs.ownership import OVERLAYS, Holdings, holdings
@@ -64,7 +65,9 @@ class Folder(ExitStack):
 
     def _begin(self, found: Holdings, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Take away what a killed run left, and write what was lost: a manifest, a journal of what is there."""
-        for path in [*found.passing, *(self.path / OVERLAYS).glob(".*.partial")]:
+        done = {notes_name(name) for name in self.parts}
+        notes = [path for path in notes_of(self.path) if path.name in done]
+        for path in [*found.passing, *notes, *(self.path / OVERLAYS).glob(".*.partial")]:
             path.unlink()
         manifest = found.manifest or {"format": FORMAT, "id": self.job, **facts, "complete": False}
         if found.sizes:
@@ -87,6 +90,7 @@ class Folder(ExitStack):
             finally:
                 os.close(file)
         self.parts[part.file] = part
+        (self.path / notes_name(part.file)).unlink(missing_ok=True)
 
     def _line(self, part: Part | None = None) -> bytes:
         return lines.written({"job": self.job, **({} if part is None else asdict(part))})
@@ -108,7 +112,8 @@ class Folder(ExitStack):
                           "failed": failures.num_rows, "failures_sha256": checksum(self.path / FAILURES),
                           "parts": parts}  # fmt: skip
         self.write_manifest(self.manifest)
-        (self.path / JOURNAL).unlink(missing_ok=True)
+        for path in [self.path / JOURNAL, *notes_of(self.path)]:
+            path.unlink(missing_ok=True)
         return self.manifest
 
     @property

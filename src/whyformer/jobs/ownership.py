@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError, LoadError
+from whyformer.jobs.attempts import NOTES
 from whyformer.jobs.manifest import (
     FAILURES,
     JOURNAL,
@@ -33,7 +34,7 @@ from whyformer.jobs.parts import facts_of, is_stamped, stamp_of, verified
 from whyformer.jobs.rows import needed
 
 OVERLAYS = "overlays"
-_LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}"
+_LINES = rf"{re.escape(JOURNAL)}|{re.escape(LOG)}|{NOTES}"
 _PASSING = re.compile(r"[a-z]+(?:-[0-9]{6,})?\.[a-z]+\.([0-9a-f]{16})\.[0-9]+\.partial")
 _OVERLAY = re.compile(r"[0-9]{8,}-[0-9]+-.*\.(png|html)")
 _HEAD = 2**16

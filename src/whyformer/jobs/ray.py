@@ -11,14 +11,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from whyformer.errors import LoadError
 from whyformer.jobs.actors import connected, made_by_actors
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Run, Track, make_part, open_job
-from whyformer.jobs.manifest import job_id, read_part
+from whyformer.jobs.manifest import read_part
 from whyformer.jobs.reading import Maps
 
 
@@ -27,7 +26,6 @@ class Maker:
 
     def __init__(self, job: Job) -> None:
         self.opened = open_job(job)
-        self.id = job_id(self.opened.facts())
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         """Columns of what came of each part of a batch.
@@ -39,11 +37,11 @@ class Maker:
         return {name: [one[name] for one in made] for name in made[0]}
 
     def _made(self, number: int, size: int) -> dict[str, Any]:
-        made = make_part(self.opened, number, self.opened.part(number), size)
+        made = make_part(self.opened, number, size)
         record = {"number": number, "fits": made is not None, "warned": 0, "part": ""}
         if made is None or (not made.count and number):
             return record
-        part = made.write(Path(self.opened.job.out), self.id)
+        part = made.write(self.opened)
         return {**record, "warned": made.rows.warned, "part": json.dumps(asdict(part))}
 
 
