@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from made import contents, ended, in_a_process, text_model, text_table
+from typer.testing import CliRunner
 
 import whyformer
+from whyformer.apps.cli import app
 from whyformer.jobs import attempts as notes
 from whyformer.jobs import batching, local
 from whyformer.jobs.attempts import Attempts
@@ -182,6 +184,17 @@ def test_errors_and_interrupts_do_not_count(opened, tmp_path, monkeypatch):
             explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)
     monkeypatch.undo()
     explain_opened(into(opened, tmp_path / "out"), None, lambda text: None)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_sigterm_ends_the_command_as_ctrl_c_does_and_does_not_count(opened, tmp_path, monkeypatch):
+    words = ["run", "--model", opened.job.model, "--input", opened.job.input, "--methods", "gae", "--batch-size", "4", "--rows-per-part", "12", "--id-column", "id"]
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "whole")]).exit_code == 0
+    dying_in_the_model(monkeypatch, {14}, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    for _ in range(3):
+        assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")]).exit_code == 130
+    monkeypatch.undo()
+    assert CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")]).exit_code == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
