@@ -20,7 +20,7 @@ from whyformer.explanation.schemas import (
     HeldGeneration,
     checked,
 )
-from whyformer.jobs.folder import Manifest, Part
+from whyformer.jobs.manifest import Manifest, Part
 
 WRONG: dict[str, tuple[Any, str]] = {
     "level": (3, "its level"), "settings": ([], "its settings"), "multi_label": (1, "its multi_label"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from made import contents, ended, in_a_process, text_model, text_table
 
-from whyformer.jobs import folder
+from whyformer.jobs import disk, lines
+from whyformer.jobs.attempts import Attempts, notes_of
 from whyformer.jobs.description import Job
 from whyformer.jobs.local import Opened, explain_opened, open_job
 
@@ -33,14 +34,20 @@ def into(opened: Opened, out: Path) -> Opened:
     return Opened(Job(**{**vars(opened.job), "out": str(out)}), opened.session, opened.source)
 
 
+def costs_a_row(out: Path) -> bool:
+    """Whether a process that dies now was in the middle of the same rows as one before: such rows are set aside."""
+    found = [Attempts(path, "", 4) for path in notes_of(out)]
+    return any(one.aside or one.most is not None for one in found)
+
+
 def tearing(out: Path, when: int) -> None:
     """Kill this process in the middle of its ``when``-th write: half of the bytes are on the disk."""
-    flush, append, count = folder._flush, os.write, 0
+    flush, append, count = disk.flush, os.write, 0
 
     def torn_file(path: Path) -> None:
         nonlocal count
         count += 1
-        if count == when and path.is_file():
+        if count == when and path.is_file() and not costs_a_row(out):
             os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
         flush(path)
@@ -48,12 +55,12 @@ def tearing(out: Path, when: int) -> None:
     def torn_line(file: int, data) -> int:
         nonlocal count
         count += 1
-        if count == when:
+        if count == when and not costs_a_row(out):
             append(file, bytes(data)[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return append(file, data)
 
-    folder._flush, folder.os.write = torn_file, torn_line
+    disk.flush, lines.os.write = torn_file, torn_line
 
 
 def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float) -> int:
@@ -63,7 +70,7 @@ def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float
     """
     kills = 0
     while True:
-        tear = generator.choice([0, 0, generator.randint(1, 40)]) if kills < 12 else 0
+        tear = generator.choice([0, 0, generator.randint(1, 250)]) if kills < 12 else 0
         wait = generator.uniform(0.02, whole_job) if kills < 12 and not tear else None
 
         def work(tear=tear) -> None:
@@ -74,7 +81,10 @@ def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float
         child = in_a_process(work)
         if wait is not None:
             time.sleep(wait)
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, signal.SIGSTOP)
+            seen = os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if seen is not None and seen.si_code == os.CLD_STOPPED:
+                os.kill(child, signal.SIGCONT if costs_a_row(out) else signal.SIGKILL)
         status = ended(child)
         if status == 0:
             return kills
@@ -107,7 +117,7 @@ def test_a_job_killed_at_any_moment_ends_with_the_same_files_in_many_rounds(read
     assert rounds(ready, tmp_path, least=35, enough=70, first=100) >= 70
 
 
-@pytest.mark.parametrize("when", [1, 3, 5, 6, 7, 8, 9, 10])
+@pytest.mark.parametrize("when", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
 def test_a_write_that_a_kill_tears_is_made_again(ready, tmp_path, when):
     opened, whole, _ = ready
 

@@ -95,3 +95,13 @@ def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_a_job_that_is_stopped_in_the_middle_ends_at_once(tmp_path):
+    """An error of the driver while actors still work: the cluster is shut down, and nothing waits for it."""
+    model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 60, bad=(1,))
+    script, env = scripted(model, place, tmp_path / "ray", kill=False, actors=1)
+    script = script.replace("actors=ACTORS", "actors=ACTORS, max_failures=0")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "TooManyFailures" in done.stderr.splitlines()[-1]

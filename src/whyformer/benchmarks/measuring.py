@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -172,7 +173,10 @@ def measured(
     sent = Sent(measurer.benchmark, bare, measurer.keys, pieces, model, device, fingerprint(study.model))
     numbers = [{"number": number} for number in range(len(pieces))]
     place = str(forwards.place["device"])  # a module that lies on a GPU wants one where it is sent
-    with connected(engine.address, engine.actors) as ray:
-        for one in made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place):
+    with (
+        connected(engine.address, engine.actors) as ray,
+        closing(made_by_actors(ray, Actor, (sent,), numbers, actors=engine.actors, device=place)) as found,
+    ):
+        for one in found:
             keep(json.loads(one["records"]))
             yield pieces[one["number"]]

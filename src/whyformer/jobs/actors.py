@@ -6,7 +6,7 @@ middle of it: at most :data:`RETRIES` times.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,8 +59,11 @@ def connected(address: str | None, actors: int) -> Iterator[Any]:
 
 def made_by_actors(
     ray: Any, actor: type, given: tuple[Any, ...], pieces: Sequence[dict[str, Any]], *, actors: int, device: str | None
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """What actors make of pieces, in their order; Ray holds back those that would wait for this process.
+
+    Close the iterator (:func:`contextlib.closing`) before the connection ends: Ray waits for ever for actors of a
+    cluster that is gone.
 
     Args:
         actor: called with ``given`` once, and then with columns of some pieces; gives columns of what came of them.
@@ -75,8 +78,8 @@ def made_by_actors(
     context.execution_options.preserve_order = True
     gpus = 1 if (device or "").startswith("cuda") else 0
     made = ray.data.from_items(list(pieces), override_num_blocks=len(pieces)).map_batches(
-        actor, fn_constructor_args=given, batch_size=1, concurrency=(1, actors), num_cpus=0 if gpus else 1,
-        num_gpus=gpus, max_restarts=RETRIES, max_task_retries=RETRIES,
+        actor, fn_constructor_args=given, batch_size=1, num_cpus=0 if gpus else 1, num_gpus=gpus,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=actors), max_restarts=RETRIES, max_task_retries=RETRIES,
     )  # fmt: skip
     try:
         yield from made.iter_rows()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -85,8 +85,13 @@ class Session:
         """Whether the processor is a mere tokenizer."""
         return hasattr(self.processor, "convert_ids_to_tokens") and not hasattr(self.processor, "image_processor")
 
-    def explain(self, reads: Sequence[Read], size: int) -> list[Explained]:
+    def explain(
+        self, reads: Sequence[Read], size: int, begun: Callable[[Iterable[int]], None] = lambda rows: None
+    ) -> list[Explained]:
         """What comes of rows, in their order; texts of like length share a batch of ``size``.
+
+        Args:
+            begun: called with the numbers of the rows of a batch before it is explained.
 
         Raises:
             OutOfMemory: a batch of more than one row did not fit.
@@ -100,7 +105,7 @@ class Session:
                 found[place] = Explained(one.row, one.digest, [], [_failure(one.row, None, one.error)])
         for places in self._batches([reads[place] for place in usable], size):
             chosen = [usable[i] for i in places]
-            found |= zip(chosen, self._batch([reads[i] for i in chosen]), strict=True)
+            found |= zip(chosen, self._batch([reads[i] for i in chosen], begun), strict=True)
         return [found[place] for place in range(len(reads))]
 
     def _batches(self, reads: Sequence[Read], size: int) -> Iterator[list[int]]:
@@ -118,8 +123,9 @@ class Session:
             listed = list(alike)
             yield from (listed[i : i + size] for i in range(0, len(listed), size))
 
-    def _batch(self, reads: Sequence[Read]) -> list[Explained]:
+    def _batch(self, reads: Sequence[Read], begun: Callable[[Iterable[int]], None]) -> list[Explained]:
         """One batch; if anything is wrong with it, row by row, so that one bad row is a failure of its own."""
+        begun([one.row.index for one in reads])
         try:
             return self._together(reads)
         except Exception as error:
@@ -129,7 +135,7 @@ class Session:
                 error = InputError(f"it does not fit into memory, even alone: {_first_line(error)}")
             if len(reads) == 1:
                 return [Explained(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
-        return [explained for one in reads for explained in self._batch([one])]
+        return [explained for one in reads for explained in self._batch([one], begun)]
 
     def _together(self, reads: Sequence[Read]) -> list[Explained]:
         rows, alone = [one.row for one in reads], len(reads) == 1

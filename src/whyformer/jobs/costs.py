@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import time
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from whyformer.inputs.feed import place_of
 from whyformer.jobs.batching import OutOfMemory, Read, read_one
 from whyformer.jobs.columns import Rows
 from whyformer.jobs.description import Job
+from whyformer.jobs.disk import write_parquet
 from whyformer.jobs.fitting import tried
-from whyformer.jobs.folder import Folder, write_table
 from whyformer.jobs.local import Opened, open_job
+from whyformer.jobs.ownership import holdings
 from whyformer.models.memory import total_memory
 from whyformer.models.structure import class_names
 
@@ -96,10 +97,9 @@ def estimate(job: Job) -> Cost:
     size = trial.size if job.batch_size == "auto" else int(job.batch_size)
     seconds, rows = _timed(opened, reads, size)
     table = rows.table()
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "trial.parquet"
-        write_table(written, table)
-        part = written.stat().st_size
+    written = BytesIO()
+    write_parquet(table, written)
+    part = written.tell()
     left = None if opened.count is None else max(0, opened.count - there)
     place = place_of(opened.session.model)
     reason = f"{rows.failures[0].id}: {rows.failures[0].reason}" if rows.failures else None
@@ -115,13 +115,8 @@ def estimate(job: Job) -> Cost:
 
 def _there(opened: Opened) -> int:
     """Rows that an earlier run has done; a folder that holds another job is refused."""
-    if not Path(opened.job.out).exists():
-        return 0
-    with Folder(opened.job.out) as folder:
-        if not folder.holds_job():
-            return 0
-        folder.begin(opened.facts())
-        return sum(part.rows for part in folder.parts.values())
+    there = holdings(Path(opened.job.out), opened.facts)
+    return sum(part.rows for part in there.parts.values())
 
 
 def _timed(opened: Opened, reads: list[Read], size: int) -> tuple[float, Rows]:

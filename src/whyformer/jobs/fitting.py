@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,9 @@ class Trial:
         return self
 
 
-def tried(session: Session, reads: Sequence[Read]) -> Trial:
+def tried(
+    session: Session, reads: Sequence[Read], begun: Callable[[Iterable[int]], None] = lambda rows: None
+) -> Trial:
     """Explain the largest of some rows alone.
 
     The size is the largest power of two of such rows whose graphs keep a quarter of the memory, at most 32 (128 on a
@@ -76,7 +78,7 @@ def tried(session: Session, reads: Sequence[Read]) -> Trial:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), contextlib.suppress(OutOfMemory):
-        (explained,) = session.explain([one], 1)
+        (explained,) = session.explain([one], 1, begun)
     allowed = max(1, total_memory(place) // SHARE // max(kept, 1))
     size = min(most, 1 << (int(allowed).bit_length() - 1))
     return Trial(explained, kept, time.perf_counter() - start, size)

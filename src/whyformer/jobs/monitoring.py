@@ -6,11 +6,11 @@ import json
 import os
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from whyformer.errors import InputError
-from whyformer.jobs.folder import LOG
+from whyformer.jobs.folder import Folder
+from whyformer.jobs.manifest import LOG
 from whyformer.jobs.rows import needed
 
 
@@ -18,15 +18,16 @@ class Monitor(ExitStack):
     """The log of a run, and its figures.
 
     Args:
-        folder: where ``log.jsonl`` lies; a run adds to it.
+        folder: the job's, where ``log.jsonl`` lies; a run adds to it.
         port: serve ``/metrics`` there, on this machine alone; needs ``whyformer[serve]``.
         total: rows of the job, where that is known.
     """
 
-    def __init__(self, folder: Path, port: int | None = None, total: int | None = None) -> None:
+    def __init__(self, folder: Folder, port: int | None = None, total: int | None = None) -> None:
         super().__init__()
         self.total, self.done, self._start, self._before = total, 0, time.monotonic(), 0
-        self._file = self.enter_context((folder / LOG).open("a", encoding="utf-8"))
+        self._file = self.enter_context((folder.path / LOG).open("a", encoding="utf-8"))
+        self._job = folder.job
         self._figures: dict[str, Any] = {}
         if port is not None:
             try:
@@ -37,7 +38,8 @@ class Monitor(ExitStack):
 
     def log(self, event: str, **facts: Any) -> None:
         """One line: when, which process, what happened, and how fast it goes."""
-        line = {"time": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts, **self.rate()}
+        who = {"job": self._job, "time": round(time.time(), 3), "pid": os.getpid()}
+        line = {**who, "event": event, **facts, **self.rate()}
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
         self._file.flush()
 

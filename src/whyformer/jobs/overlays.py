@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from whyformer.jobs.batching import Explained
+from whyformer.jobs.ownership import OVERLAYS
 from whyformer.show import encode, figure, html
 from whyformer.show.files import slug, write_all
 from whyformer.show.words import target_name
-
-FOLDER = "overlays"
 
 
 def write_overlays(out: Path, explained: Explained) -> None:
@@ -25,4 +24,4 @@ def write_overlays(out: Path, explained: Explained) -> None:
             contents[f"{name}.html"] = html.page([e], explained.row.id).encode()
         else:
             contents[f"{name}.png"] = encode(figure(e), "png")
-    write_all(out / FOLDER, contents)
+    write_all(out / OVERLAYS, contents)

@@ -7,17 +7,17 @@ the same names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from whyformer.errors import LoadError
 from whyformer.jobs.actors import connected, made_by_actors
 from whyformer.jobs.description import Job
-from whyformer.jobs.folder import Part, part_name
 from whyformer.jobs.local import Run, Track, make_part, open_job
+from whyformer.jobs.manifest import read_part
 from whyformer.jobs.reading import Maps
 
 
@@ -28,21 +28,21 @@ class Maker:
         self.opened = open_job(job)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
-        """What the journal says of each part of a batch; of one that did not fit into memory the number alone."""
-        found = []
-        for number, size in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True):
-            rows = self.opened.part(number)
-            made = make_part(self.opened, number, rows, size)
-            if made is None:
-                found.append(
-                    {"number": number, "fits": False, "warned": 0, **dict.fromkeys(Part.__annotations__, None)}
-                )
-            elif not made.count and number:  # the input ended with the part before
-                found.append({"number": number, "fits": True, "warned": 0, **dict.fromkeys(Part.__annotations__, None)})
-            else:
-                part = made.write(Path(self.opened.job.out) / part_name(number))
-                found.append({"number": number, "fits": True, "warned": made.rows.warned, **asdict(part)})
-        return {name: [one[name] for one in found] for name in found[0]}
+        """Columns of what came of each part of a batch.
+
+        ``part`` is what the journal says of the part, as JSON; empty where the batches did not fit into memory, and
+        where the input ended with the part before.
+        """
+        made = [self._made(*one) for one in zip(batch["number"].tolist(), batch["size"].tolist(), strict=True)]
+        return {name: [one[name] for one in made] for name in made[0]}
+
+    def _made(self, number: int, size: int) -> dict[str, Any]:
+        made = make_part(self.opened, number, size)
+        record = {"number": number, "fits": made is not None, "warned": 0, "part": ""}
+        if made is None or (not made.count and number):
+            return record
+        part = made.write(self.opened)
+        return {**record, "warned": made.rows.warned, "part": json.dumps(asdict(part))}
 
 
 def run_on_ray(job: Job, *, track: Track | None = None, say: Callable[[str], None] = lambda text: None) -> Maps:
@@ -70,13 +70,18 @@ def _known_end(run: Run) -> list[int]:
 def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
     """Make the parts that are missing; the first that did not fit into memory, or None."""
     items = [{"number": number, "size": run.size(number)} for number in todo]
-    rows = made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=job.device)
+    with closing(made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=job.device)) as records:
+        return noted(run, records if track is None else track(records, "parts", len(items)))
+
+
+def noted(run: Run, records: Iterable[Mapping[str, Any]]) -> int | None:
+    """Note the parts that actors wrote; the number of the first that did not fit into memory, or None."""
     too_large = None
-    for one in rows if track is None else track(rows, "batches", len(items)):
+    for one in records:
         if not one["fits"]:
             too_large = one["number"] if too_large is None else min(too_large, one["number"])
-        elif one["file"] is not None and too_large is None:
-            part = Part(**{name: one[name] for name in Part.__annotations__})
+        elif one["part"] and too_large is None:
+            part = read_part(json.loads(one["part"]))
             run.monitor.part(part.rows, part.written, part.failed, one["warned"])
             run.written(part)
             run.failed += part.failed

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from whyformer.errors import LoadError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.columns import explanation_of, failures_table
-from whyformer.jobs.folder import FAILURES, Part, checksum, failures_of, finished_parts, holds, read_manifest
+from whyformer.jobs.disk import checksum
+from whyformer.jobs.manifest import FAILURES, Part, finished_parts, holds, read_manifest
+from whyformer.jobs.parts import failures_of
 from whyformer.jobs.rows import needed
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Maps:
             path, wanted = self.path / FAILURES, self.manifest.get("failures_sha256")
             if not path.is_file() or wanted not in (None, checksum(path)):
                 raise LoadError(f"{path} is missing or damaged: run the job again, which makes it again")
-            return pq.read_table(path)
+            return pq.read_table(path).replace_schema_metadata(None)
         listed = (failures_of(pq.read_schema(self._whole(p))) for p in self.parts if p.failed)
         return failures_table([one for own in listed for one in own])
 

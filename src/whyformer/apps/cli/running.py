@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,13 +67,24 @@ def run(asked: Run) -> None:
             return
         with bars.step("loading"):
             from whyformer.jobs.engines import run_job
-        maps = run_job(job, track=bars.track, say=lambda text: remark(asked, text))
+        with _ended_by_signal():
+            maps = run_job(job, track=bars.track, say=lambda text: remark(asked, text))
     facts = {name: maps.manifest[name] for name in ("rows", "written", "failed", "complete")}
     said = f"{amount(facts['written'], 'explanation')} of {amount(facts['rows'], 'row')} in {maps.path}"
     tell(asked, record("run", out=str(maps.path), **facts), said)
     if facts["failed"]:
         remark(asked, f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
         raise typer.Exit(INCOMPLETE)
+
+
+@contextmanager
+def _ended_by_signal() -> Iterator[None]:
+    """SIGTERM ends a job as Ctrl-C does, so that it is not taken for the end that a row brings about."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _given(asked: Run) -> dict[str, Any]:
