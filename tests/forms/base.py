@@ -93,6 +93,7 @@ class Parts:
         norm: (x, weight, bias, eps) -> Tensor; softmax: scores -> weights; act: x -> Tensor; linear: (x, weight, bias) -> Tensor.
         product: (q, k, v), each ``[B, H, N, d]`` -> ``[B, H, N, d]``.
         add: (x, branch) -> Tensor; read: tokens -> ``[B, D]``; end: logits -> what the model returns.
+        layer: (name, out, in) -> a module for a linear layer.
         attention, feed, embed: module factories, the first two by the block's name.
         labels: how classes of functions in modules are called.
         inline: whether a block calls functions in its forward, instead of modules.
@@ -104,6 +105,7 @@ class Parts:
     act: Way | None = None
     linear: Way | None = None
     product: Way | None = None
+    layer: Callable[[str, int, int], nn.Module] | None = None
     add: Way | None = None
     read: Way | None = None
     end: Way | None = None
@@ -121,6 +123,8 @@ class Parts:
         return written(f"{self.labels}Norm", self.norm, EPS, weight=gain(f"{name}.weight", WIDTH), bias=shift(f"{name}.bias", WIDTH))
 
     def linear_module(self, name: str, out: int, into: int) -> nn.Module:
+        if self.layer is not None:
+            return self.layer(name, out, into)
         if self.linear is None:
             return linear(name, out, into)
         tensors = {"weight": matrix(f"{name}.weight", out, into), "bias": shift(f"{name}.bias", out)}
@@ -135,7 +139,7 @@ class Parts:
 
 def heads(x: Tensor) -> Tensor:
     """``[B, N, D]`` -> ``[B, H, N, d]``"""
-    return x.view(*x.shape[:2], HEADS, HEAD).transpose(1, 2)
+    return x.view(x.shape[0], x.shape[1], HEADS, HEAD).transpose(1, 2)
 
 
 def merged(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import whyformer
 from whyformer.errors import WhyformerError
@@ -39,30 +40,27 @@ class Setting:
 
 
 QUICK: dict[str, Any] = {"steps": 2, "samples": 2, "masks": 4}
+# a small ε: what is scaled by a constant has other sums to add it to
+SMALL = ("epsilon", 1e-10)
 FURTHER = (
-    ("attnlrp", "share", 0.8),
-    ("cp_lrp", "share", 0.8),
-    ("lrp_ah", "secant", True),
-    ("lrp_ln", "secant", True),
-    ("lrp_ah_ln", "secant", True),
-    ("lrp", "rule", "shared"),
-    ("lrp", "rule", "epsilon"),
-    ("lrp", "rule", "gamma"),
-    ("lrp", "rule", "alpha_beta"),
-    ("partial_lrp", "rule", "epsilon"),
-    ("input_x_gradient", "composite", "libra"),
-    ("gradcam", "composite", "libra"),
-    ("attcat", "composite", "gim"),
-    ("gae", "composite", "ah_ln"),
-    ("rollout", "gradient_weighted", True),
-    ("norm_attention", "scope", "attention"),
+    Setting("attnlrp", (("share", 0.8),)),
+    Setting("lrp_ah", (("secant", True),)),
+    Setting("lrp_ah_ln", (("secant", True),)),
+    Setting("lrp", (("rule", "shared"),)),
+    Setting("lrp", (("rule", "epsilon"), SMALL)),
+    Setting("lrp", (("rule", "gamma"),)),
+    Setting("partial_lrp", (("rule", "epsilon"), SMALL)),
+    Setting("gradcam", (("composite", "libra"),)),
+    Setting("attcat", (("composite", "gim"),)),
+    Setting("gae", (("composite", "ah_ln"),)),
+    Setting("rollout", (("gradient_weighted", True),)),
+    Setting("norm_attention", (("scope", "attention"),)),
 )
 
 
 def all_settings() -> list[Setting]:
     """Every method, and further settings of some."""
-    plain = [Setting(m.name) for m in sorted(whyformer.methods(), key=lambda m: m.name)]
-    return plain + [Setting(method, ((name, value),)) for method, name, value in FURTHER]
+    return [Setting(m.name) for m in sorted(whyformer.methods(), key=lambda m: m.name)] + list(FURTHER)
 
 
 def named(ids: Sequence[str]) -> list[Setting]:
@@ -75,8 +73,6 @@ def given(setting: Setting, inputs: Inputs) -> dict[str, Any]:
     quick = {name: value for name, value in QUICK.items() if name in taken}
     if "fill_id" in taken and not _floats(inputs):
         quick["fill_id"] = 0
-    if setting.method == "tis":
-        quick["tokens_ratio"] = 0.5
     return {**quick, **dict(setting.chosen)}
 
 
@@ -102,10 +98,11 @@ class Answer:
 
 
 def rows(inputs: Inputs, index: int, axis: int = 0) -> Inputs:
-    """One sample as a batch of one."""
-    if isinstance(inputs, dict):
-        return {name: value.narrow(axis, index, 1) for name, value in inputs.items()}
-    return inputs.narrow(axis, index, 1)
+    """One sample as a batch of one, without its padding."""
+    if not isinstance(inputs, dict):
+        return inputs.narrow(axis, index, 1)
+    length = int(inputs["attention_mask"][index].sum())
+    return {name: value[index : index + 1, :length] for name, value in inputs.items()}
 
 
 def copied(inputs: Inputs) -> Inputs:
@@ -115,20 +112,23 @@ def copied(inputs: Inputs) -> Inputs:
 def explained(form: Form, model: nn.Module, setting: Setting) -> Answer:
     inputs, axis = form.inputs(), int(form.rows_first)
     settings = given(setting, inputs)
-    count = next(iter(inputs.values())).shape[axis] if isinstance(inputs, dict) else inputs.shape[axis]
+    count, length = (inputs["input_ids"] if isinstance(inputs, dict) else inputs).transpose(0, axis).shape[:2]
     batches = [rows(inputs, i, axis) for i in range(count)] if form.single else [inputs]
+    targets = form.target if isinstance(form.target, list) and form.single else [form.target] * len(batches)
     found = []
-    for batch in batches:
+    for batch, target in zip(batches, targets, strict=True):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                result = whyformer.explain(model, copied(batch), setting.method, form.target, **settings)
+                scores = whyformer.explain(model, copied(batch), setting.method, target, **settings).scores.detach()
         except WhyformerError as error:
             said = f"{type(error).__name__}: {' '.join(str(error).split())}"
             return Answer(None, said, foreign=DISGUISED.search(said) is not None)
         except Exception as error:  # what this counts
             return Answer(None, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", foreign=True)
-        found.append(result.scores.detach())
+        if form.single and isinstance(batch, dict):
+            scores = F.pad(scores, (0, length - scores.shape[1]))
+        found.append(scores.T if form.single and form.rows_first and len(scores) > 1 else scores)
     return Answer(torch.cat(found))
 
 
@@ -145,15 +145,19 @@ class Cell:
 
 
 def difference(form: Form, wanted: Tensor, got: Tensor) -> float:
-    """0 where they agree wholly; more than the tolerance where they do not. Of signs: the share of those that are turned."""
-    if form.rows_first and got.shape != wanted.shape and got.T.shape == wanted.shape:
-        got = got.T
+    """Max |Δ| over max |s|; of signs the share of those that are turned. Where a model takes ``[N, B]``, scores may stand so too."""
+    if form.rows_first and not form.single and wanted.shape == got.T.shape:
+        return min(distance(form.compared, wanted, t) for t in (got, got.T))
+    return distance(form.compared, wanted, got)
+
+
+def distance(compared: str, wanted: Tensor, got: Tensor) -> float:
     if wanted.shape != got.shape or not bool(got.isfinite().all()):
         return float("inf")
     size = wanted.abs().max()
-    if form.compared == SCORES:
-        away = (got - wanted).abs().max()
-        return float(away / size) if float(size) > 0 else float("inf") * float(away > 0) if float(away) > 0 else 0.0
+    if compared == SCORES:
+        away = float((got - wanted).abs().max())
+        return away / float(size) if away > 0 and float(size) > 0 else float("inf") if away > 0 else 0.0
     clear = (wanted.abs() > TOLERANCE * size) & (got.abs() > TOLERANCE * got.abs().max())
     turned = (wanted.sign() != got.sign()) & clear
     return float(turned.sum() / clear.sum().clamp(min=1))
@@ -191,8 +195,7 @@ def built(form: Form) -> nn.Module:
 
 def first_output(model: nn.Module, inputs: Inputs) -> Tensor:
     """The tensor that a model returns, bare or as the first of several."""
-    with torch.no_grad():
-        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     if isinstance(output, dict):
         output = next(iter(output.values()))
     output = getattr(output, "logits", output)
@@ -202,22 +205,41 @@ def first_output(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def wrong_forms(forms: Sequence[Form]) -> list[str]:
-    """Forms of one group whose output is not the first one's: mistakes of this suite."""
-    wanted = first_output(built(forms[0]), copied(forms[0].inputs()))
+    """Forms of one group whose output, or its derivative, is not the first one's: mistakes of this suite."""
+    output, slope = _value_and_slope(forms[0])
     wrong = []
     for form in forms[1:]:
-        if form.same_output:
-            got = first_output(built(form), copied(form.inputs())).view_as(wanted)
-            if not torch.allclose(got, wanted, rtol=FORWARD, atol=FORWARD):
-                wrong.append(f"{form.id}: {float((got - wanted).abs().max()):.1e}")
+        if not form.same_output:
+            continue
+        own, own_slope = _value_and_slope(form)
+        if not torch.allclose(own.view_as(output), output, rtol=FORWARD, atol=FORWARD):
+            wrong.append(f"{form.id}: its output differs")
+        elif slope is not None and own_slope is not None and not torch.allclose(own_slope, slope, rtol=1e-6, atol=1e-8):
+            wrong.append(f"{form.id}: its derivative differs")
     return wrong
+
+
+def _value_and_slope(form: Form) -> tuple[Tensor, Tensor | None]:
+    """The output, and the derivative of some sum of it; None for ids, and where something is changed in place."""
+    inputs, model = copied(form.inputs()), built(form).requires_grad_(False)
+    if isinstance(inputs, dict) or not inputs.is_floating_point():
+        return first_output(model, inputs), None
+    output = first_output(model, inputs.requires_grad_())
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
+    try:
+        slope = torch.autograd.grad((output.flatten() * weights).sum(), inputs)[0]
+    except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            raise
+        return output.detach(), None
+    return output.detach(), slope.transpose(0, 1) if form.rows_first else slope
 
 
 def cells_of(forms: Sequence[Form], settings: Sequence[Setting]) -> Iterator[Cell]:
     """All cells of forms of one group."""
     models = [built(form) for form in forms]
     for setting in settings:
-        if forms[0].compared == SIGNS and not signed(setting):
+        if setting.method in forms[0].undefined or (forms[0].compared == SIGNS and not signed(setting)):
             continue
         answers = [(form, explained(form, model, setting)) for form, model in zip(forms, models, strict=True)]
         yield from compare(answers, setting)

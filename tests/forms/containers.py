@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -701,6 +702,7 @@ CONTAINERS: dict[str, Callable[[str], nn.Module]] = {
     "norm in the same Sequential": WithNorm,
     "one Sequential": one_sequence,
     "wrapped": Wrapped,
+    "traced by torch.fx": lambda kind: torch.fx.symbolic_trace(Listed(kind)),
     "[attention, feed]": AttentionAndFeed,
     "[norm, attention, norm, feed]": FourOfEach,
     "[PreNorm, PreNorm]": PreNormPairs,

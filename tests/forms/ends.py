@@ -73,21 +73,23 @@ def positive_classes(base: dict[str, Any]) -> list[int]:
     return logits.argmax(1).tolist()
 
 
+# along a path the slope of such a function is not the same everywhere
+UNDEFINED = ("integrated_gradients",)
+
+
 def _signs() -> Iterator[Form]:
     for name, base in {"pre-norm, vectors": {}, "post-norm, ids": {"inputs": "ids", "post": True}}.items():
         given = partial(inputs, base.get("inputs", "vectors"))
+        logits = partial(build, Parts(**base))
         for sort, classes in (("negative", negative_classes), ("positive", positive_classes)):
             wanted = classes(base)
             for function, ways in LAST.items():
-                one = Form("signs", f"{function}, {sort} logit", "logits", name, partial(build, Parts(**base)), given, target=wanted, compared=SIGNS)
-                yield one
+                form = partial(Form, "signs", f"{function}, {sort} logit", base=name, inputs=given, compared=SIGNS, undefined=UNDEFINED)
+                yield form("logits", build=logits, target=wanted)
                 if function in ANOTHER:
-                    yield Form(
-                        "signs", one.function, "target of the logits", name, one.build, given, target=ANOTHER[function](wanted), compared=SIGNS, reference=True
-                    )
+                    yield form("target of the logits", build=logits, target=ANOTHER[function](wanted), reference=True)
                 for way, end in ways.items():
-                    made = partial(build, Parts(**base, end=end))
-                    yield Form("signs", one.function, way, name, made, given, target=wanted, compared=SIGNS, same_output=False)
+                    yield form(way, build=partial(build, Parts(**base, end=end)), target=wanted, same_output=False)
 
 
 # -- axes of 1 taken off --------------------------------------------------------------------------------------------------------

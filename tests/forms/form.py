@@ -25,10 +25,11 @@ class Form:
         build: the model in eval mode; inputs: what it takes.
         regroups: whether sums or products are taken in other groups, so that rules that share at sums or products may differ.
         target: as for ``explain``.
-        single: whether each sample is explained alone.
+        single: whether each sample is explained alone, without its padding.
         rows_first: whether the model takes ``[N, B]``, so that scores may stand so too.
         compared: "scores", which are equal, or "signs", which are equal where scores are not near 0.
         same_output: whether the model's output is the first form's.
+        undefined: methods by whose definition the forms of the group may differ.
         reference: whether it is as good to compare with as the first one.
     """
 
@@ -45,6 +46,7 @@ class Form:
     compared: str = SCORES
     same_output: bool = True
     reference: bool = False
+    undefined: tuple[str, ...] = ()
 
     @property
     def group(self) -> Group:

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..base import Parts, Way, build, inputs
 from ..form import Form, Inputs
-from . import attentions, linears, streams
+from . import attentions, custom, linears, streams
 from .activations import ACTIVATIONS, CLASSES
 from .masks import MASKED, TORCH_MASKED, padded_inputs, padded_model
 from .norms import NORMS
@@ -48,6 +48,7 @@ def _forms(
     made: Made,
     bases: tuple[str, ...],
     regrouped: Mapping[str, Way] | None = None,
+    undefined: tuple[str, ...] = (),
     **usual: Any,
 ) -> Iterator[Form]:
     """A form for each way in the first base, and for every other way in further ones; ``usual`` is what else holds of the model."""
@@ -55,7 +56,8 @@ def _forms(
         options = {**BASES[base], **usual}
         for name, way in list({**ways, **(regrouped or {})}.items())[:: 1 if base == bases[0] else 2]:
             regroups = name in (regrouped or {})
-            yield Form(kind, function, name, base, partial(_model, options, made, way), partial(_inputs, options), regroups)
+            model = partial(_model, options, made, way)
+            yield Form(kind, function, name, base, model, partial(_inputs, options), regroups, undefined=undefined)
 
 
 def _as(part: str) -> Made:
@@ -63,10 +65,12 @@ def _as(part: str) -> Made:
 
 
 def softmaxes() -> Iterator[Form]:
-    yield from _forms("softmax", "softmax", SOFTMAX, _as("softmax"), (INLINE, IDS))
+    yield from _forms("softmax", "softmax", {**SOFTMAX, **custom.SOFTMAX}, _as("softmax"), (INLINE, IDS))
     yield from _forms("causal softmax", "causal softmax", CAUSAL, _as("softmax"), (INLINE, PIXELS), read=lambda x: x[:, -1])
     for name in (*MASKED, *TORCH_MASKED):
-        yield Form("padding mask", "padding mask", name, "pre-norm, ids", partial(padded_model, name), padded_inputs)
+        made = partial(padded_model, name)
+        yield Form("padding mask", "padding mask", name, "pre-norm, ids", made, padded_inputs)
+        yield Form("padding mask", "padding mask", f"{name}, one by one", "pre-norm, ids", made, padded_inputs, single=True)
 
 
 def norms() -> Iterator[Form]:
@@ -74,12 +78,12 @@ def norms() -> Iterator[Form]:
     for function, ways in NORMS.items():
         kind = "LayerNorm" if function.startswith("LayerNorm") else "RMSNorm" if function.startswith("RMSNorm") else "other norms"
         bases = (narrow[function],) if function in narrow else (INLINE, IDS)
-        yield from _forms(kind, function, ways, _as("norm"), bases)
+        yield from _forms(kind, function, {**ways, **custom.NORMS.get(function, {})}, _as("norm"), bases)
 
 
 def activations() -> Iterator[Form]:
     for function, ways in ACTIVATIONS.items():
-        yield from _forms("activations", function, ways, _as("act"), (INLINE, IDS))
+        yield from _forms("activations", function, {**ways, **custom.ACTIVATIONS.get(function, {})}, _as("act"), (INLINE, IDS))
     for function in dict.fromkeys(function for _, function, _ in CLASSES):
         first = next(iter(ACTIVATIONS[function].items()))
         named = [(label, way) for label, own, way in CLASSES if own == function]
@@ -90,7 +94,9 @@ def activations() -> Iterator[Form]:
 
 def linear_maps() -> Iterator[Form]:
     made = _as("linear")
-    yield from _forms("linear", "linear", linears.LINEAR, made, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
+    ways = {**linears.LINEAR, **custom.LINEAR}
+    yield from _forms("linear", "linear", ways, made, (PLAIN, INLINE), linears.LINEAR_REGROUPED)
+    yield from _forms("linear modules", "linear", linears.MODULES, _as("layer"), (PLAIN, IDS), linears.MODULES_REGROUPED)
 
 
 def attention_products() -> Iterator[Form]:
@@ -161,7 +167,9 @@ def embeddings() -> Iterator[Form]:
 
 def readouts() -> Iterator[Form]:
     for function, ways in streams.READOUTS.items():
-        yield from _forms("readout", function, ways, _as("read"), ("pre-norm, pixels", IDS))
+        # where a path begins, rows are the same, and of the largest of several any one may be taken
+        undefined = ("beyond_intuition",) if function == "maximum" else ()
+        yield from _forms("readout", function, ways, _as("read"), ("pre-norm, pixels", IDS), undefined=undefined)
     yield from _forms("output", "output", streams.ENDS, _as("end"), (PLAIN, PIXELS))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize, prune
 
-from ..base import Way, noise
+from ..base import Way, linear, matrix, noise, shift
 
 
 def flat_addmm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -188,6 +189,7 @@ LINEAR: dict[str, Way] = {
     "token by token": by_token,
     "sample by sample": by_sample,
     "vector by vector": vector_by_vector,
+    "vmap": lambda x, w, b: torch.vmap(torch.vmap(lambda t: w @ t + b))(x),
     "functional_call": module_inside,
     "module built on the fly": loaded_module,
     "added into a buffer": into_buffer,
@@ -205,3 +207,134 @@ LINEAR_REGROUPED: dict[str, Way] = {
     "columns in a loop": lambda x, w, b: sum(x[..., i : i + 1] * w[:, i] for i in range(w.shape[1])) + b,
     "partial sums stacked": lambda x, w, b: torch.stack([F.linear(a, c) for a, c in zip(x.chunk(2, -1), w.chunk(2, 1), strict=True)]).sum(0) + b,
 }
+
+
+# -- modules: (name, out, in) -> nn.Module ---------------------------------------------------------------------------------
+class Transposed(nn.Module):
+    """A weight ``[in, out]``, as in GPT-2."""
+
+    def __init__(self, name: str, out: int, into: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(matrix(f"{name}.weight", out, into).T.contiguous())
+        self.bias = nn.Parameter(shift(f"{name}.bias", out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (*x.size()[:-1], self.weight.shape[1])
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+
+
+class WidthMultiplied(nn.Linear):
+    """Input divided by a width multiplier, as at the output of models in µP."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x / 2.0 * 2.0)
+
+
+class CastLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class Buffered(nn.Module):
+    """Frozen: weights in buffers."""
+
+    def __init__(self, name: str, out: int, into: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", matrix(f"{name}.weight", out, into))
+        self.register_buffer("bias", shift(f"{name}.bias", out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(x, self.weight.transpose(0, 1)) + self.bias
+
+
+class LowRank(nn.Module):
+    """A layer with LoRA, merged into the weight or beside it."""
+
+    def __init__(self, name: str, out: int, into: int, merged: bool) -> None:
+        super().__init__()
+        a, up = lora_parts(matrix(f"{name}.weight", out, into))
+        self.base_layer, self.merged = linear(name, out, into), merged
+        self.lora_A, self.lora_B = nn.Parameter(a), nn.Parameter(up)
+        with torch.no_grad():
+            self.base_layer.weight.sub_(0.5 * up @ a)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.merged:
+            return F.linear(x, self.base_layer.weight + 0.5 * self.lora_B @ self.lora_A, self.base_layer.bias)
+        return self.base_layer(x) + 0.5 * F.linear(F.linear(x, self.lora_A), self.lora_B)
+
+
+class Pointwise(nn.Module):
+    """A convolution of width 1 over the tokens."""
+
+    def __init__(self, name: str, out: int, into: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(into, out, 1, dtype=torch.float64)
+        with torch.no_grad():
+            self.conv.weight.copy_(matrix(f"{name}.weight", out, into).unsqueeze(-1))
+            self.conv.bias.copy_(shift(f"{name}.bias", out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Bias(nn.Module):
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class Added(nn.Module):
+    """A parametrisation: the weight plus a product of two factors."""
+
+    def __init__(self, a: Tensor, up: Tensor) -> None:
+        super().__init__()
+        self.a, self.up = nn.Parameter(a), nn.Parameter(up)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.a
+
+
+def refilled(layer: nn.Linear, name: str) -> nn.Linear:
+    """With the weights that belong to the name."""
+    with torch.no_grad():
+        layer.weight.copy_(matrix(f"{name}.weight", *layer.weight.shape))
+        layer.bias.copy_(shift(f"{name}.bias", layer.weight.shape[0]))
+    return layer
+
+
+def parametrized(name: str, out: int, into: int) -> nn.Linear:
+    layer = linear(name, out, into)
+    a, up = lora_parts(layer.weight)
+    with torch.no_grad():
+        layer.weight.sub_(up @ a)
+    parametrize.register_parametrization(layer, "weight", Added(a, up))
+    return layer
+
+
+def scaled_bias(name: str, out: int, into: int) -> nn.Sequential:
+    layer = nn.Linear(into, out, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(matrix(f"{name}.weight", out, into))
+    return nn.Sequential(layer, Bias(shift(f"{name}.bias", out)))
+
+
+MODULES: dict[str, Way] = {
+    "nn.Linear": linear,
+    "transposed weight": Transposed,
+    "subclass, input scaled there and back": lambda name, out, into: refilled(WidthMultiplied(into, out, dtype=torch.float64), name),
+    "subclass that casts": lambda name, out, into: refilled(CastLinear(into, out, dtype=torch.float64), name),
+    "buffers": Buffered,
+    "weight norm": lambda name, out, into: parametrizations.weight_norm(linear(name, out, into)),
+    "parametrized": parametrized,
+    "pruned by nothing": lambda name, out, into: prune.identity(linear(name, out, into), "weight"),
+    "LoRA merged": lambda name, out, into: LowRank(name, out, into, merged=True),
+    "Conv1d": Pointwise,
+    "Sequential with dropout": lambda name, out, into: nn.Sequential(linear(name, out, into), nn.Dropout(0.1)),
+    "Sequential with identity": lambda name, out, into: nn.Sequential(nn.Identity(), linear(name, out, into), nn.Identity()),
+    "bias in a module": scaled_bias,
+}
+MODULES_REGROUPED: dict[str, Way] = {"LoRA beside": lambda name, out, into: LowRank(name, out, into, merged=False)}

@@ -430,7 +430,7 @@ BATCH_NORM: dict[str, Way] = {
         (x - running(x)[0]).mT, (w / (running(x)[1] + eps).sqrt()).view(-1, 1, 1), b, groups=WIDTH
     ).mT,
     "einsum": lambda x, w, b, eps: torch.einsum("bnd,d->bnd", x - running(x)[0], w / (running(x)[1] + eps) ** 0.5) + b,
-    "2d": lambda x, w, b, eps: F.batch_norm(x.mT[..., None], *running(x), w, b, eps=eps)[..., 0].mT,
+    "2d": lambda x, w, b, eps: F.batch_norm(x.mT[..., None].contiguous(), *running(x), w, b, eps=eps)[..., 0].mT,
     "in place": lambda x, w, b, eps: (x - running(x)[0]).div_((running(x)[1] + eps).sqrt()).mul_(w).add_(b),
 }
 
