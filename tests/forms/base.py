@@ -266,7 +266,7 @@ class Words(nn.Module):
         self.position = nn.Parameter(shift("position", TOKENS * WIDTH).view(TOKENS, WIDTH))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.table(ids) + self.position
+        return self.table(ids) + self.position[: ids.shape[1]]
 
 
 def kernel() -> Tensor:

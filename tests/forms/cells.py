@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import whyformer
 from whyformer.errors import WhyformerError
 
-from .form import SCORES, SIGNS, Form, Group, Inputs
+from .form import SCORES, Form, Group, Inputs
 
 TOLERANCE = 1e-6
 FORWARD = 1e-9
@@ -80,6 +80,11 @@ def signed(setting: Setting) -> bool:
     """Whether its scores have a sign."""
     method = next(m for m in whyformer.methods() if m.name == setting.method)
     return method.signs(method.complete(dict(setting.chosen)))
+
+
+def comparable(form: Form, setting: Setting) -> bool:
+    """Whether the forms of its group have the same scores, or signs, by this method."""
+    return setting.method not in form.undefined and (form.compared == SCORES or signed(setting))
 
 
 def _floats(inputs: Inputs) -> bool:
@@ -221,13 +226,16 @@ def wrong_forms(forms: Sequence[Form]) -> list[str]:
 
 def _value_and_slope(form: Form) -> tuple[Tensor, Tensor | None]:
     """The output, and the derivative of some sum of it; None for ids, and where something is changed in place."""
-    inputs, model = copied(form.inputs()), built(form).requires_grad_(False)
-    if isinstance(inputs, dict) or not inputs.is_floating_point():
-        return first_output(model, inputs), None
-    output = first_output(model, inputs.requires_grad_())
+    given, model = copied(form.inputs()), built(form).requires_grad_(False)
+    if isinstance(given, dict):
+        batches = [rows(given, i) for i in range(len(given["input_ids"]))] if form.single else [given]
+        return torch.cat([first_output(model, batch) for batch in batches]), None
+    if not given.is_floating_point():
+        return first_output(model, given), None
+    output = first_output(model, given.requires_grad_())
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype)
     try:
-        slope = torch.autograd.grad((output.flatten() * weights).sum(), inputs)[0]
+        slope = torch.autograd.grad((output.flatten() * weights).sum(), given)[0]
     except RuntimeError as error:
         if "inplace operation" not in str(error):
             raise
@@ -239,7 +247,7 @@ def cells_of(forms: Sequence[Form], settings: Sequence[Setting]) -> Iterator[Cel
     """All cells of forms of one group."""
     models = [built(form) for form in forms]
     for setting in settings:
-        if setting.method in forms[0].undefined or (forms[0].compared == SIGNS and not signed(setting)):
+        if not comparable(forms[0], setting):
             continue
         answers = [(form, explained(form, model, setting)) for form, model in zip(forms, models, strict=True)]
         yield from compare(answers, setting)

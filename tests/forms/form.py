@@ -14,7 +14,7 @@ Group = tuple[str, str, str]
 SCORES, SIGNS = "scores", "signs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Form:
     """One way of writing a function, in one model.
 

@@ -30,7 +30,8 @@ from .base import (
     noise,
 )
 from .form import Form
-from .functions.attentions import multihead, plain
+from .functions.attentions import plain
+from .functions.projections import multihead
 
 ROOT = math.sqrt(HEAD)
 

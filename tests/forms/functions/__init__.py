@@ -10,7 +10,7 @@ from torch import nn
 
 from ..base import Parts, Way, build, inputs
 from ..form import Form, Inputs
-from . import attentions, custom, linears, streams
+from . import attentions, custom, linears, projections, streams
 from .activations import ACTIVATIONS, CLASSES
 from .masks import MASKED, TORCH_MASKED, padded_inputs, padded_model
 from .norms import NORMS
@@ -117,23 +117,23 @@ def attention_products() -> Iterator[Form]:
 
 def attention_projections() -> Iterator[Form]:
     def fused(way: Way) -> Mapping[str, Any]:
-        return {"attention": lambda name: attentions.Fused(name, way)}
+        return {"attention": lambda name: projections.Fused(name, way)}
 
     def projected(way: Way) -> Mapping[str, Any]:
-        return {"attention": lambda name: attentions.Projected(name, way)}
+        return {"attention": lambda name: projections.Projected(name, way)}
 
     def merged(way: Way) -> Mapping[str, Any]:
-        return {"attention": lambda name: attentions.Mixed(name, way)}
+        return {"attention": lambda name: projections.Mixed(name, way)}
 
     bases = ("pre-norm, ids", PIXELS)
     made = {
         "three linears": {},
-        **{name: fused(way) for name, way in attentions.FUSED.items()},
-        **{name: projected(way) for name, way in attentions.PROJECTIONS.items()},
+        **{name: fused(way) for name, way in projections.FUSED.items()},
+        **{name: projected(way) for name, way in projections.PROJECTIONS.items()},
     }
     yield from _forms("qkv", "qkv", {name: partial(dict, options) for name, options in made.items()}, lambda way: way(), bases)
-    yield from _forms("heads and W_O", "heads and W_O", attentions.MERGES, merged, bases, attentions.MERGES_REGROUPED)
-    whole = {"written": partial(dict), **{name: partial(dict, attention=way) for name, way in attentions.WHOLE.items()}}
+    yield from _forms("heads and W_O", "heads and W_O", projections.MERGES, merged, bases, projections.MERGES_REGROUPED)
+    whole = {"written": partial(dict), **{name: partial(dict, attention=way) for name, way in projections.WHOLE.items()}}
     yield from _forms("whole attention", "whole attention", whole, lambda way: way(), bases)
 
 

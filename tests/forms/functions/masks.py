@@ -24,7 +24,7 @@ from ..base import (
     linear,
     merged,
 )
-from .attentions import multihead
+from .projections import multihead
 
 ROOT = math.sqrt(HEAD)
 LENGTHS = (5, 3)
