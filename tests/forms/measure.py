@@ -22,7 +22,7 @@ import torch
 
 from .catalogue import all_forms
 from .cells import AGREE, FOREIGN, NOWHERE, REFUSED, SILENT, Cell, all_settings, cells_of, grouped, named, wrong_forms
-from .form import Form, Group
+from .form import Group
 
 OUTCOMES = (AGREE, REFUSED, SILENT, FOREIGN, NOWHERE)
 REGROUPED = "regrouped"
@@ -44,17 +44,17 @@ class Row:
 
 def row(cell: Cell) -> Row:
     outcome = REGROUPED if cell.outcome == SILENT and cell.form.regroups else cell.outcome
-    return Row(cell.form.kind, cell.form.id, cell.setting.id, outcome, min(cell.difference, 1e9), cell.said)
+    return Row(cell.form.kind, cell.form.id, cell.setting.id, outcome, min(cell.difference, OTHER), cell.said)
 
 
 def measured(group: Group, settings: Sequence[str]) -> tuple[list[Row], list[str], float]:
-    """(cells, forms whose output is not the first one's, seconds) of one group."""
+    """(cells, forms whose output is not the first one's, processor seconds) of one group."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    start = time.perf_counter()
+    start = time.process_time()
     forms = [f for f in all_forms() if f.group == group]
     rows = [row(cell) for cell in cells_of(forms, named(settings))]
-    return rows, wrong_forms(forms), time.perf_counter() - start
+    return rows, wrong_forms(forms), time.process_time() - start
 
 
 # -- what is run -----------------------------------------------------------------------------------------------------------
@@ -79,24 +79,28 @@ def chosen_settings(methods: Sequence[str] | None, sample: bool) -> list[str]:
     return list(SAMPLE) if sample else known
 
 
-def run(groups: Sequence[Group], settings: Sequence[str], jobs: int) -> tuple[list[Row], list[str]]:
+def run(groups: Sequence[Group], settings: Sequence[str], jobs: int) -> tuple[list[Row], list[str], float]:
+    """(cells, wrong forms, processor seconds)"""
     rows: list[Row] = []
     wrong: list[str] = []
     if jobs == 1:
         results: Iterable[Any] = (measured(g, settings) for g in groups)
-        _gather(results, groups, rows, wrong)
+        seconds = _gather(results, groups, rows, wrong)
     else:
         with ProcessPoolExecutor(jobs) as pool:
-            _gather(pool.map(measured, groups, [settings] * len(groups)), groups, rows, wrong)
-    return rows, wrong
+            seconds = _gather(pool.map(measured, groups, [settings] * len(groups)), groups, rows, wrong)
+    return rows, wrong, seconds
 
 
-def _gather(results: Iterable[Any], groups: Sequence[Group], rows: list[Row], wrong: list[str]) -> None:
+def _gather(results: Iterable[Any], groups: Sequence[Group], rows: list[Row], wrong: list[str]) -> float:
+    total = 0.0
     for done, (group, (own, mistakes, seconds)) in enumerate(zip(groups, results, strict=True), 1):
         rows += own
         wrong += mistakes
+        total += seconds
         counts = Counter(r.outcome for r in own)
         sys.stderr.write(f"{done}/{len(groups)} {' / '.join(group)}: {dict(counts)} {seconds:.1f} s\n")
+    return total
 
 
 # -- what is written ----------------------------------------------------------------------------------------------------------
@@ -113,11 +117,15 @@ def table(rows: Sequence[Row], key: str) -> str:
     return "\n".join(lines)
 
 
+# scores of another shape, or not finite
+OTHER = 1e9
+
+
 def worst(rows: Sequence[Row], most: int) -> list[Row]:
-    """The largest silent differences, one of each form."""
-    found: dict[str, Row] = {}
-    for r in sorted((r for r in rows if r.outcome == SILENT), key=lambda r: -r.difference):
-        found.setdefault(r.form, r)
+    """Of each kind and setting the form with the largest silent difference; the largest of these."""
+    found: dict[tuple[str, str], Row] = {}
+    for r in sorted((r for r in rows if r.outcome == SILENT and r.difference < OTHER), key=lambda r: -r.difference):
+        found.setdefault((r.kind, r.setting), r)
     return list(found.values())[:most]
 
 
@@ -166,20 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not groups or not settings:
         kinds = ", ".join(dict.fromkeys(form.kind for form in all_forms()))
         parser.error(f"nothing to do. Kinds: {kinds}. Settings: {', '.join(s.id for s in all_settings())}")
-    start = time.perf_counter()
-    rows, wrong = run(groups, settings, options.jobs)
-    seconds = time.perf_counter() - start
+    rows, wrong, seconds = run(groups, settings, options.jobs)
     options.out.write_text(json.dumps(report(rows, wrong, seconds), indent=1), encoding="utf-8")
-    lines = [table(rows, "kind"), "", table(rows, "setting"), "", "largest silent difference of a form:"]
+    lines = [table(rows, "kind"), "", table(rows, "setting"), "", "largest silent differences, one of each kind and setting:"]
     lines += [f"  {r.difference:9.2e}  {r.form}  [{r.setting}]" for r in worst(rows, options.worst)]
-    lines += [f"wrong form: {w}" for w in wrong] + [f"{len(rows)} cells in {seconds:.0f} s"]
+    lines += [f"scores of another shape, or not finite: {sum(r.outcome == SILENT and r.difference >= OTHER for r in rows)}"]
+    lines += [f"wrong form: {w}" for w in wrong] + [f"{len(rows)} cells in {seconds:.0f} s of one processor"]
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def sampled(forms: Sequence[Form]) -> list[Form]:
-    """Forms of the groups that a sample has."""
-    groups = set(chosen_groups(None, True))
-    return [form for form in forms if form.group in groups]
 
 
 if __name__ == "__main__":
