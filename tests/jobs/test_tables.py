@@ -15,6 +15,7 @@ import datasets
 import whyformer
 from whyformer.errors import InputError
 from whyformer.jobs import many
+from whyformer.jobs.sources import open_source
 from whyformer.models import load
 from zoo_evaluate import tiny_vit
 
@@ -168,6 +169,14 @@ def test_where_every_row_fails_the_first_reason_is_raised(bert, tmp_path, data, 
             whyformer.explain_many(bert.model, data, "gae", processor=bert.processor, out=tmp_path / "out")
     maps = whyformer.read(tmp_path / "out")
     assert maps.failures().column("row").to_pylist() == list(range(len(data)))
+
+
+def test_data_sets_by_name_too(tmp_path):
+    datasets.Dataset.from_dict(columns(text="review")).save_to_disk(tmp_path / "saved")
+    assert [row.id for row in open_source(f"hf:{tmp_path / 'saved'}", "review", "name").rows(0)] == NAMES
+    for wrong in ((None, None), ("text", None), ("review", "id")):
+        with pytest.raises(InputError, match="'label', 'review', 'name'"):
+            open_source(str(tmp_path / "saved"), *wrong)
 
 
 def test_refused_columns_leave_no_folder(bert, tmp_path):
