@@ -75,14 +75,20 @@ FOREIGN = {
     "failures": lambda out: a_table(out / "failures.parquet"),
     "a manifest": lambda out: (out / "manifest.json").write_text('{"name": "my app"}'),
     "a passing file": lambda out: (out / "thesis.partial").write_text("x"),
+    "a passing file of a manifest": lambda out: (out / "manifest.json.partial").write_text("x"),
+    "a passing file of a part": lambda out: (out / "part-000007.parquet.77.partial").write_text("x"),
+    "notes": lambda out: (out / "part-000007.attempts.jsonl").write_text('{"day": 1}\n'),
+    "a folder under the name of the failures": lambda out: ((out / "failures.parquet").unlink(missing_ok=True), (out / "failures.parquet").mkdir()),
     "a folder": lambda out: (out / "figures").mkdir(),
     "a folder under a part's name": lambda out: (out / "part-000001.parquet").mkdir(),
     "a picture among overlays": lambda out: ((out / "overlays").mkdir(), (out / "overlays" / "me.png").write_bytes(b"x")),
 }
 
 
-def everything(folder: Path) -> dict[str, bytes | None]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+def everything(folder: Path) -> dict[str, tuple[bytes | None, int]]:
+    """All that is in a folder, with the times of its files; of the folder, so that no passing file came and went."""
+    listed = [folder, *sorted(folder.rglob("*"))]
+    return {p.relative_to(folder).as_posix(): (p.read_bytes() if p.is_file() else None, p.stat().st_mtime_ns) for p in listed}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -128,8 +134,10 @@ def test_an_unreadable_file_that_no_list_names_is_refused_until_it_is_deleted(re
 def test_files_of_the_system_are_let_be(ready, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    for name in (".DS_Store", "._part-000000.parquet", "Thumbs.db", "desktop.ini"):
+    (out / ".git").mkdir()
+    for name in (".DS_Store", "._part-000000.parquet", "Thumbs.db", "desktop.ini", ".nfs0001", ".git/config"):
         (out / name).write_bytes(b"system")
+    run(ready, out)
     run(ready, out)
     found = contents(out)
     assert {k: v for k, v in found.items() if k in ready[2]} == ready[2]
@@ -143,6 +151,9 @@ LOST = {
     "another word": lambda path: path.write_bytes(path.read_bytes().replace(b'"good"', b'"best"')),
     "brackets": lambda path: path.write_text("[" * 100_000),
     "no text": lambda path: path.write_bytes(b"\xff\x00"),
+    "no UTF-8": lambda path: path.write_bytes(b"\xff" + path.read_bytes()),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "cut off early": lambda path: path.write_bytes(path.read_bytes()[:5]),
 }
 
 
@@ -215,9 +226,78 @@ def test_the_size_of_batches_is_read_off_the_parts(ready, tmp_path, monkeypatch)
     run(ready, tmp_path / "out")
     whole = contents(tmp_path / "out")
     assert json.loads(whole["manifest.json"])["batch_sizes"] == [[0, 4], [2, 2]]
-    (tmp_path / "out" / "manifest.json").unlink()
+    for name in ("manifest.json", "part-000003.parquet"):
+        (tmp_path / "out" / name).unlink()
     run(ready, tmp_path / "out")
     assert contents(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("manifest", ["there", "deleted", "cut off"])
+@pytest.mark.parametrize("how", ["cut off", "changed", "empty", "gone"])
+def test_a_damaged_part_is_made_again_or_its_file_is_named(ready, tmp_path, manifest, how):
+    """Where neither the part nor a manifest says that the file is the job's, it is the user's to delete."""
+    out = tmp_path / "out"
+    shutil.copytree(ready[1], out)
+    part = out / "part-000001.parquet"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 3] ^= 1
+    {"cut off": lambda: os.truncate(part, 900), "changed": lambda: part.write_bytes(content), "empty": lambda: os.truncate(part, 0), "gone": part.unlink}[how]()
+    if manifest != "there":
+        LOST[manifest](out / "manifest.json")
+        if how in ("cut off", "empty"):
+            before = everything(out)
+            with pytest.raises(InputError, match=part.name):
+                run(ready, out)
+            assert everything(out) == before
+            part.unlink()
+    run(ready, out)
+    assert contents(out) == ready[2]
+
+
+@pytest.mark.parametrize("name", ["a text", "a table under the name of a part that no job has", "a passing file", "a folder", "a picture among overlays"])
+@pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
+def test_a_job_goes_on_when_the_foreign_file_is_moved_away(ready, tmp_path, name, finished):
+    out = tmp_path / "out"
+    if finished:
+        shutil.copytree(ready[1], out)
+    else:
+        stopped(ready, out, 2)
+    there = set(out.iterdir())
+    FOREIGN[name](out)
+    with pytest.raises(InputError, match="another folder"):
+        run(ready, out)
+    for path in set(out.iterdir()) - there:
+        shutil.move(path, tmp_path / path.name)
+    run(ready, out)
+    assert contents(out) == ready[2]
+
+
+@pytest.mark.parametrize("manifest", ["there", "deleted"])
+def test_files_that_a_killed_run_left_are_taken_away(ready, tmp_path, manifest):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    run(ready, whole, overlays=True)
+    shutil.copytree(whole, out)
+    own = json.loads((out / "manifest.json").read_text())["id"]
+    (out / f"part-000001.parquet.{own}.123.partial").write_bytes(b"PAR1")
+    (out / f"manifest.json.{own}.123.partial").write_bytes(b"{")
+    (out / "overlays" / ".00000000-0-gae-good.html-123-0a0b0c0d.partial").write_bytes(b"<html>")
+    (out / "part-000002.parquet").unlink()
+    if manifest == "deleted":
+        (out / "manifest.json").unlink()
+    run(ready, out, overlays=True)
+    assert contents(out) == contents(whole)
+
+
+def test_an_unfinished_job_is_read_and_a_trial_run_writes_nothing(ready, tmp_path):
+    out = stopped(ready, tmp_path / "out", 2)
+    before = everything(out)
+    assert estimate(Job(**{**vars(ready[0].job), "out": str(out)})).there in (12, 18)
+    maps = whyformer.read(out)
+    assert (maps.complete, maps.failures().num_rows) == (False, 1)
+    assert everything(out) == before
+    run(ready, tmp_path / "other", methods=("rollout",))
+    shutil.copy(tmp_path / "other" / "part-000003.parquet", out / "part-000003.parquet")
+    assert {e.method for e in whyformer.read(out)} == {"gae"}
 
 
 def test_whatever_is_damaged_a_rerun_ends_with_the_same_files_or_says_why_not(ready, tmp_path):

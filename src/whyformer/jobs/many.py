@@ -14,8 +14,10 @@ from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
 from whyformer.jobs.batching import WINDOW, Explained, Failure, OutOfMemory, Session, open_session, read_one
 from whyformer.jobs.fitting import TRIED, tried
+from whyformer.jobs.manifest import FAILURES
 from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
+from whyformer.jobs.tables import check_data
 from whyformer.jobs.threads import ahead
 
 ON_ERROR = ("record", "raise")
@@ -33,6 +35,7 @@ def explain_many(
     workers: int = 2,
     on_error: str = "record",
     column: str | None = None,
+    id_column: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
     truncate: bool = False,
@@ -43,7 +46,8 @@ def explain_many(
     Args:
         model, processor, device, dtype, truncate: as for :func:`whyformer.explain`; the model is loaded once.
         data: any iterable (of pictures, files, texts, tensors of one sample, mappings, or (one of these, label)), a
-            ``Dataset``, a ``DataLoader``, a folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, a URL.
+            ``Dataset``, a ``DataLoader``, a DataFrame or a Series of pandas, an Arrow table, a Hugging Face data set, a
+            folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, a URL.
         method: a name, or a list of names, (name, settings) or ``{"method": name, setting: value}``.
         targets: ``"predicted"``, ``"top-K"``, ``"all"``, ``"column:NAME"`` (the true class; a label given beside an
             input is in the column "label"), or a list of classes.
@@ -51,7 +55,9 @@ def explain_many(
         out: a folder to write, where a second call goes on; the explanations are then read with :func:`whyformer.read`.
         workers: threads that read the inputs.
         on_error: ``"record"`` keeps what went wrong with an input in ``failures`` and goes on; ``"raise"`` raises it.
-        column: which column, or entry of a mapping, is the input.
+        column: which column, or entry of a mapping, is the input; by default the first of text, sentence, input,
+            prompt, image, picture, path and file that is there.
+        id_column: which one names a row; by default "id", where there is one.
         **options: with ``out``, further keys of a job: ``scores``, ``rows_per_part``, ``max_failures`` ...
 
     Returns:
@@ -59,7 +65,8 @@ def explain_many(
         ``failures`` grow as it goes. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
 
     Raises:
-        WhyformerError: the model, the methods or the targets are wrong, or with ``on_error="raise"`` an input is.
+        WhyformerError: the model, the methods, the targets or the columns are wrong, or with ``on_error="raise"`` an
+            input is. Where no input can be explained, the reason of the first is raised at the end.
     """
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
@@ -67,18 +74,35 @@ def explain_many(
     methods = [method] if isinstance(method, str | dict | tuple) else list(method)
     if not methods:
         raise InputError("there are no methods")
+    check_data(data, column, id_column)
     session = open_session(model, processor, methods, targets, truncate=truncate, device=device, dtype=dtype)
-    source = open_source(data, column, files=not session.reads_text)
+    source = open_source(data, column, id_column, files=not session.reads_text)
     if out is not None:
         from whyformer.jobs.local import explain_into
 
-        more = {**options, "batch_size": batch_size, "workers": workers, "column": column}
+        more = {**options, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
         if on_error == "raise":
             more["max_failures"] = 0
-        return explain_into(session, source, out, **more)
+        if isinstance(data, Iterator):  # only its first row says its columns, and a folder is begun before it is read
+            next(source.rows(0), None)
+        maps = explain_into(session, source, out, **more)
+        _check_some(maps)
+        return maps
     if options:
         raise InputError(f"{', '.join(options)}: only with out=, the folder to write")
     return Stream(session, source.rows(0), batch_size, workers, on_error == "raise")
+
+
+def _check_some(maps: Maps) -> None:
+    failed = maps.manifest["failed"]
+    if failed and not maps.manifest["written"]:
+        first = Failure(**maps.failures().slice(0, 1).to_pylist()[0])
+        raise InputError(f"no input could be explained (see {maps.path / FAILURES}). The first: {_sentence(first)}")
+
+
+def _sentence(failure: Failure) -> str:
+    by = "" if failure.method is None else f", {failure.method}"
+    return f"input {failure.row} ({failure.id}{by}): {failure.reason}"
 
 
 def _check_size(batch_size: Any, workers: Any) -> None:
@@ -100,20 +124,21 @@ class Stream(Iterator[Explanation]):
 
     def __init__(self, session: Session, rows: Any, batch_size: int | str, workers: int, strict: bool) -> None:
         self.failures: list[Failure] = []
-        self._strict = strict
-        self._rows = explained_rows(session, rows, batch_size, workers)
-        self._waiting: list[Explanation] = []
+        self._explanations = self._explained(explained_rows(session, rows, batch_size, workers), strict)
 
     def __next__(self) -> Explanation:
-        while not self._waiting:
-            one = next(self._rows)
-            if one.failures and self._strict:
-                first = one.failures[0]
-                by = "" if first.method is None else f", {first.method}"
-                raise InputError(f"input {first.row} ({first.id}{by}): {first.reason}")
+        return next(self._explanations)
+
+    def _explained(self, rows: Iterator[Explained], strict: bool) -> Iterator[Explanation]:
+        some = False
+        for one in rows:
+            if one.failures and strict:
+                raise InputError(_sentence(one.failures[0]))
             self.failures += one.failures
-            self._waiting = one.explanations[::-1]
-        return self._waiting.pop()
+            some |= bool(one.explanations)
+            yield from one.explanations
+        if self.failures and not some:
+            raise InputError(f"no input could be explained. The first: {_sentence(self.failures[0])}")
 
 
 def explained_rows(session: Session, rows: Any, batch_size: int | str, workers: int) -> Iterator[Explained]:

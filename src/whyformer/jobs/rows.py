@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,10 @@ from whyformer.errors import InputError, MissingExtra
 from whyformer.inputs.argument import checksum, read_file
 from whyformer.inputs.given import raw_picture
 from whyformer.inputs.pictures import is_picture_name, open_picture
+from whyformer.jobs.tables import CONTENT, TENSORS, check_columns, described, is_sliced, sliced
 
 PAIR = "text_pair"
 """The column of the second text, where there is one beside "text", of a model that reads two."""
-CONTENT = ("text", "sentence", "input", "prompt", "image", "picture", "path", "file")
-"""Names of the column that holds the input, the likeliest first, where none is named."""
 _FILES = ("image", "picture", "path", "file")
 
 
@@ -76,13 +75,15 @@ def needed(package: str, what: str) -> Any:
 
 
 # -- what a user has in Python ---------------------------------------------------------------------------------------
-def from_python(data: Any, column: str | None = None, files: bool = True) -> Source:
-    """Rows of an iterable: a list, a generator, a ``Dataset`` or a ``DataLoader``, whose batches are taken apart.
+def from_python(data: Any, column: str | None = None, id_column: str | None = None, files: bool = True) -> Source:
+    """Rows of an iterable: a list, a generator, a table, a ``Dataset``; batches of a ``DataLoader`` are taken apart.
 
     Args:
         data: items are pictures, arrays, files, texts, tensors of one sample, mappings (columns, or tensors as the
             model's forward takes them), or (one of these, label).
-        column: which entry of a mapping is the input; by default the first of :data:`CONTENT` that is there.
+        column: which column, or entry of a mapping, is the input; by default the first of
+            :data:`whyformer.jobs.tables.CONTENT` that is there.
+        id_column: which one names a row.
         files: whether a text that ends like the name of a picture is meant as a file.
     """
     if isinstance(data, Mapping | Tensor) or not (isinstance(data, Iterable) or hasattr(data, "__getitem__")):
@@ -98,12 +99,16 @@ def from_python(data: Any, column: str | None = None, files: bool = True) -> Sou
             items: Iterator[Any] = once.items(start)
         elif loader:
             items = itertools.islice(itertools.chain.from_iterable(map(_apart, data)), start, None)
+        elif is_sliced(data):
+            items = sliced(data, start)
         elif hasattr(data, "__getitem__") and not isinstance(data, torch.utils.data.IterableDataset):
             items = _from(data, start)
         else:
             items = itertools.islice(data, start, None)
         for index, item in enumerate(items, start):
-            yield from_item(index, item, column, files)
+            if index == 0 and isinstance(item, Mapping) and not isinstance(data, list | tuple):
+                check_columns(described(data), item, column, id_column, (*CONTENT, *TENSORS))
+            yield from_item(index, item, column, id_column, files)
 
     listed = isinstance(data, list | tuple) and all(isinstance(one, str | Path) for one in data)
     digest = hashlib.sha256(json.dumps([str(one) for one in data]).encode()).hexdigest() if listed else None
@@ -174,13 +179,28 @@ def _each(value: Any) -> Iterable[Any]:
     return value.unbind(0) if isinstance(value, Tensor) else value
 
 
-def from_item(index: int, item: Any, column: str | None = None, files: bool = True, base: Path | None = None) -> Row:
+def from_item(
+    index: int,
+    item: Any,
+    column: str | None = None,
+    id_column: str | None = None,
+    files: bool = True,
+    base: Path | None = None,
+) -> Row:
     """A row of what one item is; ``base`` is the folder that names of files are relative to."""
     if isinstance(item, Row):
         return item
     columns: Mapping[str, Any] = {}
     if isinstance(item, tuple) and len(item) == 2:
         item, columns = item[0], {"label": _plain(item[1])}
+    row = _as_row(index, item, columns, column, files, base)
+    called = item.get(id_column) if isinstance(item, Mapping) and id_column is not None else None
+    return row if called is None else replace(row, id=str(_plain(called)))
+
+
+def _as_row(
+    index: int, item: Any, columns: Mapping[str, Any], column: str | None, files: bool, base: Path | None
+) -> Row:
     if isinstance(item, Mapping) and not isinstance(item.get(column or "input_ids", item.get("pixel_values")), Tensor):
         name = column if column is not None else next((c for c in CONTENT if c in item), None)
         if name is None or name not in item:
@@ -255,6 +275,8 @@ def _taken(item: Any) -> Any:
         return item
     if isinstance(item, Image.Image):
         return item
+    if item is None:
+        raise InputError("the value is missing")
     raise InputError(f"a row is a picture, a file, a text or tensors, not {type(item).__name__}")
 
 

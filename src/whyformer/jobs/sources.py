@@ -17,7 +17,8 @@ from typing import Any
 from whyformer.errors import InputError, LoadError
 from whyformer.inputs.argument import read_file
 from whyformer.inputs.pictures import SUFFIXES
-from whyformer.jobs.rows import CONTENT, Row, Source, from_item, from_python, needed, raising, read_bytes
+from whyformer.jobs.rows import Row, Source, from_item, from_python, needed, raising, read_bytes
+from whyformer.jobs.tables import check_columns, check_data
 
 TABLES = (".jsonl", ".csv", ".parquet")
 _KINDS = "a folder of pictures or .txt files, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these"
@@ -29,7 +30,7 @@ def open_source(place: Any, column: str | None = None, id_column: str | None = N
 
     Args:
         place: what was given.
-        column: which column of a table is the input; by default one of :data:`whyformer.jobs.rows.CONTENT`.
+        column: which column of a table is the input; by default one of :data:`whyformer.jobs.tables.CONTENT`.
         id_column: which column names a row.
         files: for iterables, whether a text that ends like the name of a picture is meant as a file.
 
@@ -41,15 +42,15 @@ def open_source(place: Any, column: str | None = None, id_column: str | None = N
     if isinstance(place, list | tuple) and place and all(isinstance(p, Path) for p in place):
         return _of_files([(str(p), p) for p in place], f"{len(place)} files")
     if not isinstance(place, str):
-        return from_python(place, column, files)
+        return from_python(place, column, id_column, files)
     if place.startswith("hf:"):
-        return _of_data_set(place, column)
+        return _of_data_set(place, column, id_column)
     if "://" in place:
         return _of_url(place, column, id_column)
     path = Path(place)
     if path.is_dir():
         if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-            return _of_data_set(f"hf:{place}", column)
+            return _of_data_set(f"hf:{place}", column, id_column)
         found = sorted(p for p in path.rglob("*") if _explained(p.name) and p.is_file())
         return _of_files([(p.relative_to(path).as_posix(), p) for p in found], place)
     if any(sign in place for sign in "*?["):
@@ -131,16 +132,14 @@ def _of_table(name: str, open_file: Open, base: Path | None, column: str | None,
     if not count:
         raise InputError(f"{name} has no rows")
     if isinstance(first, dict):
-        _check_columns(name, first, column, id_column)
+        check_columns(name, first, column, id_column)
 
     def rows(start: int) -> Iterator[Row]:
         for index, item in enumerate(_told(read(open_file, start), name), start):
             if isinstance(item, InputError):
                 yield Row(index, str(index), partial(raising, item))
                 continue
-            row = from_item(index, item, column, base=base)
-            called = item.get(id_column) if id_column is not None else None
-            yield row if called is None else Row(index, str(called), row.read, row.columns)
+            yield from_item(index, item, column, id_column, base=base)
 
     return Source(name, rows, count, digest.hexdigest())
 
@@ -151,15 +150,6 @@ def _told(items: Iterator[Any], name: str) -> Iterator[Any]:
         yield from items
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LoadError(f"cannot read {name}: {error}") from error
-
-
-def _check_columns(name: str, item: dict[str, Any], column: str | None, id_column: str | None) -> None:
-    there = ", ".join(map(repr, item))
-    for wanted in (column, id_column):
-        if wanted is not None and wanted not in item:
-            raise InputError(f"{name} has no column {wanted!r}; it has {there}")
-    if column is None and not any(c in item for c in CONTENT):
-        raise InputError(f"which column of {name} is the input? It has {there}: name it with column")
 
 
 def _json_lines(open_file: Open, start: int) -> Iterator[Any]:
@@ -215,7 +205,7 @@ def _parquet(open_file: Open) -> Iterator[Any]:
 
 
 # -- Hugging Face data sets ------------------------------------------------------------------------------------------
-def _of_data_set(place: str, column: str | None) -> Source:
+def _of_data_set(place: str, column: str | None, id_column: str | None) -> Source:
     """``hf:NAME``, ``hf:NAME:SPLIT`` or ``hf:FOLDER`` that ``save_to_disk`` wrote."""
     datasets = needed("datasets", f"the input {place}")
     name, _, split = place.removeprefix("hf:").partition(":")
@@ -231,5 +221,6 @@ def _of_data_set(place: str, column: str | None) -> Source:
         found = found[split or next(iter(found))]
     elif split:
         raise InputError(f"{name} is not in parts, so there is no '{split}'")
-    made = from_python(found, column)
+    check_data(found, column, id_column)
+    made = from_python(found, column, id_column)
     return Source(place, made.rows, len(found), str(found._fingerprint))
