@@ -40,7 +40,7 @@ def test_one_line_and_its_status(place: str, monkeypatch: pytest.MonkeyPatch, tm
 
 
 WORK = {
-    "explain": (["explain", "pictures", "--method", "occlusion", "--setting", "stride=1"], "out/*.png", "interrupted\n"),
+    "explain": (["explain", "pictures", "--model", "bundled:digits", "--method", "occlusion", "--setting", "stride=1"], "out/*.png", "interrupted\n"),
     "benchmark": (["benchmark", "perturbation", "--model", "bundled:digits", "--data", "scenes:400", "--method", "rollout"], "out/records.jsonl", RESUMES),
     "run": (["run", "--input", "pictures", "--model", "bundled:digits", "--method", "occlusion", "--rows-per-part", "2", "--batch-size", "1"], "out/*.parquet", RESUMES),
 }  # fmt: skip
