@@ -12,6 +12,7 @@ from torch import nn
 
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
+from whyformer.engine.run import followed
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
@@ -249,7 +250,7 @@ class Ready:
         task = replace(self.task(resolver, method, progress), together=together)
         try:
             with task.at_work():
-                scores = chosen.function(task, **full)
+                scores = followed(lambda: chosen.function(task, **full))
                 scores = verified(task, scores, verify) if verify else scores
                 check_samples(scores.logits, self.inputs)
                 explanation = self.finish(scores, resolver, method, full)

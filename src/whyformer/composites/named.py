@@ -24,7 +24,6 @@ _PLAIN = dict.fromkeys(
         "power",
         "normalisation",
         "statistic",
-        "possible statistic",
         "softmax",
         "log_softmax",
         "attention",
@@ -44,11 +43,9 @@ TABLES: dict[str, dict[str, Rule | None]] = {
     # the attention probabilities are constants: what flows, flows through the values
     "AH": {"attention": Rule("attention", hold=(0, 1)), "softmax": _HELD, "logsumexp": _HELD},
     # so is what a norm divides by, also where it is written out
-    "LN": {"layer_norm": _NORM, "rms_norm": _NORM, "statistic": _HELD, "possible statistic": None},
-    # ReLU needs none: its gradient is g(x)/x
-    "secant": dict.fromkeys(
-        ["gelu", "silu", "tanh", "sigmoid", "mish", "elu", "celu", "selu", "hardswish", "softsign", "square"], _SECANT
-    ),
+    "LN": {"layer_norm": _NORM, "rms_norm": _NORM, "statistic": _HELD},
+    # of ReLU it is the gradient
+    "secant": {"activation": _SECANT, "relu": NATIVE, "leaky_relu": NATIVE, "prelu": NATIVE, "abs": NATIVE},
     # of a product of two branches each gets half, so that x ⊙ m keeps its sum
     "halves": {"gate": _HALVED, "product": _HALVED},
     # the branch that went through an activation is a constant

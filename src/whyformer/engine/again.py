@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.engine import audit
-from whyformer.engine.canonizers import canonized
+from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import around, put, tensors_of
 from whyformer.engine.isolation import inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
@@ -23,7 +23,7 @@ from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
 from whyformer.models.walking import modules
 
-_STATE = ("attentions", "block", "last", "norm_before", "statistics", "watch")
+_STATE = ("attentions", "block", "depth", "last", "norm_before", "number", "statistics", "watch")
 _WITHOUT = "leave checkpoint=True out, and explain a shorter text or use half precision where memory is short"
 
 
@@ -187,7 +187,7 @@ class _Call:
                 for context in (
                     torch.inference_mode(False), torch.enable_grad(), inside(mode),
                     users_hooks_aside(mode, modules(module)),
-                    mode, canonized(mode, module), without_autocast(mode.composite.carrier),
+                    mode, declared_around(mode, module), without_autocast(mode.composite.carrier),
                 ):  # fmt: skip
                     stack.enter_context(context)
                 if mode.composite.carrier != "relevance":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from torch import Tensor, nn
 from whyformer.engine import audit, unseen
 from whyformer.engine.isolation import here, inside
 from whyformer.engine.norms import nearest_norm
-from whyformer.engine.operations import OPERATIONS, operation_name
-from whyformer.engine.readings import carries
+from whyformer.engine.operations import KINDS, operation_name
+from whyformer.engine.readings import carries, tensors
 from whyformer.errors import InputError, ModelError, UnknownOperation, unknown
+from whyformer.models.walking import modules
 from whyformer.rules.core import NATIVE, Call, Composite, Rule, Ruled
 from whyformer.rules.registered import Declared, declarations
 from whyformer.rules.relevance.elementary import identity
@@ -23,7 +25,7 @@ from whyformer.rules.relevance.elementary import identity
 if TYPE_CHECKING:
     from whyformer.engine.mode import Interception
 
-_KINDS = {row.kind for row in OPERATIONS.values()} - {"", "silent", "attention"}
+_KINDS = set(KINDS.values()) - {"", "silent", "attention"}
 _NORMS = ("layer_norm", "rms_norm")
 _LINEAR = ("linear", "matrix product")
 _SIGNS = {"add": (1, 1), "sub": (1, -1)}
@@ -57,9 +59,9 @@ def gather() -> Declarations:
     """
     made = Declarations()
     for key, declaration in declarations().items():
-        if declaration.like and declaration.like not in {*OPERATIONS, *_KINDS, "adjoint", "identity"}:
+        if declaration.like and declaration.like not in {*KINDS, *_KINDS, "adjoint", "identity"}:
             raise unknown(
-                f"{key!r} is declared to be like", declaration.like, {*OPERATIONS, *_KINDS, "adjoint", "identity"},
+                f"{key!r} is declared to be like", declaration.like, {*KINDS, *_KINDS, "adjoint", "identity"},
                 'Say an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
             )  # fmt: skip
         if isinstance(key, type) and issubclass(key, torch.autograd.Function):
@@ -98,8 +100,7 @@ def rule_for(declared: Declared, composite: Composite, branches: int) -> Rule | 
 
 def _kind(declared: Declared) -> str:
     """Of operations; what is not the name of one is a kind."""
-    row = OPERATIONS.get(declared.like)
-    return declared.like if row is None else row.kind
+    return KINDS.get(declared.like, declared.like)
 
 
 def _by_name(declared: Declared, composite: Composite) -> bool:
@@ -188,6 +189,69 @@ def _as_norm(
             "axis with its parameters: give it a rule of its own, rule=whyformer.rules.core.Rule(...)"
         )
     return found.info()
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def declared_around(mode: Interception, within: nn.Module | None = None) -> Iterator[None]:
+    """For the length of a run (of a part of the model), modules that are declared run as what they are like."""
+    handles = []
+    try:
+        for function in mode.declared.functions:
+            remember_inputs(function)
+        for module in modules(within or mode.model) if mode.composite.rules and mode.declared.modules else ():
+            declared = mode.declared.of_module(module)
+            if declared is not None:
+                handles.extend(_around(module, mode, declared))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _around(module: nn.Module, mode: Interception, declared: Declared) -> list[Any]:
+    """The module runs muted and without a graph; then once more, as it is declared."""
+    seen: list[tuple[Tensor, int]] = []
+
+    # torch marks a hook as one that takes kwargs only after it is there: a call in another thread may come between
+    def before(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        given = [t for t in (*args, *(v for kwargs in rest for v in kwargs.values())) if isinstance(t, Tensor)]
+        if here.run is mode and mode.muted == 0 and mode.carries(tuple(given), {}):
+            mode.muted = id(module)
+            seen[:] = [(t, t._version) for t in given]
+            torch._C._set_grad_enabled(False)
+
+    def after(module: nn.Module, args: tuple[Any, ...], *rest: Any) -> Any:
+        if here.run is not mode or mode.muted != id(module):
+            return None
+        kwargs, _ = rest
+        mode.muted = 0
+        if any(t._version != version for t, version in seen):
+            raise ModelError(
+                f"the module {type(module).__name__} changes its input in place, so it cannot be run again to be "
+                "compared with a known operation; let it return a new tensor"
+            )
+        seen.clear()
+        torch._C._set_grad_enabled(True)
+        mode.muted = id(module)
+        epsilons = [v for v in vars(module).values() if isinstance(v, float) and 0 < v < 1e-2]
+        try:
+            with mode.uncounted():
+                made = run_declared(
+                    mode, declared, type(module).__name__, module.forward, args, kwargs,
+                    own=[*module.parameters(), *module.buffers()], epsilons=epsilons,
+                )  # fmt: skip
+        finally:
+            mode.muted = 0
+        for tensor in tensors((made,)):  # the mode has not seen it grow, and need not
+            tensor._whyformer_seen = True  # type: ignore[attr-defined]
+        return made
+
+    # around the module's own forward alone: what users' hooks do to its output is seen as it is
+    return [
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after, with_kwargs=True, prepend=True),
+    ]
 
 
 # -- autograd functions ------------------------------------------------------------------------------------------------

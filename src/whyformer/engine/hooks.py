@@ -138,7 +138,13 @@ def around(
     for a decoder of masks."""
 
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *a, **k: function(*a, **k) if here.run is mode and not mode.aside else None
+        def hook(*args: Any) -> Any:
+            if here.run is not mode or mode.aside:
+                return None
+            with mode.uncounted():
+                return function(*args)
+
+        return hook
 
     handles = []
     try:

@@ -6,7 +6,8 @@ into each operation. So "multiply by a constant" and "multiply two branches" tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,10 +24,17 @@ from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
+from whyformer.engine.regions import RegionRun
 from whyformer.errors import ModelError
+from whyformer.program.facts import Facts, Step
+from whyformer.program.operations import tensors_in
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
 _LISTED = (list, tuple)
+
+
+class Strayed(Exception):  # noqa: N818 - no error: the program of this input is read, and the pass begins again
+    """The model took another way than the one that was written down."""
 
 
 @dataclass
@@ -41,7 +49,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
     anchor: Tensor | None = None
     anchors: dict[int, Tensor] = field(default_factory=dict)
     muted: int = 0
-    used: list[Tensor] | None = None
     aside: int = 0
     attentions: int = 0
     block: int | None = None
@@ -52,8 +59,10 @@ class Interception(AttentionCapture, TorchFunctionMode):
     block_input: Tensor | None = None
     statistics: bool = False
     waiting: int = 0
-    canonical: bool = False
     watch: Callable[..., Any] | None = None
+    facts: Facts | None = None
+    number: int = 0
+    depth: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -63,6 +72,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.tally = asked(self.probes, Tally)
         self.declared = gather()
         self.kept = packed.kept(self.model)
+        self.open: dict[int, RegionRun | None] = {}
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -83,21 +93,73 @@ class Interception(AttentionCapture, TorchFunctionMode):
     ) -> Any:
         name, kwargs = operation_name(func), kwargs or {}
         row = operation(name)
-        if here.run is not self or self.muted or row.kind == "silent":
-            if self.used is not None and here.run is self:
-                self.used += [t for t in tensors(args) if is_parameter(t) and not t.is_meta]
+        inside = here.run is self
+        number = self._count(row) if inside and self.facts is not None and not self.depth else -1
+        if not inside or self.muted or row.kind == "silent":
             result = func(*args, **kwargs)
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
         if torch._C._are_functorch_transforms_active() and not self.transformed:  # the audit sees the result
             return func(*args, **kwargs)
+        self.depth += 1
+        try:
+            return self._run(number, name, row, func, args, kwargs)
+        finally:
+            self.depth -= 1
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Calls of our own, which are none of the model's."""
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+
+    def _count(self, row: Operation) -> int:
+        """The number of a call, which has to be the one that was written down.
+
+        Raises:
+            Strayed: it is another one.
+        """
+        if row.kind == "silent":
+            return -1
+        assert self.facts is not None
+        number, self.number = self.number, self.number + 1
+        if number >= len(self.facts.calls) or self.facts.calls[number] != row.name:
+            raise Strayed
+        return number
+
+    def ended(self) -> None:
+        """The pass is over.
+
+        Raises:
+            Strayed: calls that were written down have not come.
+        """
+        if self.facts is not None and self.number != len(self.facts.calls):
+            raise Strayed
+
+    def _run(
+        self, number: int, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if torch._C._is_any_autocast_enabled() and self.composite.carrier == "relevance":
-            with torch._C._DisableAutocast(), self:
-                return func(*args, **kwargs)
+            with torch._C._DisableAutocast():
+                return self._run(number, name, row, func, args, kwargs)
         if kwargs and row.kind not in ("", "view"):
             for place, word in enumerate(("input", "other")):
                 if len(args) == place and word in kwargs:
                     args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
-        result = self._dispatch(name, row, func, args, kwargs)
+        step = None if number < 0 or self.facts is None else self.facts.steps.get(number)
+        run = None if step is None else self._region(step, number, args, kwargs)
+        if step is None or run is None:
+            result = self._dispatch(name, row, func, args, kwargs)
+        else:
+            if is_in_place(name) or kwargs.get("inplace") is True:
+                before_change(args[0])
+            result = _without_graph(func, args, kwargs)
+            run.note(number, name, func, args, kwargs, result)
+            if number != step.leaves:
+                return result
+            name, func, args, kwargs, result = self._leave(run, name, args, result)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
                 if tensor.requires_grad:
@@ -105,6 +167,32 @@ class Interception(AttentionCapture, TorchFunctionMode):
                     if not self._foreign(base):
                         base._whyformer_seen = True  # type: ignore[attr-defined]
         return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
+
+    def _region(self, step: Step, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRun | None:
+        """The run of the region that a call is part of; None where nothing carries into it."""
+        if step.leaves not in self.open:
+            run = None
+            given = tensors_in((*args, *kwargs.values()))
+            if number == step.enters[0] and self.composite.audit and self.carries((given[step.enters[1]],), {}):
+                read = given[step.enters[1]]
+                audit.hidden(self, (read,))
+                run = RegionRun(step, read, read.clone() if step.writes else read)
+            self.open[step.leaves] = run
+        run = self.open[step.leaves]
+        if number == step.leaves:
+            del self.open[number]
+        return run
+
+    def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
+        """(operation, function, arguments by position, by name, result) of the call that a region stands for."""
+        row, reading, given, named = run.as_call(result)
+        made = self._by_rule(row.name, row, reading, reading.compute, (run.entry,), {})
+        if row.kind == "activation":
+            made._whyformer_activated = True
+        if is_in_place(name):
+            with self:
+                made = args[0].copy_(made)
+        return row.name, reading.compute, given, named, self._note(row.name, given, named, made)
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in DECOMPOSITIONS:

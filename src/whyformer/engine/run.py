@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from whyformer.engine import again, audit
-from whyformer.engine.canonizers import canonized
+from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import batch_first, block_hooks, lookups
 from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
-from whyformer.engine.mode import Interception
+from whyformer.engine.mode import Interception, Strayed
 from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
+from whyformer.models.facts import facts
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
 from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
@@ -230,6 +232,27 @@ class Recording:
                 probe.found.clear()
 
 
+T = TypeVar("T")
+
+
+def followed(work: Callable[[], T]) -> T:
+    """What ``work`` gives; where the model took another way than its program, from the beginning once more: the program
+    of this input is read by then.
+
+    Raises:
+        ModelError: it takes another way each time.
+    """
+    with contextlib.suppress(Strayed):
+        return work()
+    try:
+        return work()
+    except Strayed as error:
+        raise ModelError(
+            "the model calls other operations each time it runs on the same input, so what is explained is not what ran: "
+            "turn off what draws at random, or set a seed in its forward"
+        ) from error
+
+
 @contextmanager
 def running(mode: Interception, listed: Sequence[nn.Module] | None = None) -> Iterator[Interception]:
     """The model's operations go through ``mode``; those of other runs and of users' hooks do not count in it.
@@ -310,18 +333,26 @@ def record(
         again.refuse_unfit(blocks, probes, feed)
     graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
+    if composite.audit and composite.rules:
+        inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
+        mode.facts = facts(model, (tuple(args), kwargs), inputs)
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
     with (
         torch.inference_mode(False),
         gradient,
         running(mode, listed),
         block_hooks(recording, blocks, root, entries, values, ends),
-        canonized(mode),
+        declared_around(mode),
         again.run_again(mode, blocks if checkpoint else ()),
         without_autocast(composite.carrier),
         as_written(model, listed),
     ):
-        output = model(*args, **kwargs)
+        try:
+            output = model(*args, **kwargs)
+            mode.ended()
+        except Strayed:
+            facts(model, feed, inputs, again=True)
+            raise
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     audit.hidden(mode, tuple(made))
     if checkpoint:

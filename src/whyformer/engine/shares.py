@@ -24,7 +24,7 @@ from whyformer.rules.core import NATIVE, Composite, Rule
 
 _KINDS = (
     "view", "selection", "linear", "matrix product", "activation", "power", "normalisation", "statistic",
-    "possible statistic", "softmax", "log_softmax", "attention",
+    "softmax", "log_softmax", "attention",
 )  # fmt: skip
 # rules of their own only so that hand-written activations and norms run as the operations that they are
 FORWARD = Composite(

@@ -7,25 +7,38 @@ import math
 import torch
 from torch import Tensor
 
-from whyformer.rules.core import Call, Grads
+from whyformer.rules.core import Call, Grads, recomputed_gradient
 from whyformer.rules.relevance.attention import warmer
 
 
 def secant(call: Call, flow: Tensor) -> Grads:
-    """The slope g(x)/x of the secant through 0 instead of g'(x); at x = 0 its limit g'(0)."""
+    """The slope (g(x) − g(0))/x of the secant from 0 instead of g'(x); at x = 0 its limit g'(0). Where g has no value at
+    0 (a logarithm) it is g'(x)."""
     slope = call.info.get("slope")
     if slope is None:
-        slope = _slope(call)
+        origin = _origin(call)
+        if origin is None:
+            return recomputed_gradient(call, flow)
+        slope = _slope(call, origin)
         if not call.run.keep:
             return [slope.mul_(flow)]
         call.info["slope"] = slope  # for the backward passes that follow
     return [flow * slope]
 
 
-def _slope(call: Call) -> Tensor:
+def _origin(call: Call) -> Tensor | None:
+    """g(0), None where there is none; a number where it is the same everywhere."""
+    (x,) = call.operands
+    origin = call.compute(x.new_zeros(()))
+    return origin if bool(origin.isfinite().all()) else None
+
+
+def _slope(call: Call, origin: Tensor) -> Tensor:
     (x,), value = call.operands, call.output
     if value is None:
         raise ValueError("the secant rule reads the output")
+    if bool(origin.any()):
+        value = value - origin
     tiny = torch.finfo(x.dtype).tiny
     size = x.abs()
     # as a rule: a fraction of the time that choosing by element takes, but on a GPU to ask takes longer
@@ -41,10 +54,10 @@ def _slope(call: Call) -> Tensor:
 def detached_norm(call: Call, flow: Tensor) -> Grads:
     """LN rule of Ali et al. 2022: y = (x − mean) / [√(var + ε)].detach() · w + b; RMSNorm where not ``centred``.
 
-    ``call.info``: weight, eps, axes (number of trailing axes normalised over), centred.
+    ``call.info``: weight, eps, axes (number of trailing axes normalised over; or ``dims``, which axes), centred.
     """
     info = call.info
-    dims = tuple(range(-info["axes"], 0))
+    dims = info.get("dims") or tuple(range(-info["axes"], 0))
     inverse = info.get("inverse")
     if inverse is None:
         inverse = _inverse_deviation(call, dims)

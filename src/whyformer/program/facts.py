@@ -1,0 +1,51 @@
+"""What is known of a model's program, by number of its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from whyformer.program.operations import is_in_place, plain_name
+from whyformer.program.record import Program
+from whyformer.program.regions import Region, regions
+
+
+@dataclass(frozen=True)
+class Step:
+    """A region as a pass meets it.
+
+    Attributes:
+        enters: (call, position among its tensor operands) where its entry is read first.
+        leaves: the call that makes its exit.
+        writes: whether a call of it works in place.
+    """
+
+    region: Region
+    enters: tuple[int, int]
+    leaves: int
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Read off one program.
+
+    Attributes:
+        calls: the operations, by number.
+        steps: call -> the region that it is part of.
+    """
+
+    calls: tuple[str, ...]
+    steps: dict[int, Step] = field(default_factory=dict)
+    program: Program | None = None
+
+
+def facts_of(program: Program) -> Facts:
+    """All that the engine follows."""
+    steps: dict[int, Step] = {}
+    for region in regions(program):
+        first = program.calls[region.calls[0]]
+        writes = any(is_in_place(program.calls[n].name) for n in region.calls)
+        step = Step(region, (first.number, first.operands.index(region.entry)), region.calls[-1], writes)
+        if program.values[region.exit].call == step.leaves:
+            steps.update(dict.fromkeys(region.calls, step))
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps)

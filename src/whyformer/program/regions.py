@@ -1,0 +1,339 @@
+"""Regions: parts of the program between a value and one of its dominators that compute one known function, however it
+is written. What a region is, is seen from its values, never from a name of a class or a pattern of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.program.dominators import START, dominators
+from whyformer.program.operations import is_in_place, kind_of, names, plain_name
+from whyformer.program.record import Call, Program
+
+LONGEST = 60
+"""Calls that carry in one region, at most."""
+STEPS = 14
+"""Dominators above an exit that are tried as its entry."""
+
+_SAME = frozenset(
+    """
+    add sub mul div rsub rdiv neg addcmul addcdiv lerp where masked_fill clamp clamp_min clamp_max maximum minimum fmax
+    fmin pow rpow reciprocal sqrt rsqrt float double half bfloat16 to type type_as clone contiguous dropout exp2 log2
+    log10 erfc special_erf special_erfc special_ndtr ndtr sinh cosh tan atan arctan asinh logaddexp hypot sign heaviside
+    threshold hardshrink softshrink tanhshrink nan_to_num xlogy special_xlog1py logit sgn positive copysign copy_
+    special_log1p special_expm1 special_exp2 special_log_ndtr
+    """.split()
+) | names("activation")
+"""Operations that act on each element by itself."""
+_STRAIGHT = frozenset(
+    "add sub mul div rsub neg float double half bfloat16 to type type_as clone contiguous dropout positive copy_".split()
+)
+"""Those among them that are linear, where one operand carries."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the program with one entry and one exit.
+
+    Attributes:
+        kind: "softmax", "log_softmax", "layer_norm", "rms_norm" or "activation".
+        entry, exit: numbers of its values.
+        calls: those that carry, in order.
+        axis: along which a softmax or norm works.
+        fit: of a norm, (p, k, ε) with (k·(σ^p + ε))^(1/p) what it divides by, σ² the mean square.
+        core: of a norm, the call behind which only a weight and a bias follow; else the last call.
+    """
+
+    kind: str
+    entry: int
+    exit: int
+    calls: tuple[int, ...]
+    axis: int = -1
+    fit: tuple[float, float, float] = (2, 1.0, 0.0)
+    core: int = -1
+
+
+@dataclass
+class _Search:
+    program: Program
+    nearest: dict[int, int] = field(default_factory=dict)
+    readers: dict[int, list[Call]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nearest = dominators(self.program)
+        self.readers = self.program.readers()
+
+    def between(self, entry: int, exit: int) -> frozenset[int] | None:
+        """The values that carry after the entry, up to the exit; None where there are too many, or one is read by
+        others."""
+        values, seen, ahead = self.program.values, set(), [exit]
+        while ahead:
+            value = ahead.pop()
+            if value == entry or value in seen or not values[value].carries:
+                continue
+            seen.add(value)
+            if len(seen) > LONGEST:
+                return None
+            ahead += values[value].parents
+        for value in seen - {exit}:
+            for call in self.readers.get(value, ()):
+                if any(r not in seen and values[r].carries for r in call.results):
+                    return None
+        if any(v in seen for v in self.program.outputs if v != exit):
+            return None
+        return frozenset(seen)
+
+    def calls(self, between: Iterable[int]) -> list[Call]:
+        numbers = {self.program.values[v].call for v in between}
+        return [self.program.calls[n] for n in sorted(numbers) if n >= 0]
+
+    def joins(self, call: Call) -> bool:
+        return len({o for o in call.operands if self.program.values[o].carries}) > 1
+
+    def scalar(self, call: Call) -> bool:
+        """Whether all that does not carry among its operands are single numbers."""
+        values = self.program.values
+        return all(values[o].carries or torch.Size(values[o].shape).numel() == 1 for o in call.operands)
+
+    def curved(self, call: Call) -> bool:
+        """Whether it acts on each element and is not linear there."""
+        name = plain_name(call.name)
+        return name in _SAME and (name not in _STRAIGHT or self._inverse(call))
+
+    def _inverse(self, call: Call) -> bool:
+        """A quotient by what carries."""
+        values = self.program.values
+        return plain_name(call.name) == "div" and len(call.operands) == 2 and values[call.operands[1]].carries
+
+
+def regions(program: Program) -> list[Region]:
+    """All regions, in the order of their exits; they do not overlap. Single calls that are known by name are none."""
+    search = _Search(program)
+    found: list[Region] = []
+    taken: set[int] = set()
+    for exit in sorted(search.nearest, reverse=True):
+        value = program.values[exit]
+        if value.call < 0 or exit in taken or not value.rows or len(program.calls[value.call].results) > 1:
+            continue
+        region, between = _region(search, exit)
+        if region is not None:
+            found.append(region)
+            taken |= between
+    return [_with_affine(search, region, taken) for region in found[::-1]]
+
+
+def _with_affine(search: _Search, region: Region, taken: set[int]) -> Region:
+    """A norm with the weight and the bias that follow it: constants along all axes but its own."""
+    if region.kind not in ("layer_norm", "rms_norm"):
+        return region
+    program, left = search.program, ["mul", "add"]
+    while True:
+        readers = search.readers.get(region.exit, [])
+        if len(readers) != 1 or len(readers[0].results) != 1 or region.exit in program.outputs:
+            return region
+        call, name = readers[0], plain_name(readers[0].name)
+        constants = [program.values[o].shape for o in call.operands if o != region.exit]
+        (made,) = call.results
+        if made in taken or program.values[made].shape != program.values[region.exit].shape:
+            return region
+        if name in left and call.operands.count(region.exit) == 1 and len(constants) == 1 and _along(constants[0], region.axis):
+            left = left[left.index(name) + 1 :]
+        elif name not in _COPIES or constants or is_in_place(call.name):
+            return region
+        region = replace(region, exit=made, calls=(*region.calls, call.number))
+        taken.add(made)
+
+
+def _along(shape: tuple[int, ...], axis: int) -> bool:
+    """Whether a constant of this shape differs along one axis only."""
+    return all(n == 1 or i - len(shape) == axis for i, n in enumerate(shape))
+
+
+def _region(search: _Search, exit: int) -> tuple[Region | None, frozenset[int]]:
+    for reader in (_softmax, _norm, _activation):
+        found = reader(search, exit)
+        if found is not None:
+            region, between = found
+            if not _known(search, region):
+                return region, between
+    return None, frozenset()
+
+
+_COPIES = frozenset("float double half bfloat16 to type type_as clone contiguous dropout nan_to_num positive copy_".split())
+
+
+def _known(search: _Search, region: Region) -> bool:
+    """Whether one call of it does it all, and has rules of its own."""
+    working = [c for i in region.calls if plain_name((c := search.program.calls[i]).name) not in _COPIES]
+    if len(working) != 1:
+        return False
+    name = plain_name(working[0].name)
+    return name == region.kind or (region.kind == "activation" and kind_of(name) == "activation")
+
+
+def _entries(search: _Search, exit: int) -> Iterator[tuple[int, frozenset[int], list[Call]]]:
+    """(entry, values, calls) of what may be a region that ends here, from the smallest."""
+    program, entry = search.program, exit
+    for _ in range(STEPS):
+        entry = search.nearest.get(entry, START)
+        if entry == START:
+            return
+        between = search.between(entry, exit)
+        if between is None:
+            continue
+        if program.values[entry].shape == program.values[exit].shape and program.values[entry].rows:
+            yield entry, between, search.calls(between)
+
+
+def _made(kind: str, entry: int, exit: int, calls: list[Call], axis: int = -1, **more: Any) -> Region:
+    return Region(kind, entry, exit, tuple(c.number for c in calls), axis, core=calls[-1].number, **more)
+
+
+# -- softmax -----------------------------------------------------------------------------------------------------------
+_MIXING = names("linear", "matrix product", "attention") - {"add", "sub", "mul", "div", "neg", "rsub", "lerp", "addcmul", "mean", "sum", "nansum", "cumsum"}
+"""What no softmax, norm or activation is made of."""
+
+
+def _possible(calls: list[Call]) -> bool:
+    return not any(plain_name(c.name) in _MIXING for c in calls)
+
+
+def _softmax(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+    """y = softmax(x) along an axis, or its logarithm; some y may be 0 (masked)."""
+    y = search.program.values[exit].rows
+    axes = {axis: kind for axis, rows in y.items() if axis >= 0 and (kind := _probabilities(rows, axis))}
+    if not axes:
+        return None
+    best: tuple[Region, frozenset[int]] | None = None
+    for entry, between, calls in _entries(search, exit):
+        if not _possible(calls):
+            break
+        x = search.program.values[entry].rows
+        axis = next((a for a, kind in axes.items() if a in x and _exponential(x[a], y[a], a, kind)), None)
+        if best is not None:
+            added = [c for c in calls if c.number not in best[0].calls]
+            if axis is None or not all(map(search.scalar, added)):
+                break
+        if axis is not None:
+            dims = len(search.program.values[exit].shape)
+            best = _made(axes[axis], entry, exit, calls, axis - dims), between
+    return best
+
+
+def _probabilities(rows: Tensor, axis: int) -> str | None:
+    if rows.shape[axis] < 2:
+        return None
+    total = rows.double().sum(axis)
+    if bool((rows >= 0).all()) and bool((((total - 1).abs() < 1e-3) | (total.abs() < 1e-9)).all()) and bool((total > 0.5).any()):
+        return "softmax"
+    if bool((rows <= 1e-6).all()):
+        total = rows.double().exp().sum(axis)
+        return "log_softmax" if bool(((total - 1).abs() < 1e-3).all()) else None
+    return None
+
+
+def _exponential(x: Tensor, y: Tensor, axis: int, kind: str) -> bool:
+    """Whether log y − x is constant along the axis where y is not 0."""
+    x, y = x.double(), y.double()
+    live = (y > 1e-12) if kind == "softmax" else (y > -27)
+    off = torch.where(live, (y.log() if kind == "softmax" else y) - x, torch.nan)
+    middle = off.nanmean(axis, keepdim=True)
+    away = (off - middle).abs().nan_to_num(0.0)
+    several = live.sum(axis) > 1
+    if not bool(several.any()):
+        return False
+    spread = torch.where(live, x, torch.nan)
+    size = (spread - spread.nanmean(axis, keepdim=True)).abs().nan_to_num(0.0)
+    return float(away.max()) <= 1e-4 * max(1.0, float(size.max())) and float(size.max()) > 1e-7
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+_STATISTICS = frozenset(
+    "mean sum var std var_mean std_mean norm linalg_norm linalg_vector_norm normalize layer_norm rms_norm group_norm "
+    "instance_norm einsum matmul nansum avg_pool1d adaptive_avg_pool1d cosine_similarity renorm batch_norm linear bmm".split()
+)
+
+
+def _norm(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+    """y = (x − c)·s with s constant along an axis, s⁻ᵖ = k(σᵖ + ε): the largest such region; c is the mean or 0."""
+    best: tuple[Region, frozenset[int]] | None = None
+    y, dims = search.program.values[exit].rows, len(search.program.values[exit].shape)
+    if dims < 2:
+        return None
+    for entry, between, calls in _entries(search, exit):
+        names_of = {plain_name(c.name) for c in calls}
+        if names_of & (_MIXING - _STATISTICS):
+            break
+        if not names_of & _STATISTICS or not any(kind_of(c.name) in ("statistic", "normalisation", "power", "", "activation") for c in calls):
+            continue
+        x = search.program.values[entry].rows
+        for axis in sorted(a for a in x if a >= 0 and a in y)[::-1]:
+            if x[axis].shape[axis] < 3:
+                continue
+            found = _normalised(x[axis].double().movedim(axis, -1), y[axis].double().movedim(axis, -1), y[axis].dtype)
+            if found is not None:
+                best = _made(found[0], entry, exit, calls, axis - dims, fit=found[1]), between
+                break
+    return best
+
+
+def _normalised(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[str, tuple[float, float, float]] | None:
+    loose = 1e-6 if dtype == torch.float64 else 1e-3
+    if not bool(x.isfinite().all()) or not bool(y.isfinite().all()):
+        return None
+    for kind, c in (("layer_norm", x - x.mean(-1, keepdim=True)), ("rms_norm", x)):
+        power = c.square().sum(-1, keepdim=True)
+        live = (power > 1e-12 * power.max())[..., 0]
+        if int(live.sum()) < 1:
+            return None
+        s = ((c * y).sum(-1, keepdim=True) / torch.where(power > 0, power, 1))[..., 0][live]
+        if bool((s <= 0).any()) or float((c[live] * s[:, None] - y[live]).abs().max()) > loose * float(y.abs().max()):
+            continue
+        fit = _fitted((power[..., 0][live] / x.shape[-1]).sqrt(), s, max(loose, 1e-5))
+        if fit is not None:
+            return kind, fit
+    return None
+
+
+def _fitted(sigma: Tensor, s: Tensor, loose: float) -> tuple[float, float, float] | None:
+    """(p, k, ε) of s⁻ᵖ = k(σᵖ + ε) over the rows, which must differ."""
+    if len(s) < 3 or float(sigma.max()) < (1 + 1e-6) * float(sigma.min()) or float(s.max()) < (1 + 1e-6) * float(s.min()):
+        return None
+    for p in (2, 1):
+        v, inverse = sigma**p, s**-p
+        matrix = torch.stack([v, torch.ones_like(v)], 1)
+        solution = torch.linalg.lstsq(matrix, inverse[:, None]).solution[:, 0]
+        off = float(((matrix @ solution - inverse).abs() / inverse).max())
+        k, e = float(solution[0]), float(solution[1])
+        if k > 0 and off <= loose and e > -1e-6 * float(inverse.max()):
+            return p, k, max(0.0, e / k)
+    return None
+
+
+# -- activations -------------------------------------------------------------------------------------------------------
+def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+    """Element by element, not linear, with one entry: the smallest such region, and what else is curved before it."""
+    program = search.program
+    maker = program.calls[program.values[exit].call]
+    if plain_name(maker.name) not in _SAME or not (search.curved(maker) or search.joins(maker)):
+        return None
+    best: tuple[Region, frozenset[int]] | None = None
+    for entry, between, calls in _entries(search, exit):
+        if not all(plain_name(c.name) in _SAME for c in calls) or any(
+            program.values[v].shape != program.values[exit].shape for v in between
+        ):
+            break
+        if best is not None:
+            added = [c for c in calls if c.number not in best[0].calls]
+            # on from one curved call to the next, past what only scales and shifts
+            if not all(map(search.scalar, added)):
+                break
+            if not any(map(search.curved, added)):
+                continue
+        if any(map(search.curved, calls)):
+            best = _made("activation", entry, exit, calls), between
+    return best

@@ -1,0 +1,136 @@
+"""However a function is written, and wherever its parts are kept: the same scores, or a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from torch import nn
+
+from .catalogue import all_forms
+from .cells import (
+    FOREIGN,
+    REFUSED,
+    SILENT,
+    Answer,
+    Cell,
+    Setting,
+    all_settings,
+    built,
+    cells_of,
+    comparable,
+    compare,
+    explained,
+    grouped,
+    named,
+    wrong_forms,
+)
+from .form import Form, Group
+from .measure import chosen_groups
+
+GROUPS = grouped(all_forms())
+SAMPLED = chosen_groups(None, sample=True)
+# they differ where others do, too; each form is explained by two of them in turn
+FOUR = (("lrp", "lrp_ah_ln secant=True"), ("attnlrp", "transformer_attribution"))
+# of each kind so many forms with every method
+FEW = 2
+
+
+def id_of(group: Group) -> str:
+    return " / ".join(dict.fromkeys(group))
+
+
+def faults(cells: Sequence[Cell]) -> list[str]:
+    """What is neither the same nor refused."""
+    silent = [c for c in cells if c.outcome == SILENT and not c.form.regroups]
+    found = [f"{c.form.id} [{c.setting.id}]: differs by {c.difference:.1e}" for c in silent]
+    return found + [f"{c.form.id} [{c.setting.id}]: {c.said}" for c in cells if c.outcome == FOREIGN]
+
+
+@cache
+def model_of(form: Form) -> nn.Module:
+    return built(form)
+
+
+@cache
+def first_answers(group: Group, setting: Setting) -> tuple[tuple[Form, Answer], ...]:
+    """Of the forms that others are compared with."""
+    forms = [form for i, form in enumerate(GROUPS[group]) if i == 0 or form.reference]
+    return tuple((form, explained(form, model_of(form), setting)) for form in forms)
+
+
+def cells(form: Form, settings: Sequence[Setting]) -> list[Cell]:
+    """Of one form, compared with its group's first."""
+    found, model = [], built(form)
+    for setting in settings:
+        if comparable(form, setting):
+            first = first_answers(form.group, setting)
+            found += compare([*first, (form, explained(form, model, setting))], setting)[len(first) :]
+    return found
+
+
+def some() -> list[tuple[Form, tuple[str, str]]]:
+    """In one model: all ways of the first function of a kind, and every third of further ones."""
+    found: list[tuple[Form, tuple[str, str]]] = []
+    kinds: set[str] = set()
+    for group in SAMPLED:
+        forms = GROUPS[group][1 :: 3 if group[0] in kinds else 1]
+        kinds.add(group[0])
+        found += [(form, FOUR[i % 2]) for i, form in enumerate(forms)]
+    return found
+
+
+def few() -> list[Form]:
+    """Of the first function of each kind two ways, from the middle and the end."""
+    found = []
+    for kind in dict.fromkeys(kind for kind, _, _ in SAMPLED):
+        forms = [form for form in GROUPS[next(group for group in SAMPLED if group[0] == kind)][1:] if not form.regroups]
+        found += dict.fromkeys([forms[len(forms) // 2], forms[-1]])
+    return found
+
+
+@pytest.mark.parametrize("group", SAMPLED, ids=id_of)
+def test_the_forms_compute_the_same(group: Group) -> None:
+    """Or they are wrong, not the library."""
+    assert not wrong_forms(GROUPS[group])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS, ids=id_of)
+def test_all_forms_compute_the_same(group: Group) -> None:
+    assert not wrong_forms(GROUPS[group])
+
+
+@pytest.mark.parametrize(("form", "settings"), [pytest.param(*case, id=case[0].id) for case in some()])
+def test_forms_by_four_methods(form: Form, settings: tuple[str, str]) -> None:
+    assert not faults(cells(form, named(settings)))
+
+
+@pytest.mark.parametrize("form", few(), ids=lambda form: form.id)
+def test_few_forms_by_every_method(form: Form) -> None:
+    assert not faults(cells(form, [setting for setting in all_settings() if not setting.chosen]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS, ids=id_of)
+def test_every_form_by_every_method(group: Group) -> None:
+    assert not faults(list(cells_of(GROUPS[group], all_settings())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [group for group in GROUPS if group[0] == "containers"], ids=id_of)
+def test_containers_are_hardly_ever_refused(group: Group) -> None:
+    """Where the first container is answered."""
+    cells = list(cells_of(GROUPS[group], all_settings()))
+    refused = [f"{c.form.way} [{c.setting.id}]: {c.said}" for c in cells if c.outcome == REFUSED]
+    assert len(refused) <= 0.02 * len(cells), refused
+
+
+def test_there_are_many_ways() -> None:
+    """Of each kind at least twelve."""
+    ways: dict[str, set[tuple[str, str]]] = {}
+    for form in all_forms():
+        ways.setdefault(form.kind, set()).add((form.function, form.way))
+    assert {kind: len(own) for kind, own in ways.items() if len(own) < 12 and kind not in ("placement", "whole attention")} == {}
+    assert len({form.way for form in GROUPS["containers", "four blocks", "pre-norm, vectors"]}) >= 15
