@@ -23,7 +23,7 @@ from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
 from whyformer.models.walking import modules
 
-_STATE = ("attentions", "block", "depth", "last", "norm_before", "number", "statistics", "watch")
+_STATE = ("attentions", "block", "last", "norm_before", "number", "statistics", "watch")
 _WITHOUT = "leave checkpoint=True out, and explain a shorter text or use half precision where memory is short"
 
 
@@ -57,6 +57,24 @@ def refuse_inner(output: Any) -> None:
 
 
 @contextlib.contextmanager
+def without_caches(blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """The blocks are given no cache: one that is begun in a pass is for a next one, and what a block adds to it, it
+    would add again."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tuple(None if _is_cache(v) else v for v in args), {
+            k: None if _is_cache(v) else v for k, v in kwargs.items()
+        }
+
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True, prepend=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
 def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]:
     """In this forward pass each of the blocks runs on copies that the graph does not reach; its graph is let go of when
     the next one begins, and made anew when something flows back to its output. The last one's is there still, then."""
@@ -64,9 +82,6 @@ def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]
     latest: _Call | None = None
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # a cache that is begun in this pass is for a next one; what a block adds to it, it would add again
-        args = tuple(None if _is_cache(v) else v for v in args)
-        kwargs = {k: None if _is_cache(v) else v for k, v in kwargs.items()}
         found = [(path, t) for path, t in tensors_of((args, kwargs)) if mode.carries((t,), {})]
         nonlocal latest
         call = None
@@ -84,7 +99,7 @@ def run_again(mode: Interception, blocks: Sequence[nn.Module]) -> Iterator[None]
         latest = call or latest
         return None if call is None else call.end(output)
 
-    with around(mode, blocks, before, after):
+    with around(mode, blocks, before, after), without_caches(blocks):
         yield
 
 
@@ -193,7 +208,8 @@ class _Call:
                 if mode.composite.carrier != "relevance":
                     for device, dtype in self.autocast:
                         stack.enter_context(torch.autocast(device, dtype=dtype))
-                args, kwargs = self.begin()
+                with mode.uncounted():
+                    args, kwargs = self.begin()
                 # not the module itself: what its own hooks do stands before and behind
                 made = dict(tensors_of(module.forward(*args, **kwargs)))
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,25 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
-from whyformer.models.walking import modules, named_modules
+from whyformer.models.walking import named_modules
+from whyformer.program.calls import here, inside, users_hooks_aside
 
 
-class _Here(threading.local):
-    run: Any = None
-
-
-here = _Here()
-"""``here.run`` is the interception that this thread is in; hooks and interceptions act for no other."""
-
-
-@contextlib.contextmanager
-def inside(run: object | None) -> Iterator[None]:
-    """The thread is in ``run``; with None, what is done here is no part of the run around it."""
-    around, here.run = here.run, run
-    try:
-        yield
-    finally:
-        here.run = around
+__all__ = ["alone", "here", "inside", "users_hooks_aside"]
 
 
 @contextlib.contextmanager
@@ -131,33 +116,3 @@ def _same(before: _State | None, after: _State | None) -> bool:
     if before[0].is_meta or after[0].is_meta:  # weights that are loaded for each forward pass
         return True
     return before[0] is after[0] and before[2:] == after[2:]
-
-
-@contextlib.contextmanager
-def users_hooks_aside(mode: Any, listed: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """While a user's forward hook runs, ``mode.aside`` is positive.
-
-    A hook may change what it is given, so its operations go by their rules; but a model that it calls, this one or
-    another, adds no block and no attention to the run. ``listed`` are the modules of the mode's model.
-    """
-    handles = []
-
-    def step(by: int) -> Any:
-        def hook(*_: Any) -> None:
-            if here.run is mode:
-                mode.aside += by
-
-        return hook
-
-    try:
-        for module in modules(mode.model) if listed is None else listed:
-            if module._forward_pre_hooks:
-                handles.append(module.register_forward_pre_hook(step(1), prepend=True))
-                handles.append(module.register_forward_pre_hook(step(-1)))
-            if module._forward_hooks:
-                handles.append(module.register_forward_hook(step(1), prepend=True))
-                handles.append(module.register_forward_hook(step(-1)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -94,7 +94,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         name, kwargs = operation_name(func), kwargs or {}
         row = operation(name)
         inside = here.run is self
-        number = self._count(row) if inside and self.facts is not None and not self.depth else -1
+        number = self._count(row) if inside and self.facts is not None and not self.depth and not self.aside else -1
         if not inside or self.muted or row.kind == "silent":
             result = func(*args, **kwargs)
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
@@ -186,7 +186,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
         """(operation, function, arguments by position, by name, result) of the call that a region stands for."""
         row, reading, given, named = run.as_call(result)
-        made = self._by_rule(row.name, row, reading, reading.compute, (run.entry,), {})
+        made = self._by_rule(row.name, row, reading, run.compute, (run.entry,), {})
         if row.kind == "activation":
             made._whyformer_activated = True
         if is_in_place(name):

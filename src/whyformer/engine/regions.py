@@ -56,7 +56,7 @@ class RegionRun:
         """(row, reading, arguments by position, by name) of the one call that the region stands for."""
         region, x, compute = self.step.region, self.entry, _once(y, self.compute)
         if region.kind == "activation":
-            return _ACTIVATION, Reading("activation", "activation", (x,), compute), (x,), {}
+            return _ACTIVATION, Reading("activation", "activation", (x,), compute, {"by element": True}), (x,), {}
         row = operation(region.kind)
         if row.kind == "normalisation":
             info = self._norm()
@@ -64,22 +64,26 @@ class RegionRun:
         return row, Reading(region.kind, row.kind, (x,), compute, {"axis": region.axis}), (x,), {"dim": region.axis}
 
     def _norm(self) -> dict[str, Any]:
-        """What the rule of a norm reads: y = (x − c)·w / √(σ² + ε) + b."""
-        region = self.step.region
-        power, scale, eps = region.fit
-        width = self.entry.shape[region.axis]
-        shape = [width if i - self.entry.dim() == region.axis else 1 for i in range(self.entry.dim())]
-        zeros = torch.zeros(shape, dtype=self.entry.dtype, device=self.entry.device)
+        """What the rule of a norm reads: y = (x − c)·w·s + b, s what the norm divides by, as it did in this pass."""
+        region, x = self.step.region, self.entry.detach()
+        axis, (power, scale, eps) = region.axis, region.fit
+        shape = [x.shape[axis] if i - x.dim() == axis else 1 for i in range(x.dim())]
+        zeros = torch.zeros(shape, dtype=x.dtype, device=x.device)
         bias = self.compute(zeros, region.core) if region.core != self.step.leaves else None
         weight = zeros + 1 if bias is None else self.compute(zeros + 1, region.core) - bias
-        weight = (weight * scale ** (-1 / power)).reshape(shape)
-        info = {"weight": weight, "bias": bias, "eps": eps if power == 2 else 0.0, "axes": 1}
-        info |= {"centred": region.kind == "layer_norm", "dims": (region.axis,)}
-        if power != 2:
-            x = self.entry.detach()
-            c = x - x.mean(region.axis, keepdim=True) if region.kind == "layer_norm" else x
-            info["inverse"] = 1 / (c.square().mean(region.axis, keepdim=True).sqrt() + eps)
-        return info
+        wide = x if x.dtype == torch.float64 else x.float()
+        c = wide - wide.mean(axis, keepdim=True) if region.kind == "layer_norm" else wide
+        normed = next(made for number, *_, made, _ in self.calls if number == region.core).to(c.dtype)
+        square = c.square().sum(axis, keepdim=True)
+        deviation = (square / x.shape[axis]).sqrt()
+        fitted = (scale * (deviation**power + eps)).clamp(min=torch.finfo(c.dtype).tiny) ** (-1 / power)
+        clear = square > 1e-9 * square.max()
+        seen = (c * normed).sum(axis, keepdim=True) / torch.where(clear, square, 1)
+        return {
+            "weight": weight.reshape(shape), "bias": bias, "inverse": torch.where(clear, seen, fitted),
+            "axes": 1, "dims": (axis,), "centred": region.kind == "layer_norm",
+            "as torch": (scale ** (-1 / power), eps if power == 2 else 0.0),
+        }  # fmt: skip
 
 
 _ACTIVATION = Operation("activation", "activation")
@@ -87,8 +91,10 @@ _ACTIVATION = Operation("activation", "activation")
 
 def _as_norm(kind: str, x: Tensor, info: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments of the same norm as torch writes it, over the last axis."""
-    weight, bias = info["weight"].flatten(), None if info["bias"] is None else info["bias"].flatten()
-    return (x, (len(weight),), weight, bias, info["eps"]) if kind == "layer_norm" else (x, (len(weight),), weight, info["eps"])
+    scale, eps = info["as torch"]
+    weight, bias = info["weight"].flatten() * scale, None if info["bias"] is None else info["bias"].flatten()
+    width = (len(weight),)
+    return (x, width, weight, bias, eps) if kind == "layer_norm" else (x, width, weight, eps)
 
 
 def _once(value: Tensor, compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -335,24 +335,25 @@ def record(
     gradient = torch.enable_grad() if graph else torch.no_grad()
     if composite.audit and composite.rules:
         inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
-        mode.facts = facts(model, (tuple(args), kwargs), inputs)
+        within = again.without_caches(blocks) if checkpoint else None
+        mode.facts = facts(model, (tuple(args), kwargs), inputs, within=within)
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
-    with (
-        torch.inference_mode(False),
-        gradient,
-        running(mode, listed),
-        block_hooks(recording, blocks, root, entries, values, ends),
-        declared_around(mode),
-        again.run_again(mode, blocks if checkpoint else ()),
-        without_autocast(composite.carrier),
-        as_written(model, listed),
-    ):
-        try:
+    try:
+        with (
+            torch.inference_mode(False),
+            gradient,
+            running(mode, listed),
+            block_hooks(recording, blocks, root, entries, values, ends),
+            declared_around(mode),
+            again.run_again(mode, blocks if checkpoint else ()),
+            without_autocast(composite.carrier),
+            as_written(model, listed),
+        ):
             output = model(*args, **kwargs)
             mode.ended()
-        except Strayed:
-            facts(model, feed, inputs, again=True)
-            raise
+    except Strayed:
+        facts(model, feed, inputs, again=True, within=again.without_caches(blocks) if checkpoint else None)
+        raise
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     audit.hidden(mode, tuple(made))
     if checkpoint:

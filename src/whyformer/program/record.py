@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from whyformer.program.calls import here
 from whyformer.program.operations import is_in_place, kind_of, operation_name, tensors_in
 
 WHOLE = 4096
@@ -92,10 +93,12 @@ def some_rows(tensor: Tensor) -> dict[int, Tensor]:
 
 
 class Recorder(TorchFunctionMode):
-    """Writes down every call that is not silent; no tensor and no module is marked."""
+    """Writes down every call of the model that is not silent; no tensor and no module is marked. What a user's hook
+    computes is followed, but is no call of the model."""
 
     def __init__(self, model: nn.Module, *, modules: bool = False) -> None:
         super().__init__()
+        self.model, self.aside = model, 0
         self.program = Program()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._writers: dict[int, int] = {}
@@ -115,6 +118,8 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = operation_name(func)
         silent = kind_of(name) == "silent"
+        if here.run is not self:
+            return func(*args, **kwargs)
         if silent and name not in ("detach", "data", "zeros_like", "ones_like", "empty_like", "_base"):
             return func(*args, **kwargs)
         given = tensors_in((*args, *kwargs.values()))
@@ -137,6 +142,7 @@ class Recorder(TorchFunctionMode):
 
     def _write(self, name: str, operands: Sequence[int], made: Sequence[Tensor], graph: bool, silent: bool) -> None:
         program = self.program
+        silent = silent or self.aside > 0
         number = -1 if silent else len(program.calls)
         parents = tuple(dict.fromkeys(operands))
         values = [program.values[v] for v in parents]
@@ -147,7 +153,7 @@ class Recorder(TorchFunctionMode):
         weight = weight and any(v.weight for v in values)
         results = tuple(
             self._number(
-                t, parents, number, carries=(carries or (begins and any(v.weight for v in values))), weight=weight,
+                t, parents, number, carries=carries or (begins and any(not v.parents for v in values)), weight=weight,
                 ids=ids and not t.is_floating_point(), written=is_in_place(name),
             )
             for t in made

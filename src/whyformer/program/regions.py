@@ -35,6 +35,12 @@ _STRAIGHT = frozenset(
 """Those among them that are linear, where one operand carries."""
 
 
+_MIXING = names("linear", "matrix product", "attention") - frozenset(
+    "add sub mul div neg rsub lerp addcmul mean sum nansum cumsum".split()
+)
+"""Operations of layers and attentions."""
+
+
 @dataclass(frozen=True)
 class Region:
     """A part of the program with one entry and one exit.
@@ -68,15 +74,15 @@ class _Search:
         self.readers = self.program.readers()
 
     def between(self, entry: int, exit: int) -> frozenset[int] | None:
-        """The values that carry after the entry, up to the exit; None where there are too many, or one is read by
-        others."""
+        """The values that carry after the entry, up to the exit; None where there are too many, one is read by
+        others, or was made by no call of the model."""
         values, seen, ahead = self.program.values, set(), [exit]
         while ahead:
             value = ahead.pop()
             if value == entry or value in seen or not values[value].carries:
                 continue
             seen.add(value)
-            if len(seen) > LONGEST:
+            if len(seen) > LONGEST or values[value].call < 0:
                 return None
             ahead += values[value].parents
         for value in seen - {exit}:
@@ -103,6 +109,14 @@ class _Search:
         """Whether it acts on each element and is not linear there."""
         name = plain_name(call.name)
         return name in _SAME and (name not in _STRAIGHT or self._inverse(call))
+
+    def mixes(self, call: Call, entry: int) -> bool:
+        """Whether it mixes the values of a layer: of what one divides by there are far fewer than of what enters."""
+        if plain_name(call.name) not in _MIXING:
+            return False
+        values = self.program.values
+        made, entered = (torch.Size(values[v].shape).numel() for v in (call.results[0], entry))
+        return 2 * made > entered
 
     def _inverse(self, call: Call) -> bool:
         """A quotient by what carries."""
@@ -172,7 +186,7 @@ def _known(search: _Search, region: Region) -> bool:
     if len(working) != 1:
         return False
     name = plain_name(working[0].name)
-    return name == region.kind or (region.kind == "activation" and kind_of(name) == "activation")
+    return name == region.kind or (region.kind == "activation" and kind_of(name) != "")
 
 
 def _entries(search: _Search, exit: int) -> Iterator[tuple[int, frozenset[int], list[Call]]]:
@@ -194,14 +208,6 @@ def _made(kind: str, entry: int, exit: int, calls: list[Call], axis: int = -1, *
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
-_MIXING = names("linear", "matrix product", "attention") - {"add", "sub", "mul", "div", "neg", "rsub", "lerp", "addcmul", "mean", "sum", "nansum", "cumsum"}
-"""What no softmax, norm or activation is made of."""
-
-
-def _possible(calls: list[Call]) -> bool:
-    return not any(plain_name(c.name) in _MIXING for c in calls)
-
-
 def _softmax(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
     """y = softmax(x) along an axis, or its logarithm; some y may be 0 (masked)."""
     y = search.program.values[exit].rows
@@ -210,7 +216,7 @@ def _softmax(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None
         return None
     best: tuple[Region, frozenset[int]] | None = None
     for entry, between, calls in _entries(search, exit):
-        if not _possible(calls):
+        if any(search.mixes(c, entry) for c in calls):
             break
         x = search.program.values[entry].rows
         axis = next((a for a, kind in axes.items() if a in x and _exponential(x[a], y[a], a, kind)), None)
@@ -266,7 +272,7 @@ def _norm(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
         return None
     for entry, between, calls in _entries(search, exit):
         names_of = {plain_name(c.name) for c in calls}
-        if names_of & (_MIXING - _STATISTICS):
+        if any(search.mixes(c, entry) for c in calls):
             break
         if not names_of & _STATISTICS or not any(kind_of(c.name) in ("statistic", "normalisation", "power", "", "activation") for c in calls):
             continue
@@ -282,7 +288,7 @@ def _norm(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
 
 
 def _normalised(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[str, tuple[float, float, float]] | None:
-    loose = 1e-6 if dtype == torch.float64 else 1e-3
+    loose = {torch.float64: 1e-6, torch.float32: 1e-4}.get(dtype, 2e-2)
     if not bool(x.isfinite().all()) or not bool(y.isfinite().all()):
         return None
     for kind, c in (("layer_norm", x - x.mean(-1, keepdim=True)), ("rms_norm", x)):
@@ -315,6 +321,9 @@ def _fitted(sigma: Tensor, s: Tensor, loose: float) -> tuple[float, float, float
 
 
 # -- activations -------------------------------------------------------------------------------------------------------
+_POWERS = ("statistic", "power", "linear")
+
+
 def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
     """Element by element, not linear, with one entry: the smallest such region, and what else is curved before it."""
     program = search.program
@@ -334,6 +343,6 @@ def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | N
                 break
             if not any(map(search.curved, added)):
                 continue
-        if any(map(search.curved, calls)):
+        if any(map(search.joins, calls)) or any(search.curved(c) and kind_of(c.name) not in _POWERS for c in calls):
             best = _made("activation", entry, exit, calls), between
     return best

@@ -27,9 +27,9 @@ def secant(call: Call, flow: Tensor) -> Grads:
 
 
 def _origin(call: Call) -> Tensor | None:
-    """g(0), None where there is none; a number where it is the same everywhere."""
+    """g(0), None where there is none; one number unless g is another for each element."""
     (x,) = call.operands
-    origin = call.compute(x.new_zeros(()))
+    origin = call.compute(torch.zeros_like(x) if call.info.get("by element") else x.new_zeros(()))
     return origin if bool(origin.isfinite().all()) else None
 
 
@@ -66,7 +66,7 @@ def detached_norm(call: Call, flow: Tensor) -> Grads:
     passed = flow * (1 if info["weight"] is None else info["weight"])  # a tensor of its own, written to below
     if info["centred"]:
         passed -= passed.mean(dims, keepdim=True)
-    return [passed.mul_(inverse)]
+    return [passed.mul_(inverse).to(flow.dtype)]
 
 
 def _inverse_deviation(call: Call, dims: tuple[int, ...]) -> Tensor:
