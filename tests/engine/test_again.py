@@ -79,7 +79,8 @@ class _Mark:
 def test_the_graph_of_one_block_is_there_at_a_time(method: str, settings: dict[str, Any]) -> None:
     model, inputs = build("llama")
     model.model.layers.extend([model.model.layers[i % 3] for i in range(9)])
-    whyformer.explain(model, inputs, method, target=1, **settings)  # its structure is known from here on
+    for checkpoint in (False, True):  # its program is known from here on
+        whyformer.explain(model, inputs, method, target=1, checkpoint=checkpoint, **settings)
     most = []
     for checkpoint in (False, True):
         with (keeping := Keeping()):
@@ -94,6 +95,7 @@ def test_the_last_block_runs_once(name: str) -> None:
     model, inputs = build(name)
     blocks = model.model.layers if name == "llama" else model.bert.encoder.layer
     wanted = whyformer.explain(model, inputs, "attnlrp", target=1, share=0.0)
+    whyformer.explain(model, inputs, "attnlrp", target=1, share=0.0, checkpoint=True)  # its program is known from here on
     runs = [0] * len(blocks)
     for i, block in enumerate(blocks):
         own = block.forward

@@ -15,7 +15,7 @@ from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import conservative
 from whyformer.engine import hooks
-from whyformer.engine.canonizers import canonized
+from whyformer.engine.declared import declared_around
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import Maps, Probe
 from whyformer.engine.run import Recording, record
@@ -124,9 +124,9 @@ def test_a_users_own_hooks_stay_and_run() -> None:
     model.bert.encoder.layer[1].register_forward_hook(lambda m, a, o: seen.append(tuple((o if isinstance(o, Tensor) else o[0]).shape)))
     plain = whyformer.explain(build("bert")[0], inputs, TA)
     assert torch.equal(whyformer.explain(model, inputs, TA).scores, plain.scores)
-    assert seen == [(2, 10, 24)] * 2  # the first time its structure is read off a pass of its own
+    assert seen == [(2, 10, 24)] * 3  # the first time its structure and its program are read off passes of their own
     whyformer.explain(model, inputs, TA)
-    assert seen == [(2, 10, 24)] * 3
+    assert seen == [(2, 10, 24)] * 4
 
 
 def test_accumulated_gradients_are_not_touched() -> None:
@@ -296,7 +296,7 @@ def test_a_call_of_another_thread_while_hooks_are_set() -> None:
     model, inputs = build("gpt2")
     wanted = call(model, inputs)
     mode = Interception(model, deep_taylor(), Pass(), ())
-    with canonized(mode):
+    with declared_around(mode):
         for module in model.modules():
             module._forward_hooks_with_kwargs.clear()
             module._forward_pre_hooks_with_kwargs.clear()

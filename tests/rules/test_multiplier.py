@@ -61,10 +61,11 @@ def test_secant_at_zero_is_its_limit(name: str, slope: float) -> None:
 
 
 def test_secant_keeps_a_given_value() -> None:
-    """A canonised module keeps the value that it computed itself, to the last bit."""
+    """A region keeps the value that the model computed itself, to the last bit."""
     x = random(5).requires_grad_()
     given = functional.gelu(x.detach()) + 1e-9
-    value = secant(lambda _: given, x)
+    values = [given]
+    value = secant(lambda x: values.pop() if values else functional.gelu(x), x)
     assert torch.equal(value, given)
     (got,) = torch.autograd.grad(value.sum(), x)
     assert torch.allclose(got, given / x)

@@ -6,6 +6,7 @@ torch's own checkpointing repeats operations outside of the interception, so tha
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,7 +62,11 @@ def without_caches(blocks: Sequence[nn.Module]) -> Iterator[None]:
     """The blocks are given no cache: one that is begun in a pass is for a next one, and what a block adds to it, it
     would add again."""
 
+    mine = threading.get_ident()
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() != mine:
+            return None
         return tuple(None if _is_cache(v) else v for v in args), {
             k: None if _is_cache(v) else v for k, v in kwargs.items()
         }

@@ -162,11 +162,15 @@ class Interception(AttentionCapture, TorchFunctionMode):
             name, func, args, kwargs, result = self._leave(run, name, args, result)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
-                if tensor.requires_grad:
-                    base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
-                    if not self._foreign(base):
-                        base._whyformer_seen = True  # type: ignore[attr-defined]
+                self._see(tensor)
         return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
+
+    def _see(self, tensor: Tensor) -> None:
+        """The mode knows what it was computed from."""
+        if tensor.requires_grad:
+            base = tensor if tensor._base is None else tensor._base  # other views of it may come to carry too
+            if not self._foreign(base):
+                base._whyformer_seen = True  # type: ignore[attr-defined]
 
     def _region(self, step: Step, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RegionRun | None:
         """The run of the region that a call is part of; None where nothing carries into it."""
@@ -176,7 +180,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if number == step.enters[0] and self.composite.audit and self.carries((given[step.enters[1]],), {}):
                 read = given[step.enters[1]]
                 audit.hidden(self, (read,))
-                run = RegionRun(step, read, read.clone() if step.writes else read)
+                run = RegionRun(step, read.clone() if step.writes else read, inner=[read])
+                self._see(run.entry)
             self.open[step.leaves] = run
         run = self.open[step.leaves]
         if number == step.leaves:
@@ -187,6 +192,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         """(operation, function, arguments by position, by name, result) of the call that a region stands for."""
         row, reading, given, named = run.as_call(result)
         made = self._by_rule(row.name, row, reading, run.compute, (run.entry,), {})
+        self._see(made)
         if row.kind == "activation":
             made._whyformer_activated = True
         if is_in_place(name):

@@ -232,6 +232,14 @@ def largest(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Nam
     return Reading(row.name, row.kind, tensors((*args, *kwargs.values())), function)
 
 
+def bounded(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
+    """Between bounds, which may be computed from the input too: the larger or smaller is chosen."""
+    operands = tensors((*args, *kwargs.values()))
+    if sum(map(carries, operands)) > 1:
+        return Reading(row.name, "selection", operands, function)
+    return first(row, function, args, kwargs)
+
+
 def gathered(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
     """x with the rows of another tensor added at their places: a sum with as many parts as there are."""
     word = "src" if row.name == "scatter_add" else "source"

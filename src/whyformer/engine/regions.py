@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,16 @@ from torch import Tensor
 from whyformer.engine.operations import Operation, is_in_place, operation
 from whyformer.engine.readings import Reading, first, tensors
 from whyformer.program.facts import Step
+from whyformer.program.regions import Region
 
-Traced = tuple[int, Callable[..., Any], tuple[Any, ...], dict[str, Any], Any, bool]
+Traced = tuple[int, Callable[..., Any], tuple[Any, ...], dict[str, Any], list[int], bool]
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor that enters a region or is made in it."""
+
+    number: int
 
 
 @dataclass(eq=False)
@@ -21,46 +30,62 @@ class RegionRun:
     """One pass through a region.
 
     Attributes:
-        read: the tensor that its first call reads; entry: what enters, as the graph has it.
-        calls: (number, function, arguments, result, whether it writes to its first argument), in order.
+        entry: what enters, as the graph has it.
+        calls: (number, function, arguments, places of its results, whether it writes to its first argument), in order;
+            what is made in the region is not kept.
+        inner: while the region is open, what entered and what was made.
+        normed: of a norm, what it gives before weight and bias.
     """
 
     step: Step
-    read: Tensor
     entry: Tensor
     calls: list[Traced] = field(default_factory=list)
+    inner: list[Tensor] = field(default_factory=list)
+    normed: Tensor | None = None
 
     def note(self, number: int, name: str, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Keep one call."""
-        self.calls.append((number, func, args, kwargs, result, is_in_place(name) or kwargs.get("inplace") is True))
+        written = is_in_place(name) or kwargs.get("inplace") is True
+        slots = {id(t): _Slot(i) for i, t in enumerate(self.inner)}
+        given, named = _replaced(args, slots), _replaced(kwargs, slots)
+        made = []
+        for tensor in tensors((args[0],) if written else (result,)):
+            if id(tensor) not in slots:
+                slots[id(tensor)] = _Slot(len(self.inner))
+                self.inner.append(tensor)
+            made.append(slots[id(tensor)].number)
+        self.calls.append((number, func, given, named, made, written))
+        if number == self.step.region.core and isinstance(result, Tensor):
+            self.normed = result if number == self.step.leaves else result.clone()
 
     def compute(self, x: Tensor, after: int = -1) -> Tensor:
         """What the region makes of another input: its calls (those after one of them) once more."""
-        start = next((made for number, *_, made, _ in self.calls if number == after), self.read)
-        now: dict[int, Any] = {id(start): x}
+        start = next((made[0] for number, *_, made, _ in self.calls if number == after), 0)
+        now: dict[int, Any] = {start: x}
         result: Any = x
         for number, func, args, kwargs, made, written in self.calls:
             if number <= after:
                 continue
-            given = _replaced(args, now)
+            given = _filled(args, now)
             if written:
                 given = (given[0].clone(), *given[1:])
-            result = func(*given, **_replaced(kwargs, now))
-            for old, new in zip(tensors((made,)), tensors((result,)), strict=True):
-                now[id(old)] = new
-            if written:
-                now[id(args[0])] = given[0] if result is None else result
+            result = func(*given, **_filled(kwargs, now))
+            results = [given[0] if result is None else result] if written else tensors((result,))
+            now.update(zip(made, results, strict=True))
         return result
 
     def as_call(self, y: Tensor) -> tuple[Operation, Reading, tuple[Any, ...], dict[str, Any]]:
         """(row, reading, arguments by position, by name) of the one call that the region stands for."""
         region, x, compute = self.step.region, self.entry, _once(y, self.compute)
+        self.inner.clear()
         if region.kind == "activation":
             return _ACTIVATION, Reading("activation", "activation", (x,), compute, {"by element": True}), (x,), {}
         row = operation(region.kind)
         if row.kind == "normalisation":
             info = self._norm()
-            return row, Reading(region.kind, row.kind, (x,), compute, info), _as_norm(region.kind, x, info), {}
+            again = partial(_norm_of, region, info["weight"], info["bias"], info.pop("anchor"))
+            self.normed = None
+            return row, Reading(region.kind, row.kind, (x,), _once(y, again), info), _as_norm(region.kind, x, info), {}
         return row, Reading(region.kind, row.kind, (x,), compute, {"axis": region.axis}), (x,), {"dim": region.axis}
 
     def _norm(self) -> dict[str, Any]:
@@ -73,14 +98,16 @@ class RegionRun:
         weight = zeros + 1 if bias is None else self.compute(zeros + 1, region.core) - bias
         wide = x if x.dtype == torch.float64 else x.float()
         c = wide - wide.mean(axis, keepdim=True) if region.kind == "layer_norm" else wide
-        normed = next(made for number, *_, made, _ in self.calls if number == region.core).to(c.dtype)
+        assert self.normed is not None
+        normed = self.normed.to(c.dtype)
         square = c.square().sum(axis, keepdim=True)
         deviation = (square / x.shape[axis]).sqrt()
         fitted = (scale * (deviation**power + eps)).clamp(min=torch.finfo(c.dtype).tiny) ** (-1 / power)
         clear = square > 1e-9 * square.max()
         seen = (c * normed).sum(axis, keepdim=True) / torch.where(clear, square, 1)
         return {
-            "weight": weight.reshape(shape), "bias": bias, "inverse": torch.where(clear, seen, fitted),
+            "weight": weight.reshape(shape), "bias": bias, "inverse": (inverse := torch.where(clear, seen, fitted)),
+            "anchor": (deviation, inverse),
             "axes": 1, "dims": (axis,), "centred": region.kind == "layer_norm",
             "as torch": (scale ** (-1 / power), eps if power == 2 else 0.0),
         }  # fmt: skip
@@ -107,11 +134,31 @@ def _once(value: Tensor, compute: Callable[[Tensor], Tensor]) -> Callable[[Tenso
     return call
 
 
-def _replaced(values: Any, now: dict[int, Any]) -> Any:
+def _norm_of(region: Region, weight: Tensor, bias: Tensor | None, anchor: tuple[Tensor, Tensor], x: Tensor) -> Tensor:
+    """The norm of another input x′: s(x′)⁻ᵖ = s⁻ᵖ + k(σ(x′)ᵖ − σᵖ), from σ and s as they were in the pass."""
+    power, scale, _ = region.fit
+    deviation, inverse = anchor
+    c = x.to(inverse.dtype)
+    c = c - c.mean(region.axis, keepdim=True) if region.kind == "layer_norm" else c
+    square = c.square().mean(region.axis, keepdim=True)
+    new, old = (square, deviation.square()) if power == 2 else (square.sqrt(), deviation)
+    y = c * (inverse**-power + scale * (new - old)) ** (-1 / power) * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def _replaced(values: Any, slots: Mapping[int, _Slot]) -> Any:
+    """Arguments with places where tensors of the region stood, and constants detached."""
     if isinstance(values, Tensor):
-        return now.get(id(values), values.detach() if values.requires_grad else values)
-    if isinstance(values, dict):
-        return {k: _replaced(v, now) for k, v in values.items()}
-    if isinstance(values, list | tuple) and type(values) in (list, tuple):
-        return type(values)(_replaced(v, now) for v in values)
-    return values
+        return slots.get(id(values)) or (values.detach() if values.requires_grad else values)
+    return _each(values, lambda v: _replaced(v, slots))
+
+
+def _filled(values: Any, now: Mapping[int, Any]) -> Any:
+    """Arguments with tensors in their places."""
+    return now[values.number] if isinstance(values, _Slot) else _each(values, lambda v: _filled(v, now))
+
+
+def _each(values: Any, function: Callable[[Any], Any]) -> Any:
+    if type(values) is dict:
+        return {k: function(v) for k, v in values.items()}
+    return type(values)(function(v) for v in values) if type(values) in (list, tuple) else values

@@ -299,13 +299,13 @@ def _normalised(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[str, tuple[fl
         s = ((c * y).sum(-1, keepdim=True) / torch.where(power > 0, power, 1))[..., 0][live]
         if bool((s <= 0).any()) or float((c[live] * s[:, None] - y[live]).abs().max()) > loose * float(y.abs().max()):
             continue
-        fit = _fitted((power[..., 0][live] / x.shape[-1]).sqrt(), s, max(loose, 1e-5))
+        fit = _fitted((power[..., 0][live] / x.shape[-1]).sqrt(), s, x.shape[-1], max(loose, 1e-5))
         if fit is not None:
             return kind, fit
     return None
 
 
-def _fitted(sigma: Tensor, s: Tensor, loose: float) -> tuple[float, float, float] | None:
+def _fitted(sigma: Tensor, s: Tensor, width: int, loose: float) -> tuple[float, float, float] | None:
     """(p, k, ε) of s⁻ᵖ = k(σᵖ + ε) over the rows, which must differ."""
     if len(s) < 3 or float(sigma.max()) < (1 + 1e-6) * float(sigma.min()) or float(s.max()) < (1 + 1e-6) * float(s.min()):
         return None
@@ -315,6 +315,9 @@ def _fitted(sigma: Tensor, s: Tensor, loose: float) -> tuple[float, float, float
         solution = torch.linalg.lstsq(matrix, inverse[:, None]).solution[:, 0]
         off = float(((matrix @ solution - inverse).abs() / inverse).max())
         k, e = float(solution[0]), float(solution[1])
+        # by the mean square, the unbiased variance, the length
+        exact = next((n ** (p / 2) for n in (1.0, width / (width - 1), float(width)) if abs(k / n ** (p / 2) - 1) < 1e-5), k)
+        k, e = exact, e + float(((k - exact) * v).mean())
         if k > 0 and off <= loose and e > -1e-6 * float(inverse.max()):
             return p, k, max(0.0, e / k)
     return None
