@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,10 +205,63 @@ def gated(x: Tensor, dim: int = -1) -> Tensor:
     return half * torch.sigmoid(gate)
 
 
+def group_norm(
+    x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
+) -> Tensor:
+    """``group_norm`` as a ``layer_norm`` of all that a group of channels holds, and what each channel is scaled by."""
+    groups = x.reshape(x.shape[0], num_groups, -1)
+    return _by_channel(functional.layer_norm(groups, groups.shape[-1:], eps=eps).reshape(x.shape), weight, bias)
+
+
+def instance_norm(
+    x: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+) -> Any:  # fmt: skip
+    """``instance_norm`` as a ``layer_norm`` of each channel; one by statistics that are kept is linear."""
+    if not use_input_stats or running_mean is not None:
+        return NotImplemented
+    rows = x.flatten(2)
+    return _by_channel(functional.layer_norm(rows, rows.shape[-1:], eps=eps).reshape(x.shape), weight, bias)
+
+
+def batch_norm(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *_: Any,
+) -> Any:  # fmt: skip
+    """``batch_norm`` by the statistics of what it is given, as a ``layer_norm`` of each channel."""
+    if not training or running_mean is not None:
+        return NotImplemented
+    rows = x.transpose(0, 1)
+    flat = rows.flatten(1)
+    normed = functional.layer_norm(flat, flat.shape[-1:], eps=eps).reshape(rows.shape).transpose(0, 1)
+    return _by_channel(normed, weight, bias)
+
+
+def _by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    shape = (-1, *(1,) * (x.dim() - 2))
+    x = x if weight is None else x * weight.reshape(shape)
+    return x if bias is None else x + bias.reshape(shape)
+
+
+def native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``native_layer_norm``: the norm, and the statistics that it was made with."""
+    axes = tuple(range(-len(shape), 0))
+    plain = x.detach()
+    deviation = (plain.var(axes, unbiased=False, keepdim=True) + eps).rsqrt()
+    return functional.layer_norm(x, tuple(shape), weight, bias, eps), plain.mean(axes, keepdim=True), deviation
+
+
 # Always, since attention lies in them.
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "multi_head_attention_forward": multi_head_attention,
 }
+# Where they carry and rules are asked for; NotImplemented where the call is no such thing.
+NORMS: dict[str, Callable[..., Any]] = {
+    "group_norm": group_norm, "instance_norm": instance_norm, "batch_norm": batch_norm,
+    "native_layer_norm": native_layer_norm,
+}  # fmt: skip
 # Where they carry, or mix by an attention map; NotImplemented where the call is no such thing.
 PRODUCTS: dict[str, Callable[..., Any]] = {"einsum": einsum}
 # Where the composite has no row for the operation itself.

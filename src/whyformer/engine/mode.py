@@ -19,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 from whyformer.engine import adjoints, audit, packed
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
-from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS, written_attention
+from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUCTS, written_attention
 from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
-from whyformer.engine.regions import RegionRun
+from whyformer.engine.regions import RegionRun, kind_row
 from whyformer.errors import ModelError
 from whyformer.program.facts import Facts, Step
 from whyformer.program.operations import tensors_in
@@ -73,6 +73,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.declared = gather()
         self.kept = packed.kept(self.model)
         self.open: dict[int, RegionRun | None] = {}
+        self.inputs: frozenset[int] = frozenset()
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -97,6 +98,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         number = self._count(row) if inside and self.facts is not None and not self.depth and not self.aside else -1
         if not inside or self.muted or row.kind == "silent":
             result = func(*args, **kwargs)
+            if name in ("detach", "data") and inside and is_parameter(args[0]):
+                result._whyformer_parameter = True
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
         if torch._C._are_functorch_transforms_active() and not self.transformed:  # the audit sees the result
             return func(*args, **kwargs)
@@ -150,16 +153,19 @@ class Interception(AttentionCapture, TorchFunctionMode):
                     args, kwargs = (*args, kwargs[word]), {k: v for k, v in kwargs.items() if k != word}
         step = None if number < 0 or self.facts is None else self.facts.steps.get(number)
         run = None if step is None else self._region(step, number, args, kwargs)
-        if step is None or run is None:
-            result = self._dispatch(name, row, func, args, kwargs)
-        else:
+        if step is not None and run is not None:
             if is_in_place(name) or kwargs.get("inplace") is True:
                 before_change(args[0])
-            result = _without_graph(func, args, kwargs)
+            if run.native:
+                args, kwargs = self._own_only(args, kwargs)
+                result = func(*args, **kwargs)
+                for tensor in tensors((result,)):
+                    self._see(tensor)
+            else:
+                result = _without_graph(func, args, kwargs)
             run.note(number, name, func, args, kwargs, result)
-            if number != step.leaves:
-                return result
-            name, func, args, kwargs, result = self._leave(run, name, args, result)
+            return result if number != step.leaves else self._leave(run, name, args, result)
+        result = self._dispatch(name, row, func, args, kwargs)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
                 self._see(tensor)
@@ -180,7 +186,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if number == step.enters[0] and self.composite.audit and self.carries((given[step.enters[1]],), {}):
                 read = given[step.enters[1]]
                 audit.hidden(self, (read,))
-                run = RegionRun(step, read.clone() if step.writes else read, inner=[read])
+                row = kind_row(step.region.kind)
+                native = self.composite.rule(row.name, row.kind) is NATIVE
+                run = RegionRun(step, read.clone() if step.writes and not native else read, native, inner=[read])
                 self._see(run.entry)
             self.open[step.leaves] = run
         run = self.open[step.leaves]
@@ -188,17 +196,24 @@ class Interception(AttentionCapture, TorchFunctionMode):
             del self.open[number]
         return run
 
-    def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Any:
-        """(operation, function, arguments by position, by name, result) of the call that a region stands for."""
-        row, reading, given, named = run.as_call(result)
-        made = self._by_rule(row.name, row, reading, run.compute, (run.entry,), {})
-        self._see(made)
+    def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Tensor:
+        """The exit of a region: its value, with the rule of the one call that the region stands for."""
+        row, reading, function, given, named = run.as_call(result)
+        made = result
+        if not run.native:
+            made = self._by_rule(row.name, row, reading, function, (run.entry,), {})
+            self._see(made)
+        elif self.tally is not None:
+            self.tally.add(row.name, row.name, NATIVE.name)
         if row.kind == "activation":
-            made._whyformer_activated = True
-        if is_in_place(name):
+            made._whyformer_activated = True  # type: ignore[attr-defined]
+        made = self._note(row.name, given, named, made)
+        made = made if self.watch is None else self.watch(self, row.name, function, given, named, made)
+        if is_in_place(name) and not run.native:
             with self:
                 made = args[0].copy_(made)
-        return row.name, reading.compute, given, named, self._note(row.name, given, named, made)
+            self._see(args[0])
+        return made
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in DECOMPOSITIONS:
@@ -211,6 +226,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
             audit.hidden(self, args)
             result = run_declared(self, declared, name, func, args, kwargs)
             return self._note(declared.like or name, args, kwargs, result)
+        if carried and self.composite.audit and name in NORMS:
+            with self:
+                result = NORMS[name](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         followed = self.projections is not None and any(hasattr(t, "_whyformer_mixed") for t in tensors(args))
         if name in PRODUCTS and (carried or followed or any(map(is_map, tensors(args)))):
             with self:
@@ -241,14 +261,23 @@ class Interception(AttentionCapture, TorchFunctionMode):
             if self.kept:
                 packed.note(self.kept, args, kwargs, result)
             if row.kind == "view" and args and is_parameter(args[0]) and not isinstance(result, nn.Parameter | tuple):
-                result._whyformer_parameter = True
                 result._whyformer_picked = name == "__getitem__" and isinstance(args[1], Tensor)
+            if not isinstance(result, nn.Parameter):
+                self._of_weights(args, kwargs, result)
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
         audit.hidden(self, args)
         if self.composite.carrier == "relevance" and row.kind and any(map(packed.is_wrapped, args)):
             args = packed.unwrapped(name, func, args)
         return self._note(name, args, kwargs, self._carried(name, row, func, args, kwargs))
+
+    def _of_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """What is computed from parameters, and from nothing that depends on an input, is a parameter."""
+        given = [t for t in tensors((*args, *kwargs.values())) if t.is_floating_point()]
+        if any(map(is_parameter, given)) and all(is_parameter(t) or t.numel() == 1 for t in given):
+            for tensor in tensors((result,)):
+                if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
+                    tensor._whyformer_parameter = True  # type: ignore[attr-defined]
 
     def _carried(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation by its rule, and know a norm's statistic again."""
@@ -260,6 +289,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 audit.without_derivative(self, name, result)
             return _in_order(name, result)
         reading = row.read(row, func, args, kwargs)
+        if reading.role == "layer" and self.number - 1 in self.inputs:
+            reading.role = "input layer"
         result = _in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
         if reading.kind == "statistic" or (self.statistics and self._of_statistics(name, reading, args, kwargs)):
             self.statistics = True
@@ -286,7 +317,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         rule = composite.rule(reading.role, reading.kind)
         if self.tally is not None:
             self.tally.add(name, reading.role, None if rule is None else rule.name)
-        if rule is NATIVE:
+        several = row.name in PARTS and len({id(t) for t in tensors((*args, *kwargs.values())) if carries(t)}) > 1
+        if rule is NATIVE and not several:
             return self._native(name, func, args, kwargs)
         if is_in_place(name) or kwargs.get("inplace") is True:
             plain = out_of_place(name) if is_in_place(name) else func

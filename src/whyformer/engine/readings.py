@@ -100,14 +100,14 @@ def layer(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named
 
 
 def convolution(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """A convolution is a linear layer; one that reads the root itself (a leaf that carries) is the input layer."""
+    """A convolution is a linear layer."""
     names = "input weight bias stride padding dilation groups"
     a = bind(names, args, kwargs, bias=None, stride=1, padding=0, dilation=1, groups=1)
     x, weight, bias = a["input"], a["weight"], a["bias"]
     info = {k: a[k] for k in ("stride", "padding", "dilation", "groups")}
     operands = [x, weight] if bias is None else [x, weight, bias]
     return Reading(
-        "input layer" if x.is_leaf else "layer",
+        "layer",
         row.kind,
         operands,
         lambda x, w, b=None: function(x, w, b, **info),

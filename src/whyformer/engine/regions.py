@@ -31,6 +31,7 @@ class RegionRun:
 
     Attributes:
         entry: what enters, as the graph has it.
+        native: whether its calls keep their ordinary adjoints.
         calls: (number, function, arguments, places of its results, whether it writes to its first argument), in order;
             what is made in the region is not kept.
         inner: while the region is open, what entered and what was made.
@@ -39,6 +40,7 @@ class RegionRun:
 
     step: Step
     entry: Tensor
+    native: bool = False
     calls: list[Traced] = field(default_factory=list)
     inner: list[Tensor] = field(default_factory=list)
     normed: Tensor | None = None
@@ -74,19 +76,22 @@ class RegionRun:
             now.update(zip(made, results, strict=True))
         return result
 
-    def as_call(self, y: Tensor) -> tuple[Operation, Reading, tuple[Any, ...], dict[str, Any]]:
-        """(row, reading, arguments by position, by name) of the one call that the region stands for."""
-        region, x, compute = self.step.region, self.entry, _once(y, self.compute)
+    def as_call(self, y: Tensor) -> tuple[Operation, Reading, Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """(row, reading, function, arguments by position, by name) of the one call that the region stands for."""
+        region, x = self.step.region, self.entry
         self.inner.clear()
         if region.kind == "activation":
-            return _ACTIVATION, Reading("activation", "activation", (x,), compute, {"by element": True}), (x,), {}
-        row = operation(region.kind)
+            reading = Reading("activation", "activation", (x,), _once(y, self.compute), {"by element": True})
+            return kind_row(region.kind), reading, self.compute, (x,), {}
+        row = kind_row(region.kind)
         if row.kind == "normalisation":
             info = self._norm()
-            again = partial(_norm_of, region, info["weight"], info["bias"], info.pop("anchor"))
+            function = partial(_norm_of, region, info["weight"], info["bias"], info.pop("anchor"))
             self.normed = None
-            return row, Reading(region.kind, row.kind, (x,), _once(y, again), info), _as_norm(region.kind, x, info), {}
-        return row, Reading(region.kind, row.kind, (x,), compute, {"axis": region.axis}), (x,), {"dim": region.axis}
+            reading = Reading(region.kind, row.kind, (x,), _once(y, function), info)
+            return row, reading, function, _as_norm(region.kind, x, info), {}
+        reading = Reading(region.kind, row.kind, (x,), _once(y, self.compute), {"axis": region.axis})
+        return row, reading, self.compute, (x,), {"dim": region.axis}
 
     def _norm(self) -> dict[str, Any]:
         """What the rule of a norm reads: y = (x − c)·w·s + b, s what the norm divides by, as it did in this pass."""
@@ -113,7 +118,9 @@ class RegionRun:
         }  # fmt: skip
 
 
-_ACTIVATION = Operation("activation", "activation")
+def kind_row(kind: str) -> Operation:
+    """The row of what a region computes."""
+    return Operation("activation", "activation") if kind == "activation" else operation(kind)
 
 
 def _as_norm(kind: str, x: Tensor, info: dict[str, Any]) -> tuple[Any, ...]:

@@ -337,6 +337,7 @@ def record(
         inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
         within = again.without_caches(blocks) if checkpoint else None
         mode.facts = facts(model, (tuple(args), kwargs), inputs, within=within)
+        mode.inputs = mode.facts.inputs if inputs else frozenset()
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
     try:
         with (

@@ -32,11 +32,12 @@ class Facts:
     Attributes:
         calls: the operations, by number.
         steps: call -> the region that it is part of.
+        inputs: the calls that read what the model was given, however it is rearranged.
     """
 
     calls: tuple[str, ...]
     steps: dict[int, Step] = field(default_factory=dict)
-    program: Program | None = None
+    inputs: frozenset[int] = frozenset()
 
 
 def facts_of(program: Program) -> Facts:
@@ -48,4 +49,5 @@ def facts_of(program: Program) -> Facts:
         step = Step(region, (first.number, first.operands.index(region.entry)), region.calls[-1], writes)
         if program.values[region.exit].call == step.leaves:
             steps.update(dict.fromkeys(region.calls, step))
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps)
+    inputs = frozenset(c.number for c in program.calls if any(program.values[o].given for o in c.operands))
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs)

@@ -109,7 +109,7 @@ _DUNDERS = {
 _SYNONYMS = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "negative": "neg",
     "special_softmax": "softmax", "special_expit": "sigmoid", "clip": "clamp", "swish": "silu",
-    "native_layer_norm": "layer_norm", "log_sigmoid": "logsigmoid", "dropout_": "dropout", "alpha_dropout": "dropout",
+    "log_sigmoid": "logsigmoid", "dropout_": "dropout", "alpha_dropout": "dropout",
     "feature_alpha_dropout": "dropout", "grouped_mm": "_grouped_mm", "transformers::grouped_mm_fallback": "_grouped_mm",
     "_native_multi_head_attention": "multi_head_attention_forward",
 }  # fmt: skip

@@ -29,6 +29,7 @@ class Value:
         carries: whether it depends on an input through operations that have a derivative.
         weight: whether it was computed from parameters of the model alone.
         ids: whether it holds whole numbers that came from an input.
+        given: whether it holds pixels or the like (three axes or more) that the model was given, only rearranged.
         rows: axis -> some rows of it, that axis whole; empty where it does not carry.
     """
 
@@ -38,6 +39,7 @@ class Value:
     carries: bool = False
     weight: bool = False
     ids: bool = False
+    given: bool = False
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
 
@@ -110,6 +112,7 @@ class Recorder(TorchFunctionMode):
     def begin(self, place: Any, tensor: Tensor, *, carries: bool) -> None:
         """An input of the model."""
         number = self._number(tensor, (), -1, carries=carries, ids=not tensor.is_floating_point())
+        self.program.values[number].given = carries and tensor.dim() > 2
         self.program.inputs[place] = number
 
     def __torch_function__(
@@ -158,6 +161,9 @@ class Recorder(TorchFunctionMode):
             )
             for t in made
         )  # fmt: skip
+        if carries and kind_of(name) == "view" and all(v.given for v in values if v.carries):
+            for result in results:
+                program.values[result].given = True
         if not silent:
             program.calls.append(Call(number, name, tuple(operands), results))
 
@@ -188,7 +194,7 @@ class Recorder(TorchFunctionMode):
         number = len(self.program.values)
         carries = carries and (tensor.is_floating_point() or tensor.is_complex())
         rows = some_rows(tensor) if carries and tensor.numel() and not tensor.is_complex() else {}
-        self.program.values.append(Value(parents, call, tuple(tensor.shape), carries, weight, ids, rows))
+        self.program.values.append(Value(parents, call, tuple(tensor.shape), carries, weight, ids, rows=rows))
         self._known[id(tensor)] = (weakref.ref(tensor), number, _version(tensor))
         if written:
             self._writers[_place(tensor)] = number

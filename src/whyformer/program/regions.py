@@ -107,8 +107,12 @@ class _Search:
 
     def curved(self, call: Call) -> bool:
         """Whether it acts on each element and is not linear there."""
+        return self.by_element(call) and (plain_name(call.name) not in _STRAIGHT or self._inverse(call))
+
+    def by_element(self, call: Call) -> bool:
+        """Whether it acts on each element by itself."""
         name = plain_name(call.name)
-        return name in _SAME and (name not in _STRAIGHT or self._inverse(call))
+        return name in _SAME or (name in ("max", "min") and len(call.operands) == 2)
 
     def mixes(self, call: Call, entry: int) -> bool:
         """Whether it mixes the values of a layer: of what one divides by there are far fewer than of what enters."""
@@ -180,13 +184,16 @@ def _region(search: _Search, exit: int) -> tuple[Region | None, frozenset[int]]:
 _COPIES = frozenset("float double half bfloat16 to type type_as clone contiguous dropout nan_to_num positive copy_".split())
 
 
+_NORMS = names("normalisation") | {"batch_norm", "native_layer_norm"}
+
+
 def _known(search: _Search, region: Region) -> bool:
     """Whether one call of it does it all, and has rules of its own."""
     working = [c for i in region.calls if plain_name((c := search.program.calls[i]).name) not in _COPIES]
     if len(working) != 1:
         return False
     name = plain_name(working[0].name)
-    return name == region.kind or (region.kind == "activation" and kind_of(name) != "")
+    return name in _NORMS or name == region.kind or (region.kind == "activation" and kind_of(name) != "")
 
 
 def _entries(search: _Search, exit: int) -> Iterator[tuple[int, frozenset[int], list[Call]]]:
@@ -331,11 +338,11 @@ def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | N
     """Element by element, not linear, with one entry: the smallest such region, and what else is curved before it."""
     program = search.program
     maker = program.calls[program.values[exit].call]
-    if plain_name(maker.name) not in _SAME or not (search.curved(maker) or search.joins(maker)):
+    if not search.by_element(maker) or not (search.curved(maker) or search.joins(maker)):
         return None
     best: tuple[Region, frozenset[int]] | None = None
     for entry, between, calls in _entries(search, exit):
-        if not all(plain_name(c.name) in _SAME for c in calls) or any(
+        if not all(map(search.by_element, calls)) or any(
             program.values[v].shape != program.values[exit].shape for v in between
         ):
             break

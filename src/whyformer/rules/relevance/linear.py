@@ -48,15 +48,16 @@ class Layer:
         return y if self.bias is None else y - self.bias[part].reshape(-1, *(1,) * (y.dim() - 2))
 
 
-def _through(product: Callable[..., Tensor]) -> RelevanceRule:
-    """``product(layer, R, x[, y])`` -> R of x as a rule; y where the :class:`Rule` keeps the output.
+def _through(product: Callable[..., Tensor], *beside: Tensor) -> RelevanceRule:
+    """``product(layer, R, x[, y][, beside])`` -> R of x as a rule; y where the :class:`Rule` keeps the output, and
+    tensors like x ``beside`` it.
 
     Rows of a linear layer that carry nothing are left out.
     """
 
     def rule(call: Call, relevance: Tensor) -> Grads:
         x, weight, *bias = call.operands
-        inputs = (x,) if call.output is None else (x, call.output)
+        inputs = (x, *beside) if call.output is None else (x, call.output, *beside)
         if call.info:  # stride and so on
             back = product(_convolution(call, weight, *bias), relevance, *inputs)
         else:
@@ -227,19 +228,26 @@ def epsilon(epsilon: float = 1e-6) -> RelevanceRule:
     return _through(product)
 
 
-@_through
-def box(layer: Layer, r: Tensor, x: Tensor) -> Tensor:
+def box(call: Call, relevance: Tensor) -> Grads:
     """z^B rule of the input layer (Montavon et al. 2017): the box [l, h] is each sample's own range of pixel values.
 
     R = x ⊙ Wᵀ S − l · W⁺ᵀ S − h · W⁻ᵀ S, S = R / (W x − W⁺ l − W⁻ h); no bias.
     """
-    low, high = (limit.reshape(-1, *(1,) * (x.dim() - 1)).expand_as(x) for limit in x.flatten(1).aminmax(dim=1))
-    weight = layer.weight
-    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
-    s = safe_divide(r, layer.forward(x, weight) - layer.forward(low, plus) - layer.forward(high, minus))
-    result = torch.zeros_like(x)
-    for value, w in ((x, weight), (-low, plus), (-high, minus)):
-        back = torch.zeros_like(x)
-        layer.add_back(back, s, w)
-        result.addcmul_(back, value)
-    return result
+    x, count = call.operands[0], call.run.batch
+    samples = count if count > 1 and x.shape[0] % count == 0 else x.shape[0]
+    bounds = x.reshape(samples, -1).aminmax(dim=1)
+    each = x.shape[0] // samples
+    low, high = (b.repeat_interleave(each).reshape(-1, *(1,) * (x.dim() - 1)).expand_as(x) for b in bounds)
+
+    def product(layer: Layer, r: Tensor, x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        weight = layer.weight
+        plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+        s = safe_divide(r, layer.forward(x, weight) - layer.forward(low, plus) - layer.forward(high, minus))
+        result = torch.zeros_like(x)
+        for value, w in ((x, weight), (-low, plus), (-high, minus)):
+            back = torch.zeros_like(x)
+            layer.add_back(back, s, w)
+            result.addcmul_(back, value)
+        return result
+
+    return _through(product, low, high)(call, relevance)
