@@ -124,6 +124,7 @@ def einsum(equation: str, *operands: Any) -> Any:
     found = tensors(operands)
     if len(found) != 2:
         return NotImplemented
+    equation = _explicit(equation)
     first, _, second = equation.partition("->")[0].partition(",")
     if is_map(found[1]) or is_parameter(found[0]):
         found, equation = found[::-1], f"{second},{first}->{equation.partition('->')[2]}"
@@ -168,6 +169,15 @@ def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] 
         return product if order == sorted(order) else product.permute(order)
 
     return run
+
+
+def _explicit(equation: str) -> str:
+    """With the output that torch takes where none is said: the letters that stand once, in order."""
+    equation = equation.replace(" ", "")
+    if "->" in equation:
+        return equation
+    once = "".join(sorted(c for c in set(equation) - {",", "."} if equation.count(c) == 1))
+    return f"{equation}->{'...' if '...' in equation else ''}{once}"
 
 
 def _letters(equation: str, a: Tensor, b: Tensor) -> tuple[str, str, str] | None:

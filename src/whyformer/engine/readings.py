@@ -147,21 +147,35 @@ def system(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Name
 
 
 def matmul(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
-    """A product with a parameter is a linear layer, one with another constant a weighted sum."""
+    """A product with weights is a linear layer, one with another constant a weighted sum."""
     x, y = args[:2]
     if carries(x) and is_parameter(y) and y.dim() == 2:
         return Reading("layer", row.kind, (x, y.mT), lambda x, w: function(x, w.mT))
-    for one, other, turned in ((x, y, False), (y, x, True)):  # each row through the layer of its expert
-        if getattr(one, "_whyformer_picked", False) and one.dim() == other.dim() == 3 and carries(other):
-            return Reading("layer", row.kind, (x, y), function, instead=lambda: _each_layer(one, other, turned))  # noqa: B023
-    return Reading("product" if carries(x) and carries(y) else "weighted sum", row.kind, (x, y), function)
+    reading = Reading("product" if carries(x) and carries(y) else "weighted sum", row.kind, (x, y), function)
+    if carries(x) and is_parameter(y) and y.dim() > 2:
+        reading.instead = lambda: _layers(x, y)
+    elif carries(y) and is_parameter(x) and x.dim() > 1:
+        turned = y[:, None] if y.dim() == 1 else y
+        reading.instead = lambda: _layers(turned.mT, x.mT).mT.reshape(_shape(x, y))
+    return reading
 
 
-def _each_layer(weights: Tensor, x: Tensor, turned: bool) -> Tensor:
-    """W x of each sample, ``[S, O, I]`` and ``[S, I, 1]``; or, turned, x W."""
-    if turned:
-        return torch.stack([functional.linear(x[i], w.mT) for i, w in enumerate(weights)])
-    return torch.stack([functional.linear(x[i].mT, w).mT for i, w in enumerate(weights)])
+def _shape(x: Tensor, y: Tensor) -> list[int]:
+    """Of x @ y."""
+    if y.dim() == 1:
+        return list(x.shape[:-1])
+    return [*torch.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]]
+
+
+def _layers(x: Tensor, weights: Tensor) -> Tensor:
+    """x @ weights, ``[..., N, I]`` and ``[..., I, O]``, as one linear layer, or as one for each matrix."""
+    first = weights.flatten(0, -3)[0] if weights.dim() > 2 else weights
+    if weights.dim() == 2 or bool((weights == first).all()):
+        made = functional.linear(x, first.mT)
+        return made if weights.dim() - x.dim() < 1 else made.expand(_shape(x, weights))
+    lead = torch.broadcast_shapes(x.shape[:-2], weights.shape[:-2])
+    rows, each = (t.expand(*lead, *t.shape[-2:]).flatten(0, -3) for t in (x, weights))
+    return torch.stack([functional.linear(own, w.mT) for own, w in zip(rows, each, strict=True)]).unflatten(0, lead)
 
 
 def einsum(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
@@ -189,12 +203,15 @@ def addition(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Na
 
 
 def _shifts(value: Any, other: Any) -> bool:
+    """Whether it is a bias: a number, or weights that differ along one axis."""
     if not isinstance(value, Tensor):
         return True
     if value.requires_grad or not isinstance(other, Tensor):
         return False
-    # a bias, or that of each row's expert
-    return other.dim() > 1 >= value.dim() or (other.dim() == 2 and getattr(value, "_whyformer_picked", False))
+    axes = sum(n > 1 and step != 0 for n, step in zip(value.shape, value.stride(), strict=True))
+    if other.dim() > 1 >= value.dim() or (is_parameter(value) and axes <= 1 and other.numel() > value.numel()):
+        return True
+    return other.dim() == 2 and getattr(value, "_whyformer_picked", False)  # that of each row's expert
 
 
 def multiplication(row: Any, function: Callable[..., Any], args: Arguments, kwargs: Named) -> Reading:
