@@ -22,7 +22,7 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study, Unusable
 from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import Forwards, probabilities
+from whyformer.evaluation.forwards import Forwards, probabilities
 from whyformer.explaining import Ready
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 

@@ -27,7 +27,7 @@ from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, sec
 from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
 from whyformer.errors import InputError
-from whyformer.evaluate.statistics import Interval
+from whyformer.evaluation.statistics import Interval
 from whyformer.methods.task import Scores
 from whyformer.methods.verifying import verified
 from whyformer.models.kinds import last_row_alone

@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import nn
 
-from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
 from whyformer.benchmarks.measuring import Engine, Measurer, Piece, measured, pieces_of
 from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
 from whyformer.errors import InputError, LoadError
-from whyformer.evaluate.forwards import Forwards
+from whyformer.evaluation.forwards import Forwards
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.jobs.actors import check_engine

@@ -18,7 +18,7 @@ from whyformer import explaining
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.benchmarks.report import Report, Results, Values
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import Forwards, probabilities
+from whyformer.evaluation.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
 from whyformer.methods.together import Together, sharing

@@ -133,7 +133,7 @@ class Method:
         for name in given:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
-                having = [m.name for m in methods() if name in m.settings]
+                having = [m.name for m in list_methods() if name in m.settings]
                 others = f"; methods that have one: {', '.join(having)}" if having else ""
                 said = f"Its settings and defaults: {valid}{others}"
                 raise unknown(f"{self.name} has no setting", name, self.settings, said)
@@ -216,7 +216,7 @@ def find(name: str) -> Method:
         raise InputError(f"a method is given by its name, such as 'rollout', not as the object {given!r}")
     if name in METHODS:
         return METHODS[name]
-    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in methods())}")
+    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in list_methods())}")
 
 
 class Listing(list[Method]):
@@ -227,7 +227,7 @@ class Listing(list[Method]):
         return "\n".join(f"{m.name:{wide}}  {m.family:12}  {m.summary}" for m in self)
 
 
-def methods() -> Listing:
+def list_methods() -> Listing:
     """All methods, the default and the founding method first, the others by name: summary, level, modality, citation,
     and settings with their defaults."""
     first = (DEFAULT_METHOD, FOUNDING_METHOD)

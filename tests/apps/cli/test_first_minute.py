@@ -40,8 +40,8 @@ def test_methods_are_listed_without_torch(tmp_path):
 
 
 def test_what_is_printed_is_a_table():
-    listed = repr(whyformer.methods())
-    assert len(listed.splitlines()) == len(whyformer.methods())
+    listed = repr(whyformer.list_methods())
+    assert len(listed.splitlines()) == len(whyformer.list_methods())
     assert "rollout" in listed
     assert "Method(" not in listed
     maps = repr(whyformer.attention_maps("bundled:sst2", SENTENCE))

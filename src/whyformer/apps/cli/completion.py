@@ -60,7 +60,7 @@ def _cache_file() -> Path:
 def collect() -> dict[str, Any]:
     """What :func:`known` says, from the registries themselves."""
     from whyformer.benchmarks import BENCHMARKS
-    from whyformer.methods import methods
+    from whyformer.methods import list_methods
     from whyformer.models.loading import BUNDLED
     from whyformer.show.terminal import facts
 
@@ -74,7 +74,7 @@ def collect() -> dict[str, Any]:
                 "signed": m.signs(m.settings),
                 "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
             }
-            for m in methods()
+            for m in list_methods()
         },
         "benchmarks": {
             b.name: {"summary": b.summary, "options": {k: _values(v) for k, v in b.options.items()}}

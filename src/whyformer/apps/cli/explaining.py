@@ -16,7 +16,7 @@ from whyformer.errors import InputError, MethodNotApplicable
 
 if TYPE_CHECKING:
     from whyformer.comparing import Refusal
-    from whyformer.evaluate.trust import Trust
+    from whyformer.evaluation.trust import Trust
     from whyformer.explanation.result import Explanation
     from whyformer.inputs.argument import Argument
     from whyformer.methods import Method

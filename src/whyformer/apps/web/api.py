@@ -12,7 +12,7 @@ from whyformer.apps.web.telling import Told, sentences
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.evaluate.trust import warnings
+from whyformer.evaluation.trust import warnings
 
 
 def endpoint(handlers: Handlers) -> Any:

@@ -19,8 +19,8 @@ import whyformer
 from whyformer.apps.web.weighing import held
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluate.forwards import probabilities
-from whyformer.evaluate.trust import Trust
+from whyformer.evaluation.forwards import probabilities
+from whyformer.evaluation.trust import Trust
 from whyformer.explaining import OUTPUT, Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError, ModelError
-from whyformer.evaluate.registry import Plan
+from whyformer.evaluation.registry import Plan
 from whyformer.inputs.removal import Removal, logits_without, values_of
 from whyformer.methods.task import Task
 

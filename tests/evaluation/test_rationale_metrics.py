@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import auc, f1_score, precision_recall_curve
 
-from whyformer.evaluate.metrics.plausibility import (
+from whyformer.evaluation.metrics.plausibility import (
     auprc,
     f1,
     token_counts,

@@ -125,6 +125,6 @@ def find_metric(name: str) -> Metric:
     raise unknown("there is no metric", name, METRICS, f"Metrics: {', '.join(sorted(METRICS))}")
 
 
-def metrics() -> list[Metric]:
+def list_metrics() -> list[Metric]:
     """All metrics, by name."""
     return [METRICS[name] for name in sorted(METRICS)]

@@ -13,7 +13,7 @@ from scipy.stats import linregress, pearsonr, rankdata, spearmanr
 from skimage.metrics import structural_similarity
 
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import (
+from whyformer.evaluation.metrics.faithfulness import (
     STEPS,
     au_mse,
     auac,
@@ -24,8 +24,8 @@ from whyformer.evaluate.metrics.faithfulness import (
     squared_change,
     worst_ranks,
 )
-from whyformer.evaluate.metrics.relevance import conservation_fit, infidelity, random_subsets, relevance_sum
-from whyformer.evaluate.metrics.sanity import (
+from whyformer.evaluation.metrics.relevance import conservation_fit, infidelity, random_subsets, relevance_sum
+from whyformer.evaluation.metrics.sanity import (
     class_sensitivity,
     max_sensitivity,
     randomized_models,
@@ -35,7 +35,7 @@ from whyformer.evaluate.metrics.sanity import (
     ssim,
     stages,
 )
-from whyformer.evaluate.statistics import bootstrap
+from whyformer.evaluation.statistics import bootstrap
 from zoo_evaluate import tiny_vit
 
 

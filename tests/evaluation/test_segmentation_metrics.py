@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, jaccard_score
 
-from whyformer.evaluate.metrics.localisation import (
+from whyformer.evaluation.metrics.localisation import (
     average_precision,
     counts,
     energy_in_mask,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whyformer.evaluate.metrics.faithfulness import (
+from whyformer.evaluation.metrics.faithfulness import (
     FRACTIONS,
     SHARES,
     accuracy_auc,

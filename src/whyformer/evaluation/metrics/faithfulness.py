@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whyformer.errors import InputError
-from whyformer.evaluate.case import Case
-from whyformer.evaluate.registry import Array, metric, perturbation
+from whyformer.evaluation.case import Case
+from whyformer.evaluation.registry import Array, metric, perturbation
 
 FRACTIONS: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """The nine steps of the published curves; the clean point 0 is added by :func:`curve_fractions`."""

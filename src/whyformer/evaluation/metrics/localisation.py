@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from whyformer.errors import InputError
-from whyformer.evaluate.case import Case
-from whyformer.evaluate.registry import Array, metric
+from whyformer.evaluation.case import Case
+from whyformer.evaluation.registry import Array, metric
 
 
 @dataclass(frozen=True)

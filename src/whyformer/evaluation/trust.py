@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from whyformer.errors import InputError
-from whyformer.evaluate.case import Case, read_case
-from whyformer.evaluate.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
+from whyformer.evaluation.case import Case, read_case
+from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
 from whyformer.explaining import begin
 from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation

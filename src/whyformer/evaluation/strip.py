@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from whyformer.errors import InputError
-from whyformer.evaluate.case import read_case
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
+from whyformer.evaluation.case import read_case
+from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import PICTURE_BASELINES, picture_filler

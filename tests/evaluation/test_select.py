@@ -17,15 +17,15 @@ import whyformer
 import zoo
 from snapshot import assert_unchanged, snapshot
 from whyformer.errors import InputError, ModelError
-from whyformer.evaluate.holdout import split
-from whyformer.evaluate.metrics.faithfulness import ranked_faithfulness
-from whyformer.evaluate.select import Arbitration, arbitrate
+from whyformer.evaluation.holdout import split
+from whyformer.evaluation.metrics.faithfulness import ranked_faithfulness
+from whyformer.evaluation.select import Arbitration, arbitrate
 from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
 from whyformer.methods import together as shared_passes
 
 # the package's attribute of that name is the function
-module = sys.modules["whyformer.evaluate.select"]
+module = sys.modules["whyformer.evaluation.select"]
 FILL = 3
 CRITERIA = ("aopc", "auac", "comprehensiveness", "deletion", "insertion", "log_odds", "rft", "sufficiency")
 NAMES = ["raw_attention", ("rollout", {}), {"method": "raw_attention", "block": 0}, "saliency", "input_x_gradient"]

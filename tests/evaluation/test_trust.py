@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import whyformer
 import zoo
 from whyformer.errors import InputError
-from whyformer.evaluate import evaluate
+from whyformer.evaluation import evaluate
 from whyformer.explanation.result import Explanation
 from whyformer.models.loading import load
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import probabilities
+from whyformer.evaluation.forwards import probabilities
 from whyformer.explaining import Ready
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize

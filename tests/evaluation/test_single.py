@@ -11,7 +11,7 @@ import torch
 import whyformer
 import zoo
 from whyformer.errors import InputError
-from whyformer.evaluate import METRICS, evaluate, metrics
+from whyformer.evaluation import METRICS, evaluate, list_metrics
 from whyformer.inputs.removal import picture_filler
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
@@ -181,5 +181,5 @@ def test_earlier_names_of_the_baseline_are_taken(vit) -> None:
 
 
 def test_every_metric_has_a_summary_and_a_direction() -> None:
-    assert [m.name for m in metrics()] == sorted(METRICS)
-    assert all(m.summary and m.better in ("higher", "lower") for m in metrics())
+    assert [m.name for m in list_metrics()] == sorted(METRICS)
+    assert all(m.summary and m.better in ("higher", "lower") for m in list_metrics())

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.evaluate.case import Case
-from whyformer.evaluate.metrics.faithfulness import area, removal_order
-from whyformer.evaluate.metrics.localisation import precision_recall
-from whyformer.evaluate.registry import Array, metric
+from whyformer.evaluation.case import Case
+from whyformer.evaluation.metrics.faithfulness import area, removal_order
+from whyformer.evaluation.metrics.localisation import precision_recall
+from whyformer.evaluation.registry import Array, metric
 
 TOP_K: tuple[int, ...] = (10, 20, 30, 40, 50, 60, 70, 80)
 """The k of Chefer et al. 2021, Figure 4."""
@@ -59,7 +59,7 @@ def auprc(scores: ArrayLike, truth: ArrayLike) -> float:
     """Area under the precision-recall curve of the words that have a score, by the trapezoid as in ERASER's code.
 
     The curve runs over the distinct thresholds and ends at recall 0, precision 1. The trapezoid is a little too
-    optimistic between its points; :func:`~whyformer.evaluate.metrics.localisation.average_precision` is not.
+    optimistic between its points; :func:`~whyformer.evaluation.metrics.localisation.average_precision` is not.
     NaN if no scored word is in the rationale.
     """
     values, flags = np.asarray(scores, dtype=np.float64), np.asarray(truth, dtype=bool)

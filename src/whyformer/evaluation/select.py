@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
+import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
-from whyformer.evaluate.holdout import Goal, measure, split
-from whyformer.evaluate.registry import METRICS
+from whyformer.evaluation.holdout import Goal, measure, split
+from whyformer.evaluation.registry import METRICS
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
@@ -110,7 +110,7 @@ def arbitrate(
             its probability (softmax, or sigmoid where classes do not exclude one another), for a callable its value.
         candidates: method names, (name, settings), mappings {"method": name, setting: value}, or finished explanations
             of the same inputs.
-        criterion: a metric of :func:`whyformer.evaluate.metrics` that follows one output: "rft", "deletion" and
+        criterion: a metric of :func:`whyformer.evaluation.metrics` that follows one output: "rft", "deletion" and
             "insertion" (in 10 steps), "comprehensiveness", "sufficiency", "aopc", "log_odds" or "auac".
         mode: "instance" (the best for each sample), "class" (the best on average for each explained class), "dataset"
             (the best on average), "mean_baseline" (no choice: attention averaged over heads and blocks, readout row,

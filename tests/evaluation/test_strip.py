@@ -8,7 +8,7 @@ from PIL import Image
 
 import whyformer
 from whyformer.errors import InputError
-from whyformer.evaluate.strip import perturbation_strip
+from whyformer.evaluation.strip import perturbation_strip
 from whyformer.models.loading import load
 from whyformer.show import encode, strip
 

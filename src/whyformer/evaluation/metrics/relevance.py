@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.evaluate.case import Case
-from whyformer.evaluate.registry import Array, metric
+from whyformer.evaluation.case import Case
+from whyformer.evaluation.registry import Array, metric
 from whyformer.explanation.result import Explanation
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import zoo
 from whyformer.errors import InputError
-from whyformer.evaluate import METRICS, evaluate
+from whyformer.evaluation import METRICS, evaluate
 
 WEIGHTS = [4, 64, 1, 16, 8, 2, 32]
 SCORES = [3, -1, 2, 0.5, 0, -2, 1]

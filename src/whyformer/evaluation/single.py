@@ -11,10 +11,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-import whyformer.evaluate.metrics  # noqa: F401 - fills METRICS
+import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
-from whyformer.evaluate.case import Case, read_case, read_target
-from whyformer.evaluate.registry import Metric, find_metric
+from whyformer.evaluation.case import Case, read_case, read_target
+from whyformer.evaluation.registry import Metric, find_metric
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.targets import Target, of_samples
@@ -72,7 +72,7 @@ def evaluate(
         model, inputs, processor, device, truncate: as for :func:`whyformer.explain`.
         explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
             size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
-        metric: a name from :func:`whyformer.evaluate.registry.metrics`.
+        metric: a name from :func:`whyformer.evaluation.registry.list_metrics`.
         target: class (index or name) whose probability is followed; the explained one, or else the predicted one, by
             default.
         batch_size: perturbed samples in one forward pass.
