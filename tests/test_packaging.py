@@ -122,7 +122,7 @@ def test_drawing_never_needs_torch(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_stay_small(path):
-    assert len(path.read_text().splitlines()) <= 350
+    assert len(path.read_text().splitlines()) <= 500
 
 
 def test_the_public_names_are_sorted_few_and_there():

@@ -23,7 +23,7 @@ from PIL import Image
 
 import whyformer
 from whyformer.apps import http
-from whyformer.apps.cli.completion import read_schema
+from whyformer.apps.cli.output import make_schema
 from whyformer.apps.server import Limits
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
 from whyformer.apps.server.running import check_keys
@@ -66,7 +66,7 @@ def asked(client, text, **more):
 def test_an_answer_is_what_explain_gives(client):
     answer = asked(client, "A charming film, though it drags.", method="gae", target="positive")
     assert answer.status_code == 200
-    jsonschema.validate(answer.json(), read_schema())
+    jsonschema.validate(answer.json(), make_schema())
     (found,) = answer.json()["explanations"]
     e = whyformer.explain("bundled:sst2", "A charming film, though it drags.", "gae", "positive")
     torch.testing.assert_close(torch.tensor(found["scores"]), e.scores)
