@@ -59,6 +59,7 @@ _PLACES = {
     "audit": "auditing",
     "compare": "comparing",
     "evaluate": "evaluation.single",
+    "evaluation": "",
     "explain": "explaining",
     "explain_generation": "generation",
     "explain_many": "jobs.many",

@@ -27,7 +27,6 @@ from whyformer.methods.finishing import finish
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
-from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
@@ -52,7 +51,6 @@ def explain(
     truncate: bool = False,
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
-    verify: int = 0,
     checkpoint: bool = False,
     **settings: Any,
 ) -> Explanation:
@@ -66,7 +64,7 @@ def explain(
             32 go through the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path,
             or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
             done to it stands in ``diagnostics["input"]``.
-        method: a name from :func:`whyformer.methods`; by default "auto", which takes what measured best for this
+        method: a name from :func:`whyformer.list_methods`; by default "auto", which takes what measured best for this
             kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
             :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
@@ -81,14 +79,10 @@ def explain(
             stands around it, such as another kind of bar (it may raise, to stop the work).
         rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: for this call what
             :func:`whyformer.rules.register` says for all.
-        verify: of a text, so many of the best tokens are taken out one at a time, and the scores of these are handed
-            out again in the order of what the target loses without each (:func:`whyformer.methods.verifying.verified`;
-            ``diagnostics["verified"]``). Of one prompt of a language model with keys and values kept, a pass for each
-            over the tokens from the changed one on; else over the whole text.
         checkpoint: for long texts and large models, keep of each block what enters it alone, and run it again on the
             way back: the same scores in about half as much time more. For methods that send something back through
-            whole blocks (``checkpoint`` of :func:`whyformer.methods`).
-        **settings: the method's settings; see :func:`whyformer.methods`.
+            whole blocks (``checkpoint`` of :func:`whyformer.list_methods`).
+        **settings: the method's settings; see :func:`whyformer.list_methods`.
 
     Returns:
         An :class:`~whyformer.Explanation` of the whole batch; a batch of B equals B single runs.
@@ -97,7 +91,6 @@ def explain(
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
-    check(verify)
 
     def ready(batch: Any) -> Ready:
         return begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
@@ -105,7 +98,7 @@ def explain(
     def explained(one: Ready, own: Target, whole: bool = True) -> Explanation:
         shown = progress if whole or callable(progress) else False
         with declared(rules):
-            return one.explain(method, own, progress=shown, verify=verify, **settings)
+            return one.explain(method, own, progress=shown, **settings)
 
     count = count_of(inputs, processor)
     if count is None or count == 1:
@@ -203,24 +196,24 @@ class Ready:
         return list(best.T.tolist())
 
     def explain(
-        self, method: str, target: Target = None, *, progress: bool | Track = False, verify: int = 0,
+        self, method: str, target: Target = None, *, progress: bool | Track = False,
         together: Together | None = None, **settings: Any,
     ) -> Explanation:  # fmt: skip
         """As :func:`explain`; ``together`` is what it shares with other methods of the same target, if anything."""
         if not self.apart:
             try:
-                return self._whole(method, target, progress, verify, together, settings)
+                return self._whole(method, target, progress, together, settings)
             except Exception as error:
                 if self.parted is None or not (isinstance(error, WhyformerError) or type(error) in _UNTOLD):
                     raise
                 with suppress(Exception):  # of one prompt, too: what the batch said is told
                     alone = replace(self, apart=self.parted())
-                    return alone.explain(method, target, progress=progress, verify=verify, **settings)
+                    return alone.explain(method, target, progress=progress, **settings)
                 raise
         self.resolver(target)
         made: dict[int, Explanation] = {}
         for own, one in self.apart:
-            e = one.explain(method, of_samples(target, own), progress=progress, verify=verify, **settings)
+            e = one.explain(method, of_samples(target, own), progress=progress, **settings)
             made |= zip(own, e, strict=True)
         return joined([made[i] for i in sorted(made)], *self.padding)
 
@@ -231,13 +224,13 @@ class Ready:
         return getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left"
 
     def _whole(
-        self, method: str, target: Target, progress: bool | Track, verify: int, together: Together | None,
+        self, method: str, target: Target, progress: bool | Track, together: Together | None,
         settings: dict[str, Any],
     ) -> Explanation:  # fmt: skip
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
             target = Span(-len(span[1]), -1)
-            return self._behind(*span).explain(method, target, progress=progress, verify=verify, **settings)
+            return self._behind(*span).explain(method, target, progress=progress, **settings)
         chosen = find(method)
         full = chosen.complete(settings)
         if chosen.modality != "both" and self.inputs.modality != chosen.modality:
@@ -250,7 +243,6 @@ class Ready:
         try:
             with task.at_work():
                 scores = chosen.function(task, **full)
-                scores = verified(task, scores, verify) if verify else scores
                 check_samples(scores.logits, self.inputs)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""``verify``: the best tokens are taken out one by one, and stand in the order of what the target loses."""
+"""``token_deletion``: the best tokens are deleted one by one, and stand in the order of what the target loses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import whyformer
 import zoo
 from whyformer import targets
 from whyformer.errors import InputError
-from whyformer.methods import verifying
+from whyformer.evaluation import token_deletion
+from whyformer.evaluation.deletion import reranked
+from whyformer.methods.task import Scores
 
 PROMPT = [2, 9, 5, 17, 30, 9, 4]
 ANSWER = [9, 11]
@@ -38,9 +40,8 @@ def test_what_is_lost_is_measured_and_decides(method: str) -> None:
     mask = torch.ones(1, len(PROMPT), dtype=torch.long)
     given, target = {"input_ids": torch.tensor([PROMPT]), "attention_mask": mask}, targets.LogProbability(11)
     plain = whyformer.explain(llama(), given, method, target)
-    e = whyformer.explain(llama(), given, method, target, verify=3)
-    (told,) = e.diagnostics["verified"]
-    assert told["passes"] == "partial"
+    e = token_deletion(llama(), given, plain, 3)
+    (told,) = e.diagnostics["token_deletion"]
     assert len(told["tokens"]) == 3
     assert len(PROMPT) - 1 not in told["tokens"], "behind the last token the model reads"
     by_hand = [lost_by_hand(PROMPT, 11, j) for j in told["tokens"]]
@@ -57,23 +58,16 @@ def test_other_places_of_the_token_that_is_said_come_first() -> None:
     # token 9 stands at 1 and 5, and is what is explained
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
     ready = whyformer.explaining.begin(llama(), torch.tensor([PROMPT]))
-    task = ready.task(targets.LogProbability(9), "verify")
-    made = verifying.verified(task, whyformer.methods.task.Scores(scores, task.forward()), 2)
-    assert sorted(made.diagnostics["verified"][0]["tokens"]) == [1, 5]
-    task = ready.task(targets.LogProbability(11), "verify")
-    made = verifying.verified(task, whyformer.methods.task.Scores(scores, task.forward()), 2)
-    assert sorted(made.diagnostics["verified"][0]["tokens"]) == [2, 5]
+    for token, places in ((9, [1, 5]), (11, [2, 5])):
+        task = ready.task(targets.LogProbability(token))
+        assert sorted(reranked(task, Scores(scores, task.forward()), 2)[1][0]["tokens"]) == places
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_place_of_what_is_said_says_something_else_instead(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifying, "_AGREES", {llama(): kept})
+def test_a_place_of_what_is_said_says_something_else_instead() -> None:
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
-    task = whyformer.explaining.begin(llama(), torch.tensor([PROMPT])).task(targets.LogProbability(9), "verify")
+    task = whyformer.explaining.begin(llama(), torch.tensor([PROMPT])).task(targets.LogProbability(9))
     logits = task.forward()
-    made = verifying.verified(task, whyformer.methods.task.Scores(scores, logits), 3)
-    (told,) = made.diagnostics["verified"]
-    assert told["passes"] == ("partial" if kept else "whole")
+    made, (told,) = reranked(task, Scores(scores, logits), 3)
     other = next(t for t in logits[0].argsort(descending=True).tolist() if t != 9)
     assert dict(zip(told["tokens"], told["instead"], strict=True)) == {1: other, 5: other, 2: None}
     clean = log_probability(llama(), PROMPT, 9)
@@ -81,74 +75,62 @@ def test_a_place_of_what_is_said_says_something_else_instead(kept: bool, monkeyp
     wanted[2] = lost_by_hand(PROMPT, 9, 2)
     assert dict(zip(told["tokens"], told["lost"], strict=True)) == pytest.approx(wanted, abs=1e-10)
     assert told["tokens"] == sorted(wanted, key=lambda j: -wanted[j])
-    assert [made.values[0, j] for j in told["tokens"]] == sorted(scores[0, [1, 2, 5]].tolist(), reverse=True)
+    assert [made[0, j] for j in told["tokens"]] == sorted(scores[0, [1, 2, 5]].tolist(), reverse=True)
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "occlusion"])
-def test_each_step_of_an_answer_is_verified_as_by_itself(method: str) -> None:
-    g: Any = whyformer.explain_generation(llama(), PROMPT, ANSWER, method, verify=2)
-    for t, token in enumerate(ANSWER):
-        ids = [*PROMPT, *ANSWER[:t]]
-        e = whyformer.explain(llama(), torch.tensor([ids]), method, targets.LogProbability(token), verify=2)
-        assert torch.allclose(g[t].scores, e.scores, atol=1e-12)
-        assert g[t].diagnostics["verified"][0]["tokens"] == e.diagnostics["verified"][0]["tokens"]
-
-
-def test_a_batch_is_verified_as_each_by_itself() -> None:
+def test_padded_texts_are_as_by_themselves() -> None:
+    target = targets.LogProbability(11)
     ids = torch.tensor([PROMPT, [0, 0, *PROMPT[:5]]])
     given = {"input_ids": ids, "attention_mask": (torch.arange(7) >= torch.tensor([[0], [2]])).long()}
-    both = whyformer.explain(llama(), given, "attnlrp", targets.LogProbability(11), verify=2)
-    alone = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", targets.LogProbability(11), verify=2)
-    assert both.diagnostics["verified"][1]["passes"] == "whole"
+    both, alone = (
+        token_deletion(llama(), x, whyformer.explain(llama(), x, "attnlrp", target), 2) for x in (given, torch.tensor([PROMPT[:5]]))
+    )
     assert torch.allclose(both.scores[1, 2:], alone.scores[0], atol=1e-10)  # rotary angles are float32
-    assert both.diagnostics["verified"][1]["lost"] == pytest.approx(alone.diagnostics["verified"][0]["lost"], abs=1e-5)
+    lost = [e.diagnostics["token_deletion"][i]["lost"] for e, i in ((both, 1), (alone, 0))]
+    assert lost[0] == pytest.approx(lost[1], abs=1e-5)
 
 
-def test_where_nothing_is_kept_the_passes_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, target = torch.tensor([PROMPT]), targets.LogProbability(11)
-    partial = whyformer.explain(llama(), given, "attnlrp", target, verify=3)
-    monkeypatch.setattr(verifying, "_AGREES", {llama(): False})
-    whole = whyformer.explain(llama(), given, "attnlrp", target, verify=3)
-    assert [e.diagnostics["verified"][0]["passes"] for e in (partial, whole)] == ["partial", "whole"]
-    assert torch.equal(partial.scores, whole.scores)
+def test_the_target_may_be_another_one() -> None:
+    given = torch.tensor([PROMPT])
+    plain = whyformer.explain(llama(), given, "attnlrp", targets.LogProbability(11))
+    (told,) = token_deletion(llama(), given, plain, 2, target=targets.LogProbability(12)).diagnostics["token_deletion"]
+    assert told["lost"] == pytest.approx([lost_by_hand(PROMPT, 12, j) for j in told["tokens"]], abs=1e-10)
 
 
-def test_a_window_of_keys_cannot_go_on() -> None:
-    import transformers
-
-    torch.manual_seed(0)
-    shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.MistralConfig(**shape, num_key_value_heads=2, sliding_window=3)
-    model = zoo.randomise(transformers.MistralForCausalLM(config).eval()).double()
-    e = whyformer.explain(model, torch.tensor([PROMPT]), "input_x_gradient", targets.LogProbability(11), verify=2)
-    (told,) = e.diagnostics["verified"]
-    assert told["passes"] == "whole"
-    with torch.no_grad():
-        rows = [model(torch.tensor([PROMPT[:j] + PROMPT[j + 1 :]])).logits[0, -1].log_softmax(-1)[11] for j in told["tokens"]]
-        clean = model(torch.tensor([PROMPT])).logits[0, -1].log_softmax(-1)[11]
-    assert told["lost"] == pytest.approx([float(clean - r) for r in rows], abs=1e-10)
+def test_an_explanation_that_was_saved_is_taken(tmp_path: Any) -> None:
+    given = torch.tensor([PROMPT])
+    e = whyformer.explain(llama(), given, "attnlrp", targets.LogProbability(11))
+    e.save(tmp_path / "e.safetensors")
+    found = token_deletion(llama(), given, whyformer.Explanation.load(tmp_path / "e.safetensors"), 2)
+    assert torch.equal(found.scores, token_deletion(llama(), given, e, 2).scores)
 
 
 def test_a_classifier_of_texts_too() -> None:
     text = "A charming film, though it drags."
-    e = whyformer.explain("bundled:sst2", text, "rollout", verify=3)
-    (told,) = e.diagnostics["verified"]
+    e = token_deletion("bundled:sst2", text, whyformer.explain("bundled:sst2", text, "rollout"))
+    (told,) = e.diagnostics["token_deletion"]
     occluded = whyformer.explain("bundled:sst2", text, "occlusion")
     assert told["lost"] == pytest.approx(occluded.scores[0, told["tokens"]].tolist(), abs=1e-5)
     assert told["baseline"] == occluded.diagnostics["baseline"]
 
 
-@pytest.mark.parametrize("given", [-1, True, 2.5, 1000])
-def test_a_number_that_is_none_is_refused(given: Any) -> None:
-    with pytest.raises(InputError, match="verify is how many of the best tokens"):
-        whyformer.explain(llama(), torch.tensor([PROMPT]), "attnlrp", verify=given)
-    with pytest.raises(InputError, match="verify is how many of the best tokens"):
-        whyformer.explain_generation(llama(), PROMPT, ANSWER, verify=given)
+@pytest.mark.parametrize("count", [-1, 0, True, 2.5, 1000])
+def test_a_number_that_is_none_is_refused(count: Any) -> None:
+    e = whyformer.explain(llama(), torch.tensor([PROMPT]), "attnlrp")
+    with pytest.raises(InputError, match="count"):
+        token_deletion(llama(), torch.tensor([PROMPT]), e, count)
 
 
 def test_a_picture_has_no_tokens_to_take_out() -> None:
-    with pytest.raises(InputError, match="this input is a picture: leave it out"):
-        whyformer.explain("bundled:digits", Image.new("L", (28, 28)), "rollout", verify=2)
+    picture = Image.new("L", (28, 28))
+    with pytest.raises(InputError, match="picture"):
+        token_deletion("bundled:digits", picture, whyformer.explain("bundled:digits", picture, "rollout"))
+
+
+def test_scores_of_another_text_are_refused() -> None:
+    e = whyformer.explain(llama(), torch.tensor([PROMPT[:5]]), "attnlrp", targets.LogProbability(11))
+    with pytest.raises(InputError, match="score"):
+        token_deletion(llama(), torch.tensor([PROMPT]), e)
 
 
 @pytest.mark.parametrize("target", [None, "logit", "probability", "contrast"])
