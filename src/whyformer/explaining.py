@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.given import count_of, wants_processor
 from whyformer.inputs.longer import lengthened
-from whyformer.inputs.prompts import Unlike, apart, is_prompt
+from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import unfit
 from whyformer.methods import Method, find
 from whyformer.methods.diagnosis import check_samples, odd_rows
@@ -35,7 +35,6 @@ from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
 
-Apart = tuple[tuple[list[int], "Ready"], ...]
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 
 
@@ -134,8 +133,7 @@ class Ready:
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
         multi_label: True if the classes do not exclude one another.
         checkpoint: whether blocks are run again on the way back.
-        apart: (numbers of its samples, itself) of each group of prompts whose pictures make no batch with the others.
-        parted: makes these of several prompts with pictures, which a model may take one at a time only.
+        singles: each prompt by itself, where the tensors of several prompts do not stack.
     """
 
     model: nn.Module
@@ -146,8 +144,7 @@ class Ready:
     multi_label: bool
     classes: int | None
     checkpoint: bool = False
-    apart: Apart = ()
-    parted: Callable[[], Apart] | None = None
+    singles: tuple[Ready, ...] = ()
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -163,7 +160,7 @@ class Ready:
         """The inputs and the target as methods take them; ``name`` is what errors call the work."""
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
-        self.refuse_apart(name or "this")
+        self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
@@ -172,16 +169,15 @@ class Ready:
             self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts, self.checkpoint
         )
 
-    def refuse_apart(self, name: str) -> None:
+    def refuse_singles(self, name: str) -> None:
         """Raise where these are prompts that make no batch, by what needs one."""
-        if self.apart:
+        if self.singles:
             raise InputError(f"the pictures of these prompts make no batch, as {name} needs: take one prompt")
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
-        if not self._logits and self.apart:
-            rows = {i: row for own, one in self.apart for i, row in zip(own, one.logits(), strict=True)}
-            self._logits.append(torch.stack([rows[i] for i in range(len(rows))]))
+        if not self._logits and self.singles:
+            self._logits.append(torch.cat([one.logits() for one in self.singles]))
         elif not self._logits:
             self._logits.append(self.task().forward())
         return self._logits[0]
@@ -200,22 +196,14 @@ class Ready:
         together: Together | None = None, **settings: Any,
     ) -> Explanation:  # fmt: skip
         """As :func:`explain`; ``together`` is what it shares with other methods of the same target, if anything."""
-        if not self.apart:
-            try:
-                return self._whole(method, target, progress, together, settings)
-            except Exception as error:
-                if self.parted is None or not (isinstance(error, WhyformerError) or type(error) in _UNTOLD):
-                    raise
-                with suppress(Exception):  # of one prompt, too: what the batch said is told
-                    alone = replace(self, apart=self.parted())
-                    return alone.explain(method, target, progress=progress, **settings)
-                raise
+        if not self.singles:
+            return self._whole(method, target, progress, together, settings)
         self.resolver(target)
-        made: dict[int, Explanation] = {}
-        for own, one in self.apart:
-            e = one.explain(method, of_samples(target, own), progress=progress, **settings)
-            made |= zip(own, e, strict=True)
-        return joined([made[i] for i in sorted(made)], *self.padding)
+        made = [
+            one.explain(method, of_samples(target, [i]), progress=progress, **settings)
+            for i, one in enumerate(self.singles)
+        ]
+        return joined(made, *self.padding)
 
     @property
     def padding(self) -> tuple[str, bool]:
@@ -319,22 +307,11 @@ def begin(
         processor = processor_of(model)
     labels, multi_label = class_names(model)
     facts = (processor, name, labels, multi_label, class_count(model), checkpoint)
-    several = is_prompt(inputs) and not isinstance(inputs["text"], str) and len(inputs["text"]) > 1
-
-    def parted() -> Apart:
-        groups = apart(model, inputs["text"], inputs["images"], processor)
-        return tuple(
-            (own, replace(begin(model, one, processor, checkpoint=checkpoint), name=name)) for own, one in groups
-        )
-
-    try:
-        made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
-        return Ready(model, made, *facts, (), parted if several else None)
-    except Unlike:
-        if not several:
-            raise
-    each = parted()
-    ids = torch.zeros(len(inputs["text"]), 1, dtype=torch.long)
-    kinds = {one.inputs.modality for _, one in each}
+    singles = unstackable(model, inputs, processor) if is_prompt(inputs) else []
+    if not singles:
+        return Ready(model, oriented(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
+    each = [begin(model, one, processor, truncate=truncate, checkpoint=checkpoint) for one in singles]
+    kinds = {one.inputs.modality for one in each}
+    ids = torch.zeros(len(each), 1, dtype=torch.long)
     stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
-    return Ready(model, stand, *facts, each)
+    return Ready(model, stand, *facts, tuple(replace(one, name=name) for one in each))

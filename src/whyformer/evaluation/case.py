@@ -111,7 +111,7 @@ def read_case(ready: Ready, explanation: Explanation | ArrayLike | Tensor, targe
     Scores of a picture may be ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over channels) or ``[B, P]``
     patches of a square grid; those of a text ``[B, N]``. A missing batch axis is added for a single sample.
     """
-    ready.refuse_apart("taking features out")
+    ready.refuse_singles("taking features out")
     inputs, image = ready.inputs, ready.inputs.modality == "image"
     ours = explanation if isinstance(explanation, Explanation) else None
     raw: Any = explanation

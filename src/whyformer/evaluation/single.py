@@ -94,7 +94,7 @@ def evaluate(
             f"the metric {metric} is for {'pictures' if chosen.modality == 'image' else 'text'}, and this input "
             f"is {modality}"
         )
-    if not ready.apart:
+    if not ready.singles:
         case = read_case(ready, explanation, target, batch_size)
         return _judged(chosen, case, full, range(len(case)))
     return _each(chosen, ready, explanation, target, full, batch_size)
@@ -117,8 +117,8 @@ def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Seque
 def _each(
     chosen: Metric, ready: Ready, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
-    """Of prompts that make no batch: each group by itself, its scores without those of padding to the longest."""
-    if any(one.inputs.modality == "image" for _, one in ready.apart):
+    """Of prompts that make no batch: each by itself, its scores without those of padding to the longest."""
+    if any(one.inputs.modality == "image" for one in ready.singles):
         raise InputError(
             "these prompts make no batch, and of some the pixels of their one picture would be taken out, of others "
             "tokens: evaluate them one at a time"
@@ -127,8 +127,8 @@ def _each(
     name = ready.inputs.name
     raw = explanation if ours is None else (ours.part(name) if name in ours.inputs else ours).scores
     scores = raw.detach().cpu() if isinstance(raw, Tensor) else torch.as_tensor(np.asarray(raw, dtype=np.float64))
-    extents = {i: one.inputs.extent[1] for own, one in ready.apart for i in own}
-    if tuple(scores.shape) != (wanted := (len(extents), max(extents.values()))):
+    extents = [one.inputs.extent[1] for one in ready.singles]
+    if tuple(scores.shape) != (wanted := (len(extents), max(extents))):
         raise InputError(
             f"scores of shape {list(scores.shape)} do not fit {wanted[0]} prompts, the longest of {wanted[1]} tokens: "
             "give one score a token, those of pictures and special ones included"
@@ -136,19 +136,15 @@ def _each(
     target = read_target(target, ours)
     ready.resolver(target)
     _, left = ready.padding
-    made: dict[int, tuple[float, Any]] = {}
-    forwards, full = 0, settings
-    for own, one in ready.apart:
-        wide = one.inputs.extent[1]
+    found: list[Evaluation] = []
+    for i, (one, wide) in enumerate(zip(ready.singles, extents, strict=True)):
         columns = slice(wanted[1] - wide, None) if left else slice(wide)
-        cut = {k: np.asarray(v)[own][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
-        case = read_case(one, scores[own][:, columns], of_samples(target, own), batch_size)
-        case.explanation = None if ours is None else [ours[i] for i in own]
-        found = _judged(chosen, case, {**settings, **cut}, own)
-        drawn: Any = [None] * len(own) if found.curves is None else found.curves
-        made |= {i: (v, c) for i, v, c in zip(own, found.values, drawn, strict=True)}
-        forwards, full = forwards + found.forwards, found.settings
-    values = np.array([made[i][0] for i in sorted(made)])
-    curves = [made[i][1] for i in sorted(made)]
-    stacked = None if any(c is None for c in curves) else np.stack(curves)
-    return Evaluation(chosen.name, chosen.better, values, stacked, full, forwards)
+        cut = {k: np.asarray(v)[[i]][:, columns] for k, v in settings.items() if k in _MARKS and v is not None}
+        case = read_case(one, scores[[i]][:, columns], of_samples(target, [i]), batch_size)
+        case.explanation = None if ours is None else [ours[i]]
+        found.append(_judged(chosen, case, {**settings, **cut}, [i]))
+    values = np.concatenate([one.values for one in found])
+    curves = [one.curves for one in found if one.curves is not None]
+    drawn = np.concatenate(curves) if len(curves) == len(found) else None
+    forwards = sum(one.forwards for one in found)
+    return Evaluation(chosen.name, chosen.better, values, drawn, found[-1].settings, forwards)
