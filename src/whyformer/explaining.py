@@ -12,7 +12,7 @@ from torch import nn
 
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError, TooLarge, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
@@ -29,6 +29,7 @@ from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
+from whyformer.models.memory import is_out_of_memory
 from whyformer.models.structure import class_count, class_names
 from whyformer.progress import Track, tracking
 from whyformer.rules.core import Rule
@@ -256,6 +257,8 @@ class Ready:
 
     def told(self, error: Exception, task: Task) -> WhyformerError | None:
         """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
+        if is_out_of_memory(error):
+            return out_of_memory(task)
         if type(error) not in _UNTOLD:
             return None
         reason = unfit(self.model, self.inputs, error)
@@ -286,6 +289,18 @@ class Ready:
             parts |= {name: replace(part, input=name)} if laid is None else laid
         main, *others = parts
         return replace(parts[main], parts={other: parts[other] for other in others})
+
+
+def out_of_memory(task: Task) -> TooLarge:
+    """What running out of memory is told as: what ran, and what takes less."""
+    batch, chosen = task.inputs.batch, find(task.method)
+    ways = ["fewer inputs at once"] if batch > 1 else []
+    ways += ["checkpoint=True"] if chosen.checkpoint and not task.checkpoint else []
+    ways += [] if chosen.checkpoint else ["a method that keeps no attention maps (attnlrp, input_x_gradient)"]
+    ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
+    ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
+    many = f" of {batch} inputs" if batch > 1 else ""
+    return TooLarge(f"memory ran out in {task.method}{many}: take {', '.join(ways)}")
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import InputError, MethodNotApplicable, unknown
-from whyformer.methods.memory import foresee
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -183,7 +182,6 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
             own = METHODS[function.__name__]
             if task.checkpoint and not own.checkpoint:
                 raise _looks_inside(own.name)
-            foresee(task, own, chosen)
             wanted = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
             return _spread(task, scores) if wanted else scores

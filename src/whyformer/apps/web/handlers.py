@@ -165,7 +165,7 @@ class Handlers:
         began = time.monotonic()
         try:
             with sentences():
-                track = session.track(progress, self.limits.seconds, self.limits.memory)
+                track = session.track(progress, self.limits.seconds)
                 asked = Asked.read(entered)
                 known = self.catalogue.has(asked.model)
                 yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
