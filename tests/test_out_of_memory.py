@@ -43,7 +43,6 @@ def test_the_way_out_is_told(error: Exception, method: str, way: str, monkeypatc
     with pytest.raises(TooLarge, match=way) as told:
         whyformer.explain("bundled:sst2", TEXT, method)
     assert is_out_of_memory(told.value)
-    assert "checkpoint" not in str(told.value)[10:] or method != "attnlrp"
 
 
 @pytest.mark.parametrize("way", [{"checkpoint": True}, {"dtype": "bfloat16"}])

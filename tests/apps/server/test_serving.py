@@ -130,8 +130,7 @@ def test_running_out_of_memory_has_its_status(sst2, monkeypatch):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
     with served(build(sst2, "text", Limits())) as client:
-        monkeypatch.setattr(Task, "value", full)
-        monkeypatch.setattr(Task, "forward", full)
+        monkeypatch.setattr(Task, "at_work", full)
         answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
         assert answer.status_code == 413
         assert "memory" in answer.json()["detail"]
@@ -276,7 +275,7 @@ def test_work_that_takes_too_long_is_ended(sst2):
 
 def test_work_that_nobody_waits_for_ends_at_its_next_step():
     both = [waiting(), waiting()]
-    steps = WhileAwaited(both, 0.0)(range(9))
+    steps = WhileAwaited(both)(range(9))
     assert next(steps) == 0
     both[0].answer.cancel()
     assert next(steps) == 1
