@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from whyformer.jobs.reading import read
     from whyformer.maximize import Maximized, maximize_activation
     from whyformer.methods import list_methods
+    from whyformer.models.loading import unload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "read",
     "targets",
     "trust",
+    "unload",
 ]
 
 # Public name -> where it lives; loaded on first use, so that `whyformer --help` need not wait for torch.
@@ -70,6 +72,7 @@ _PLACES = {
     "rules": "",
     "targets": "",
     "trust": "evaluation.trust",
+    "unload": "models.loading",
 }
 
 
