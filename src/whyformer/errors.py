@@ -38,6 +38,18 @@ class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
 
 
+FOREIGN_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model or a processor of others raises on inputs that it was not made for."""
+
 LONGEST = 100
 """Characters of what a user wrote that an error compares with names, and repeats."""
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, TooLarge, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
@@ -266,7 +266,7 @@ class Ready:
             return InputError(reason)
         try:
             task.value(task.forward())
-        except Exception:  # without the method too
+        except FOREIGN_ERRORS:  # without the method too
             return None
         said = odd_rows(task) or f"it ended in {type(error).__name__}: {error}"
         return task.refuse(said, verdict="is not supported yet")

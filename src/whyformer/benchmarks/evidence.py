@@ -26,7 +26,7 @@ from whyformer.benchmarks.report import Report, Results, Values, mean, method_ta
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
 from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
-from whyformer.errors import InputError
+from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.evaluation.deletion import reranked
 from whyformer.evaluation.statistics import Interval
 from whyformer.methods.task import Scores
@@ -172,9 +172,7 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
                     e = explaining.explain(study.model, {"input_ids": ids}, c.method, target, **c.settings)
                     if prompt.id in removed:
                         figures["cost"] = (seconds(study.model) - start) / plain()
-                except MemoryError:
-                    raise
-                except Exception as error:
+                except FOREIGN_ERRORS as error:
                     yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()

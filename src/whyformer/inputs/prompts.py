@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from whyformer.errors import InputError
+from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.inputs.geometry import measure_geometry
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
@@ -147,7 +147,7 @@ def _process(
         return made
 
     for process in (alone, whole):
-        with contextlib.suppress(Exception):  # of whatever kind: a processor need not take pictures so
+        with contextlib.suppress(*FOREIGN_ERRORS):  # a processor need not take pictures so
             if _makes(process, groups, fed.detach().double().cpu()):
                 return process
     return None

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.comparing import Refusal, each, read_method
-from whyformer.errors import InputError, LoadError, TooLarge
+from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
@@ -115,7 +115,7 @@ class Session:
         texts = [i for i, one in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
-            with suppress(Exception):  # what is wrong with a text is found when it is explained
+            with suppress(*FOREIGN_ERRORS):  # what is wrong with a text is found when it is explained
                 said = [one if isinstance(one := reads[i].content, str) else " ".join(one.values()) for i in texts]
                 for i, ids in zip(texts, tokenizer(said)["input_ids"], strict=True):
                     keys[i] = (keys[i][0], len(ids))
