@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=100)
     parser.add_argument("--methods", help="comma-separated; default: all for pictures but the slow ones")
     arguments = parser.parse_args()
-    names = [m.name for m in whyformer.methods() if m.modality != "text" and m.name not in SLOW]
+    names = [m.name for m in whyformer.list_methods() if m.modality != "text" and m.name not in SLOW]
     if arguments.methods:
         names = arguments.methods.split(",")
     scenes = load("bundled:digits")

@@ -21,8 +21,8 @@ import torch
 import whyformer
 from whyformer.benchmarks.batches import pixel_spec
 from whyformer.datasets import open_pictures
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_masks
-from whyformer.evaluate.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
+from whyformer.evaluation.metrics.faithfulness import FRACTIONS, accuracy_auc, removal_masks
+from whyformer.evaluation.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
 from whyformer.explanation.views import resize
 from whyformer.models import load
 

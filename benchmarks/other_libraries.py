@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from whyformer.benchmarks import run_benchmark
 from whyformer.errors import InputError
-from whyformer.evaluate import run_benchmark
 from whyformer.methods.registry import method
 from whyformer.methods.task import Scores, Task
 from whyformer.models import load

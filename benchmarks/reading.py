@@ -23,7 +23,7 @@ from PIL import Image, ImageFilter
 import whyformer
 from whyformer.datasets.reading import reading_scenes
 from whyformer.errors import MethodNotApplicable
-from whyformer.evaluate.metrics.localisation import energy_in_mask, pointing_hit
+from whyformer.evaluation.metrics.localisation import energy_in_mask, pointing_hit
 from whyformer.explanation.views import resize
 from whyformer.models import load
 

@@ -11,7 +11,7 @@ from whyformer.benchmarks import BENCHMARKS
 from whyformer.datasets.opening import PICTURE_READERS
 from whyformer.engine.operations import OPERATIONS, operation
 from whyformer.errors import UnknownOperation
-from whyformer.evaluate import METRICS
+from whyformer.evaluation import METRICS
 from whyformer.methods import METHODS
 
 ROOT = Path(__file__).parents[1]

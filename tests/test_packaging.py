@@ -3,7 +3,9 @@
 import ast
 import re
 import subprocess
+import sys
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,6 @@ FILES = sorted(SOURCE.rglob("*.py"))
 RESULTS = {"errors", "explanation"}
 ARROWS = {
     "__init__": {"errors"},
-    "rooms": set(),
     "errors": set(),
     "defaults": set(),
     "progress": set(),
@@ -32,7 +33,7 @@ ARROWS = {
     "composites": {"rules"},
     "engine": {"errors", "rules", "models"},
     "inputs": RESULTS,
-    "methods": RESULTS | {"defaults", "rules", "composites", "engine", "models", "inputs", "targets", "rooms"},
+    "methods": RESULTS | {"defaults", "rules", "composites", "engine", "models", "inputs", "targets"},
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},
     "explaining": RESULTS | {"batches", "defaults", "methods", "models", "inputs", "progress", "rules", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "progress", "rules", "targets"},
@@ -40,16 +41,16 @@ ARROWS = {
     "attention": RESULTS | {"explaining", "methods", "composites", "engine", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "composites", "engine", "rules", "targets", "show", "progress"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},
-    "evaluate": RESULTS | {"explaining", "comparing", "methods", "models", "inputs", "targets", "rooms"},
-    "jobs": RESULTS | {"comparing", "defaults", "evaluate", "explaining", "inputs", "methods", "models", "show", "targets"},
-    "benchmarks": RESULTS | {"explaining", "evaluate", "methods", "models", "inputs", "datasets", "jobs", "targets"},
+    "evaluation": RESULTS | {"explaining", "comparing", "methods", "models", "inputs", "targets"},
+    "jobs": RESULTS | {"comparing", "defaults", "evaluation", "explaining", "inputs", "methods", "models", "show", "targets"},
+    "benchmarks": RESULTS | {"explaining", "evaluation", "methods", "models", "inputs", "datasets", "jobs", "targets"},
     "apps": {"errors"},
     "apps.http": {"errors"},
     "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
-    "apps.web": RESULTS | {"apps", "apps.http", "defaults", "evaluate", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
+    "apps.web": RESULTS | {"apps", "apps.http", "defaults", "evaluation", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
     "apps.server": RESULTS | {"", "apps", "apps.http", "defaults", "inputs", "jobs", "methods", "models", "show", "targets"},
     "apps.cli": RESULTS
-    | {"apps", "defaults", "comparing", "explaining", "generation", "targets", "show", "methods", "inputs", "models", "maximize", "evaluate", "benchmarks", "jobs", "__version__", "", "apps.web", "apps.report", "apps.server"},
+    | {"apps", "defaults", "comparing", "explaining", "generation", "targets", "show", "methods", "inputs", "models", "maximize", "evaluation", "benchmarks", "jobs", "__version__", "", "apps.web", "apps.report", "apps.server"},
     "web": {"apps.web"},
     "report": {"apps.report"},
 }
@@ -121,7 +122,7 @@ def test_drawing_never_needs_torch(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_stay_small(path):
-    assert len(path.read_text().splitlines()) <= 350
+    assert len(path.read_text().splitlines()) <= 500
 
 
 def test_the_public_names_are_sorted_few_and_there():
@@ -138,6 +139,14 @@ def test_what_a_package_exports_is_there_once(path):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             names = ast.literal_eval(node.value)
             assert len(names) == len(set(names))
+
+
+def test_no_module_is_of_another_class_than_modules_are():
+    import whyformer.evaluation.metrics
+    import whyformer.methods
+
+    assert [name for name, module in sys.modules.items() if name.split(".")[0] == "whyformer" and type(module) is not types.ModuleType] == []
+    assert isinstance(whyformer.evaluate, types.FunctionType)
 
 
 def test_no_file_is_named_after_nothing():

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from whyformer.attention import attention_maps
     from whyformer.auditing import Audit, audit
     from whyformer.comparing import Comparison, compare
-    from whyformer.evaluate import evaluate
-    from whyformer.evaluate.select import Arbitration, arbitrate
-    from whyformer.evaluate.trust import trust
+    from whyformer.evaluation.select import Arbitration, arbitrate
+    from whyformer.evaluation.single import evaluate
+    from whyformer.evaluation.trust import trust
     from whyformer.explaining import explain
     from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from whyformer.jobs.many import explain_many
     from whyformer.jobs.reading import read
     from whyformer.maximize import Maximized, maximize_activation
-    from whyformer.methods import methods
+    from whyformer.methods import list_methods
+    from whyformer.models.loading import unload
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,36 +40,39 @@ __all__ = [
     "explain",
     "explain_generation",
     "explain_many",
+    "list_methods",
     "maximize_activation",
-    "methods",
     "read",
     "targets",
     "trust",
+    "unload",
 ]
 
 # Public name -> where it lives; loaded on first use, so that `whyformer --help` need not wait for torch.
-# The rooms `evaluate` and `methods` are called like the functions they are known for, and can be called like them.
 _PLACES = {
-    "Arbitration": "evaluate.select",
+    "Arbitration": "evaluation.select",
     "Audit": "auditing",
     "Comparison": "comparing",
     "Explanation": "explanation.result",
     "Generation": "explanation.generation",
     "Maximized": "maximize",
-    "arbitrate": "evaluate.select",
+    "arbitrate": "evaluation.select",
     "attention_maps": "attention",
     "audit": "auditing",
     "compare": "comparing",
-    "evaluate": "",
+    "evaluate": "evaluation.single",
+    "evaluation": "",
     "explain": "explaining",
     "explain_generation": "generation",
     "explain_many": "jobs.many",
+    "list_methods": "methods",
     "maximize_activation": "maximize",
     "methods": "",
     "read": "jobs.reading",
     "rules": "",
     "targets": "",
-    "trust": "evaluate.trust",
+    "trust": "evaluation.trust",
+    "unload": "models.loading",
 }
 
 

@@ -124,44 +124,40 @@ def attention_maps(
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
     """
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
-    if not ready.apart:
+    if not ready.singles:
         return _maps(ready, target, gradient)
     ready.resolver(target)
-    each = [(own, _maps(one, of_samples(target, own), gradient)) for own, one in ready.apart]
+    each = [_maps(one, of_samples(target, [i]), gradient) for i, one in enumerate(ready.singles)]
     return _padded(each, *ready.padding)
 
 
-def _padded(each: list[tuple[list[int], AttentionMaps]], padding: str, left: bool) -> AttentionMaps:
+def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMaps:
     """Those of prompts that make no batch as one, all with as many tokens as the longest; what is added is 0."""
-    if any(one.tokens is None or one.blocks != each[0][1].blocks for _, one in each):
+    if any(one.tokens is None or one.blocks != each[0].blocks for one in each):
         raise InputError(
             "these prompts make no batch, and of some the maps are of their one picture, of others of all tokens: take "
             "them one at a time"
         )
-    wide, count = max(one.readout.shape[1] for _, one in each), sum(len(own) for own, _ in each)
-    heads = [maps.shape[1] for maps in each[0][1].maps]
+    wide, count = max(one.readout.shape[1] for one in each), len(each)
+    heads = [maps.shape[1] for maps in each[0].maps]
     _refuse_many(count * sum(heads) * wide**2)
-    maps = [each[0][1].maps[0].new_zeros(count, h, wide, wide) for h in heads]
-    readout = each[0][1].readout.new_zeros(count, wide)
-    tokens: list[list[str]] = [[] for _ in range(count)]
-    placed = []
-    for own, one in each:
-        own_wide = one.readout.shape[1]
-        span = slice(wide - own_wide, wide) if left else slice(own_wide)
-        placed.append((own, span, one))
-        readout[own, span] = one.readout
+    maps = [each[0].maps[0].new_zeros(count, h, wide, wide) for h in heads]
+    readout = each[0].readout.new_zeros(count, wide)
+    tokens: list[list[str]] = []
+    spans: list[slice] = []
+    for i, one in enumerate(each):
+        length = one.readout.shape[1]
+        span = slice(wide - length, wide) if left else slice(length)
+        spans.append(span)
+        readout[i, span] = one.readout[0]
         for whole, part in zip(maps, one.maps, strict=True):
-            for k, i in enumerate(own):
-                whole[i, :, span, span] = part[k]
-        for i, words in zip(own, one.tokens or [], strict=True):
-            more = [padding] * (wide - own_wide)
-            tokens[i] = [*more, *words] if left else [*words, *more]
+            whole[i, :, span, span] = part[0]
+        words, more = (one.tokens or [[]])[0], [padding] * (wide - length)
+        tokens.append([*more, *words] if left else [*words, *more])
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
-        found: dict[int, Explanation] = {}
-        for own, span, one in placed:
-            found |= zip(own, one._made(values[own][:, span], settings), strict=True)
-        return joined([found[i] for i in sorted(found)], padding, left)
+        found = [one._made(values[[i]][:, spans[i]], settings) for i, one in enumerate(each)]
+        return joined(found, padding, left)
 
     return AttentionMaps(maps, readout, tokens, made)
 

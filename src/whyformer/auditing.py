@@ -17,7 +17,7 @@ from whyformer.composites.named import conservative
 from whyformer.engine.probes import Tally
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, begin
-from whyformer.methods import METHODS, Method, methods
+from whyformer.methods import METHODS, Method, list_methods
 from whyformer.methods.maps.transformer_attribution import conservation
 from whyformer.methods.task import Task
 from whyformer.models import load
@@ -150,7 +150,7 @@ def audit(
             found.attentions.append(seen)
         _run_composites(task, found)
     found.streams.extend(_streams(ready, task, target))
-    for method in tracking(progress)(methods(), "methods", len(METHODS)):
+    for method in tracking(progress)(list_methods(), "methods", len(METHODS)):
         found.methods[method.name] = _why_not(ready, method, target)
     return found
 

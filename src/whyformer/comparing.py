@@ -14,7 +14,7 @@ from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
-from whyformer.methods import methods as all_methods
+from whyformer.methods import list_methods as all_methods
 from whyformer.methods.together import sharing
 from whyformer.progress import Track
 from whyformer.targets import Resolver, Target

@@ -15,7 +15,7 @@ class InputError(WhyformerError, ValueError):
 
 
 class TooLarge(InputError):  # noqa: N818 - reads better at the call site
-    """The explanation would take more memory than there is, or than is allowed."""
+    """The explanation took more memory than there is; the message says what to change."""
 
 
 class ModelError(WhyformerError, ValueError):
@@ -38,12 +38,20 @@ class MissingExtra(WhyformerError, ImportError):  # noqa: N818
     """An optional dependency is not installed; the message names the extra."""
 
 
+FOREIGN_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model or a processor of others raises on inputs that it was not made for."""
+
 LONGEST = 100
 """Characters of what a user wrote that an error compares with names, and repeats."""
-
-
-class MemoryWarning(UserWarning):
-    """What is begun takes more memory than is free; the message says how much, and what to change."""
 
 
 def on_changed_inputs(error: Exception, who: str = "") -> InputError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,14 +13,14 @@ from torch import nn
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.engine.run import followed
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.given import count_of, wants_processor
 from whyformer.inputs.longer import lengthened
-from whyformer.inputs.prompts import Unlike, apart, is_prompt
+from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import unfit
 from whyformer.methods import Method, find
 from whyformer.methods.diagnosis import check_samples, odd_rows
@@ -28,16 +28,15 @@ from whyformer.methods.finishing import finish
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
-from whyformer.methods.verifying import check, verified
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
+from whyformer.models.memory import is_out_of_memory
 from whyformer.models.structure import class_count, class_names
 from whyformer.progress import Track, tracking
 from whyformer.rules.core import Rule
 from whyformer.rules.registered import declared
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
 
-Apart = tuple[tuple[list[int], "Ready"], ...]
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 
 
@@ -53,7 +52,6 @@ def explain(
     truncate: bool = False,
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
-    verify: int = 0,
     checkpoint: bool = False,
     **settings: Any,
 ) -> Explanation:
@@ -67,7 +65,7 @@ def explain(
             32 go through the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path,
             or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
             done to it stands in ``diagnostics["input"]``.
-        method: a name from :func:`whyformer.methods`; by default "auto", which takes what measured best for this
+        method: a name from :func:`whyformer.list_methods`; by default "auto", which takes what measured best for this
             kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
             :func:`whyformer.targets.class_index`), or one of :mod:`whyformer.targets`, also written out (``"Token(-1,
@@ -82,14 +80,10 @@ def explain(
             stands around it, such as another kind of bar (it may raise, to stop the work).
         rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: for this call what
             :func:`whyformer.rules.register` says for all.
-        verify: of a text, so many of the best tokens are taken out one at a time, and the scores of these are handed
-            out again in the order of what the target loses without each (:func:`whyformer.methods.verifying.verified`;
-            ``diagnostics["verified"]``). Of one prompt of a language model with keys and values kept, a pass for each
-            over the tokens from the changed one on; else over the whole text.
         checkpoint: for long texts and large models, keep of each block what enters it alone, and run it again on the
             way back: the same scores in about half as much time more. For methods that send something back through
-            whole blocks (``checkpoint`` of :func:`whyformer.methods`).
-        **settings: the method's settings; see :func:`whyformer.methods`.
+            whole blocks (``checkpoint`` of :func:`whyformer.list_methods`).
+        **settings: the method's settings; see :func:`whyformer.list_methods`.
 
     Returns:
         An :class:`~whyformer.Explanation` of the whole batch; a batch of B equals B single runs.
@@ -98,7 +92,6 @@ def explain(
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
-    check(verify)
 
     def ready(batch: Any) -> Ready:
         return begin(model, batch, processor, device=device, dtype=dtype, truncate=truncate, checkpoint=checkpoint)
@@ -106,7 +99,7 @@ def explain(
     def explained(one: Ready, own: Target, whole: bool = True) -> Explanation:
         shown = progress if whole or callable(progress) else False
         with declared(rules):
-            return one.explain(method, own, progress=shown, verify=verify, **settings)
+            return one.explain(method, own, progress=shown, **settings)
 
     count = count_of(inputs, processor)
     if count is None or count == 1:
@@ -142,8 +135,7 @@ class Ready:
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
         multi_label: True if the classes do not exclude one another.
         checkpoint: whether blocks are run again on the way back.
-        apart: (numbers of its samples, itself) of each group of prompts whose pictures make no batch with the others.
-        parted: makes these of several prompts with pictures, which a model may take one at a time only.
+        singles: each prompt by itself, where the tensors of several prompts do not stack.
     """
 
     model: nn.Module
@@ -154,8 +146,7 @@ class Ready:
     multi_label: bool
     classes: int | None
     checkpoint: bool = False
-    apart: Apart = ()
-    parted: Callable[[], Apart] | None = None
+    singles: tuple[Ready, ...] = ()
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -171,7 +162,7 @@ class Ready:
         """The inputs and the target as methods take them; ``name`` is what errors call the work."""
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
-        self.refuse_apart(name or "this")
+        self.refuse_singles(name or "this")
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
@@ -180,16 +171,15 @@ class Ready:
             self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts, self.checkpoint
         )
 
-    def refuse_apart(self, name: str) -> None:
+    def refuse_singles(self, name: str) -> None:
         """Raise where these are prompts that make no batch, by what needs one."""
-        if self.apart:
+        if self.singles:
             raise InputError(f"the pictures of these prompts make no batch, as {name} needs: take one prompt")
 
     def logits(self) -> torch.Tensor:
         """``[B, C]`` of a plain forward pass, made once."""
-        if not self._logits and self.apart:
-            rows = {i: row for own, one in self.apart for i, row in zip(own, one.logits(), strict=True)}
-            self._logits.append(torch.stack([rows[i] for i in range(len(rows))]))
+        if not self._logits and self.singles:
+            self._logits.append(torch.cat([one.logits() for one in self.singles]))
         elif not self._logits:
             self._logits.append(self.task().forward())
         return self._logits[0]
@@ -204,26 +194,18 @@ class Ready:
         return list(best.T.tolist())
 
     def explain(
-        self, method: str, target: Target = None, *, progress: bool | Track = False, verify: int = 0,
+        self, method: str, target: Target = None, *, progress: bool | Track = False,
         together: Together | None = None, **settings: Any,
     ) -> Explanation:  # fmt: skip
         """As :func:`explain`; ``together`` is what it shares with other methods of the same target, if anything."""
-        if not self.apart:
-            try:
-                return self._whole(method, target, progress, verify, together, settings)
-            except Exception as error:
-                if self.parted is None or not (isinstance(error, WhyformerError) or type(error) in _UNTOLD):
-                    raise
-                with suppress(Exception):  # of one prompt, too: what the batch said is told
-                    alone = replace(self, apart=self.parted())
-                    return alone.explain(method, target, progress=progress, verify=verify, **settings)
-                raise
+        if not self.singles:
+            return self._whole(method, target, progress, together, settings)
         self.resolver(target)
-        made: dict[int, Explanation] = {}
-        for own, one in self.apart:
-            e = one.explain(method, of_samples(target, own), progress=progress, verify=verify, **settings)
-            made |= zip(own, e, strict=True)
-        return joined([made[i] for i in sorted(made)], *self.padding)
+        made = [
+            one.explain(method, of_samples(target, [i]), progress=progress, **settings)
+            for i, one in enumerate(self.singles)
+        ]
+        return joined(made, *self.padding)
 
     @property
     def padding(self) -> tuple[str, bool]:
@@ -232,13 +214,13 @@ class Ready:
         return getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left"
 
     def _whole(
-        self, method: str, target: Target, progress: bool | Track, verify: int, together: Together | None,
+        self, method: str, target: Target, progress: bool | Track, together: Together | None,
         settings: dict[str, Any],
     ) -> Explanation:  # fmt: skip
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
             target = Span(-len(span[1]), -1)
-            return self._behind(*span).explain(method, target, progress=progress, verify=verify, **settings)
+            return self._behind(*span).explain(method, target, progress=progress, **settings)
         chosen = find(method)
         full = chosen.complete(settings)
         if chosen.modality != "both" and self.inputs.modality != chosen.modality:
@@ -251,7 +233,6 @@ class Ready:
         try:
             with task.at_work():
                 scores = followed(lambda: chosen.function(task, **full))
-                scores = verified(task, scores, verify) if verify else scores
                 check_samples(scores.logits, self.inputs)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:
@@ -277,6 +258,8 @@ class Ready:
 
     def told(self, error: Exception, task: Task) -> WhyformerError | None:
         """What another kind of error is told as; None where it is the model's, the target's or the caller's."""
+        if is_out_of_memory(error):
+            return out_of_memory(task)
         if type(error) not in _UNTOLD:
             return None
         reason = unfit(self.model, self.inputs, error)
@@ -284,7 +267,7 @@ class Ready:
             return InputError(reason)
         try:
             task.value(task.forward())
-        except Exception:  # without the method too
+        except FOREIGN_ERRORS:  # without the method too
             return None
         said = odd_rows(task) or f"it ended in {type(error).__name__}: {error}"
         return task.refuse(said, verdict="is not supported yet")
@@ -309,6 +292,18 @@ class Ready:
         return replace(parts[main], parts={other: parts[other] for other in others})
 
 
+def out_of_memory(task: Task) -> TooLarge:
+    """What running out of memory is told as: what ran, and what takes less."""
+    batch, chosen = task.inputs.batch, find(task.method)
+    ways = ["fewer inputs at once"] if batch > 1 else []
+    ways += ["checkpoint=True"] if chosen.checkpoint and not task.checkpoint else []
+    ways += [] if chosen.checkpoint else ["a method that keeps no attention maps (attnlrp, input_x_gradient)"]
+    ways += ["batch_size=1"] if chosen.settings.get("batch_size", 1) > 1 else []
+    ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
+    many = f" of {batch} inputs" if batch > 1 else ""
+    return TooLarge(f"memory ran out in {task.method}{many}: take {', '.join(ways)}")
+
+
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
     """Note in ``diagnostics`` whether the method's scores have a sign, and whether they are of one class."""
     for part in (explanation, *explanation.parts.values()):
@@ -328,22 +323,11 @@ def begin(
         processor = processor_of(model)
     labels, multi_label = class_names(model)
     facts = (processor, name, labels, multi_label, class_count(model), checkpoint)
-    several = is_prompt(inputs) and not isinstance(inputs["text"], str) and len(inputs["text"]) > 1
-
-    def parted() -> Apart:
-        groups = apart(model, inputs["text"], inputs["images"], processor)
-        return tuple(
-            (own, replace(begin(model, one, processor, checkpoint=checkpoint), name=name)) for own, one in groups
-        )
-
-    try:
-        made = oriented(model, prepare(model, inputs, processor, truncate=truncate))
-        return Ready(model, made, *facts, (), parted if several else None)
-    except Unlike:
-        if not several:
-            raise
-    each = parted()
-    ids = torch.zeros(len(inputs["text"]), 1, dtype=torch.long)
-    kinds = {one.inputs.modality for _, one in each}
+    singles = unstackable(model, inputs, processor) if is_prompt(inputs) else []
+    if not singles:
+        return Ready(model, oriented(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
+    each = [begin(model, one, processor, truncate=truncate, checkpoint=checkpoint) for one in singles]
+    kinds = {one.inputs.modality for one in each}
+    ids = torch.zeros(len(each), 1, dtype=torch.long)
     stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
-    return Ready(model, stand, *facts, each)
+    return Ready(model, stand, *facts, tuple(replace(one, name=name) for one in each))

@@ -22,7 +22,7 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study, Unusable
 from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import Forwards, probabilities
+from whyformer.evaluation.forwards import Forwards, probabilities
 from whyformer.explaining import Ready
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
@@ -443,6 +443,9 @@ def test_what_fails_among_methods_that_share_is_told_of_its_own_sample(tmp_path,
         return plain(ready, method, target, **settings)
 
     monkeypatch.setattr(Ready, "explain", explain)
-    found = batch.maps(parse_methods("transformer_attribution,gae,rollout", {}), [0, 1])
-    failed = [(c.label, i, one.message) for (c, i), one in found.items() if isinstance(one, Unusable)]
+    chosen = parse_methods("transformer_attribution,gae,rollout", {})
+    with pytest.raises(InputError, match="not this one"):  # then each sample is measured by itself
+        batch.maps(chosen, [0, 1])
+    found = [batch.some([i]).maps(chosen, [i]) for i in (0, 1)]
+    failed = [(c.label, i, one.message) for i, maps in enumerate(found) for (c, _), one in maps.items() if isinstance(one, Unusable)]
     assert failed == [("gae", 1, "InputError: not this one")]

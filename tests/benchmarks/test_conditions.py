@@ -20,7 +20,7 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study
 from whyformer.datasets.opening import open_pictures
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import Forwards
+from whyformer.evaluation.forwards import Forwards
 from whyformer.models import load
 from zoo_evaluate import picture_folder, processor, tiny_vit
 

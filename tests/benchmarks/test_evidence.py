@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from whyformer.benchmarks import run_benchmark
 from whyformer.benchmarks.evidence import _MOST, _places, _rendered, own_data
 from whyformer.datasets.planted import Planted, planted
 from whyformer.errors import InputError
-from whyformer.evaluate import run_benchmark
 
 PROMPTS = list(islice(planted(), 90))
 

@@ -27,7 +27,7 @@ from whyformer.benchmarks.configurations import generator_for
 from whyformer.benchmarks.report import Report
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.sanity import randomized_models
+from whyformer.evaluation.metrics.sanity import randomized_models
 from zoo_evaluate import WORDS, tiny_bert
 
 METHOD = "input_x_gradient"

@@ -15,8 +15,8 @@ from whyformer.composites.chefer import deep_taylor
 from whyformer.composites.named import conservative
 from whyformer.engine.run import record
 from whyformer.models.structure import find_blocks
-from whyformer.program.record import Recorder
 from whyformer.program.calls import inside
+from whyformer.program.record import Recorder
 from whyformer.program.regions import Region, regions
 
 WIDTH = 8

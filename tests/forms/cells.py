@@ -60,7 +60,7 @@ FURTHER = (
 
 def all_settings() -> list[Setting]:
     """Every method, and further settings of some."""
-    return [Setting(m.name) for m in sorted(whyformer.methods(), key=lambda m: m.name)] + list(FURTHER)
+    return [Setting(m.name) for m in sorted(whyformer.list_methods(), key=lambda m: m.name)] + list(FURTHER)
 
 
 def named(ids: Sequence[str]) -> list[Setting]:
@@ -69,7 +69,7 @@ def named(ids: Sequence[str]) -> list[Setting]:
 
 
 def given(setting: Setting, inputs: Inputs) -> dict[str, Any]:
-    taken = next(m for m in whyformer.methods() if m.name == setting.method).settings
+    taken = next(m for m in whyformer.list_methods() if m.name == setting.method).settings
     quick = {name: value for name, value in QUICK.items() if name in taken}
     if "fill_id" in taken and not _floats(inputs):
         quick["fill_id"] = 0
@@ -78,7 +78,7 @@ def given(setting: Setting, inputs: Inputs) -> dict[str, Any]:
 
 def signed(setting: Setting) -> bool:
     """Whether its scores have a sign."""
-    method = next(m for m in whyformer.methods() if m.name == setting.method)
+    method = next(m for m in whyformer.list_methods() if m.name == setting.method)
     return method.signs(method.complete(dict(setting.chosen)))
 
 

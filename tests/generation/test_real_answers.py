@@ -17,6 +17,7 @@ import transformers
 from safetensors.torch import load_file
 
 import whyformer
+from whyformer import targets
 
 CACHE = Path(os.environ.get("WHYFORMER_TEST_MODELS", "~/.cache/whyformer-test-models")).expanduser()
 """Where weights that tests make are kept; not in the project."""
@@ -105,10 +106,13 @@ def test_the_sum_is_the_target_on_gated_blocks(shared: Path, method: str, settin
 )
 def test_a_word_in_two_sentences_is_told_from_its_twin(shared: Path, prompt: str, city: str) -> None:
     model, tokenizer = smollm2(shared)
-    g: Any = whyformer.explain_generation(model, prompt, city, processor=tokenizer, verify=3)
-    asked, twin = (i for i, piece in enumerate(g.pieces[: g.start]) if piece == city)
-    assert g.matrix[0, asked] > g.matrix[0, twin]
-    told = g[0].diagnostics["verified"][0]
+    token = targets.LogProbability(tokenizer(city).input_ids[0])
+    plain: Any = whyformer.explain(model, prompt, target=token, processor=tokenizer)
+    e = whyformer.evaluation.token_deletion(model, prompt, plain, 3, tokenizer)
+    ids = tokenizer(prompt).input_ids
+    asked, twin = (i for i, one in enumerate(ids) if one == tokenizer(city).input_ids[0])
+    assert e.scores[0, asked] > e.scores[0, twin]
+    told = e.diagnostics["token_deletion"][0]
     lost = dict(zip(told["tokens"], told["lost"], strict=True))
     assert lost[asked] > lost[twin]
     instead = dict(zip(told["tokens"], told["instead"], strict=True))

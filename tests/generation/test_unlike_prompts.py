@@ -19,7 +19,7 @@ from whyformer.explanation.features import Features
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import spread
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.prompts import apart
+from whyformer.inputs.prompts import unstackable
 from whyformer.targets import LogProbability, Token
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -91,7 +91,7 @@ def is_as_alone(name: str, e: Explanation, alone: Explanation) -> None:
 
 
 def test_what_is_asked_of_each_goes_to_it() -> None:
-    """Targets of one a sample; in groups out of order."""
+    """Targets of one a sample; one by one."""
     model, processor = built("gemma3")
     texts, pictures = ["what is here", "is the left", "what is"], [[EVEN], [WIDE], [EVEN]]
     given = {"text": texts, "images": pictures}
@@ -195,11 +195,18 @@ def test_what_one_prompt_is_refused_for_is_told() -> None:
         whyformer.explain(model, {**ids, "pixel_values": second["pixel_values"]}, "saliency", TARGET)
 
 
-def test_texts_that_pictures_are_compared_with_are_not_parted() -> None:
+def test_texts_that_pictures_are_compared_with_stay_together() -> None:
     """One text alone would be another question: no processor of a model of two towers knows a place for a picture."""
     model, _ = built("llava")
-    with pytest.raises(InputError, match="compared with the pictures"):
-        apart(model, ["a", "b"], [WIDE, EVEN], SimpleNamespace(image_token=None))
+    processor = SimpleNamespace(image_token=None, image_processor=object(), tokenizer=object())
+    assert unstackable(model, {"text": ["a", "b"], "images": [WIDE, EVEN]}, processor) == []
+
+
+def test_prompts_are_parted_by_their_shapes_alone() -> None:
+    model, processor = built("gemma3")
+    for groups, count in (([[EVEN], [EVEN]], 0), ([[EVEN], [EVEN, EVEN]], 2), ([[], [EVEN]], 2)):
+        texts = [written(w, group, processor) for w, group in zip(WORDS, groups, strict=False)]
+        assert len(unstackable(model, {"text": texts, "images": groups}, processor)) == count
 
 
 def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:

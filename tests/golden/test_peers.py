@@ -304,7 +304,7 @@ def test_curves_of_ali(metric: str, curve: str) -> None:
 @pytest.mark.parametrize("scale", [False, True])
 def test_infidelity_of_captum_is_divided_by_the_size_of_the_changes(scale: bool) -> None:
     metrics = pytest.importorskip("captum.metrics")
-    from whyformer.evaluate.metrics.relevance import random_subsets
+    from whyformer.evaluation.metrics.relevance import random_subsets
 
     model, target, subsets = small.Pooled(channels=1), 2, 40
     picture, map_ = (torch.from_numpy(peer("quantus")[name][0])[None, None] for name in ("pictures", "maps"))

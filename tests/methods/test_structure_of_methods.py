@@ -217,7 +217,7 @@ def test_transformer_attribution_conserves_through_every_block() -> None:
 def test_one_aggregation_setting_serves_every_method_over_maps() -> None:
     model, inputs = ZOO["hf_vit"]()
     shared = {"heads": 1, "layers": [0, 1], "rows": "column_mean"}
-    takes = [m.name for m in whyformer.methods() if "aggregation" in m.settings]
+    takes = [m.name for m in whyformer.list_methods() if "aggregation" in m.settings]
     assert {"raw_attention", "rollout", "gae", "norm_attention", "value_zeroing"} <= set(takes)
     for name in takes:
         settings = {} if name != "norm_attention" else {"scope": "heads"}

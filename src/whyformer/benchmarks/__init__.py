@@ -1,23 +1,6 @@
-"""The benchmarks by name: at once the command line's choices and the tests' parametrisation."""
+"""Benchmarks: :data:`BENCHMARKS` by name, and :func:`run_benchmark`, which runs one over a data set."""
 
-from __future__ import annotations
+from whyformer.benchmarks.registry import BENCHMARKS, find_benchmark
+from whyformer.benchmarks.runner import Outcome, run_benchmark
 
-from importlib import import_module
-
-from whyformer.benchmarks.study import Benchmark
-from whyformer.errors import InputError
-
-_FILES = (
-    "perturbation segmentation ablation rationales activation conservation bias sanity arbitration leaderboard "
-    "evidence conditions"
-)
-BENCHMARKS: dict[str, Benchmark] = {
-    name: import_module(f"whyformer.benchmarks.{name}").BENCHMARK for name in _FILES.split()
-}
-
-
-def find_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name, or an error that lists the names."""
-    if name in BENCHMARKS:
-        return BENCHMARKS[name]
-    raise InputError(f"there is no benchmark '{name}'; benchmarks: {', '.join(BENCHMARKS)}")
+__all__ = ["BENCHMARKS", "Outcome", "find_benchmark", "run_benchmark"]

@@ -10,7 +10,7 @@ from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Report, Results, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
-from whyformer.evaluate.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
+from whyformer.evaluation.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
 from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES
 
 

@@ -15,8 +15,8 @@ from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
 from whyformer.benchmarks.study import Batch, Benchmark, Maps, Measured, Study, Unusable
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.metrics.faithfulness import FRACTIONS, ranked_faithfulness, removal_masks
+from whyformer.evaluation.statistics import Interval, bootstrap
 
 CRITERIA = ("rft", "steps", "features")
 """What chooses (option ``by``): RFT of single features, every other step of curves, or half of the features."""

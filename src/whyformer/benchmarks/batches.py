@@ -17,7 +17,7 @@ from whyformer.benchmarks.configurations import generator_for, random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Text
 from whyformer.errors import InputError
-from whyformer.evaluate.forwards import padded
+from whyformer.evaluation.forwards import padded
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs.prepare import longest_text

@@ -24,7 +24,7 @@ from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
 from whyformer.datasets.samples import LayoutError, Text
 from whyformer.errors import InputError
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.statistics import Interval, bootstrap
 
 Terms = Mapping[str, Sequence[str]]
 

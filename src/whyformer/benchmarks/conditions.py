@@ -18,8 +18,8 @@ from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics import faithfulness
-from whyformer.evaluate.statistics import bootstrap
+from whyformer.evaluation.metrics import faithfulness
+from whyformer.evaluation.statistics import bootstrap
 
 CONDITIONS: dict[str, dict[str, str]] = {
     "black": {},

@@ -11,8 +11,8 @@ from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Report, Results, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, usable
-from whyformer.evaluate.metrics.relevance import conservation_fit, relevance_sum
-from whyformer.evaluate.statistics import Interval
+from whyformer.evaluation.metrics.relevance import conservation_fit, relevance_sum
+from whyformer.evaluation.statistics import Interval
 from whyformer.explanation.result import Explanation
 
 

@@ -26,10 +26,10 @@ from whyformer.benchmarks.report import Report, Results, Values, mean, method_ta
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable, seconds
 from whyformer.datasets.planted import Planted, planted
 from whyformer.datasets.stories import Opening, openings, pronoun
-from whyformer.errors import InputError
-from whyformer.evaluate.statistics import Interval
+from whyformer.errors import FOREIGN_ERRORS, InputError
+from whyformer.evaluation.deletion import reranked
+from whyformer.evaluation.statistics import Interval
 from whyformer.methods.task import Scores
-from whyformer.methods.verifying import verified
 from whyformer.models.kinds import last_row_alone
 from whyformer.targets import Contrast, LogProbability, token_ids
 
@@ -172,9 +172,7 @@ def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[M
                     e = explaining.explain(study.model, {"input_ids": ids}, c.method, target, **c.settings)
                     if prompt.id in removed:
                         figures["cost"] = (seconds(study.model) - start) / plain()
-                except MemoryError:
-                    raise
-                except Exception as error:
+                except FOREIGN_ERRORS as error:
                     yield prompt.id, c, Unusable("failed", f"{type(error).__name__}: {error}")
                     continue
                 scores = e.scores[0].double().numpy()
@@ -207,7 +205,7 @@ def _places(prompt: Planted, spans: Sequence[tuple[int, int]], scores: Array) ->
 
 
 def _twin(batch: Texts, index: int, scores: Array, target: Any) -> Values:
-    """Whether the asked fact's word scores higher than the other's; and so with ``verify=3``."""
+    """Whether the asked fact's word scores higher than the other's; and so after ``token_deletion``."""
     prompt: Planted = batch.samples[index]
     spans, ids = batch.encoded[index].spans, torch.from_numpy(batch.encoded[index].ids)[None]
     assert prompt.twin is not None
@@ -215,8 +213,8 @@ def _twin(batch: Texts, index: int, scores: Array, target: Any) -> Values:
     ready = explaining.begin(batch.study.model, {"input_ids": ids}, batch.study.processor)
     device = batch.study.forwards.place["device"]
     made = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
-    again = verified(ready.task(target, "verify"), made, 3).values[0].cpu().numpy()
-    return {name: float(s[asked].max() > s[other].max()) for name, s in (("order", scores), ("verified", again))}
+    again = reranked(ready.task(target, "token_deletion"), made, 3)[0][0].cpu().numpy()
+    return {name: float(s[asked].max() > s[other].max()) for name, s in (("order", scores), ("reranked", again))}
 
 
 def _log_probability(logits: Array, token: int) -> Array:
@@ -289,7 +287,7 @@ def _of_facts(name: str) -> Callable[[Sequence[Values]], Interval | None]:
 def summarize(study: Study, results: Results) -> Report:
     columns = {
         "hit at 1": _of_facts("hit"), "share on the fact": _of("share"), "share within the document": _of("inside"),
-        "twins in order": _of("order"), "twins, verify=3": _of("verified"),
+        "twins in order": _of("order"), "twins, token_deletion": _of("reranked"),
         "kept without least": _of("least"), "kept without most": _of("most"), "removal gap": _of("gap"),
         "error of the sum (median)": _median("error"), "forward + backward (median)": _median("cost"),
     }  # fmt: skip

@@ -19,9 +19,9 @@ from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Table, Values, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable, seconds
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluate.metrics import faithfulness
-from whyformer.evaluate.metrics.faithfulness import au_mse, auac
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.metrics import faithfulness
+from whyformer.evaluation.metrics.faithfulness import au_mse, auac
+from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.models.readout import plain_logits
 
 PICTURES = (

@@ -15,7 +15,7 @@ from whyformer.benchmarks.batches import read_batch, read_pixels
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
 from whyformer.errors import LoadError
-from whyformer.evaluate.forwards import Forwards
+from whyformer.evaluation.forwards import Forwards
 from whyformer.jobs.actors import connected, made_by_actors
 from whyformer.jobs.records import Record, plain
 from whyformer.jobs.threads import Behind, ahead

@@ -16,9 +16,9 @@ from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, Study, Unusable, constant_remarks
-from whyformer.evaluate.metrics import faithfulness
-from whyformer.evaluate.metrics.faithfulness import FRACTIONS
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.metrics import faithfulness
+from whyformer.evaluation.metrics.faithfulness import FRACTIONS
+from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.inputs.removal import PICTURE_BASELINES
 
 EXPLAINED = ("predicted", "target")

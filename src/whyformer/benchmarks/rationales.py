@@ -14,9 +14,9 @@ from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table
 from whyformer.benchmarks.study import Benchmark, Measured, Study, Unusable
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics.faithfulness import SHARES, rationale_masks
-from whyformer.evaluate.metrics.plausibility import TOP_K, auprc, f1, token_counts, top_words, word_scores
-from whyformer.evaluate.statistics import bootstrap
+from whyformer.evaluation.metrics.faithfulness import SHARES, rationale_masks
+from whyformer.evaluation.metrics.plausibility import TOP_K, auprc, f1, token_counts, top_words, word_scores
+from whyformer.evaluation.statistics import bootstrap
 
 KINDS = ("comprehensiveness", "sufficiency")
 

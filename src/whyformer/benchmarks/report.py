@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.explanation.storage import written_whole
 from whyformer.jobs.records import plain
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import nn
 
-from whyformer.benchmarks import find_benchmark
 from whyformer.benchmarks.batches import pixel_spec, read_batch
 from whyformer.benchmarks.configurations import CEILING, FLOOR, Configuration, parse_methods
 from whyformer.benchmarks.measuring import Engine, Measurer, Piece, measured, pieces_of
 from whyformer.benchmarks.published import conventions
+from whyformer.benchmarks.registry import find_benchmark
 from whyformer.benchmarks.report import Report, Results
 from whyformer.benchmarks.study import Batch, Benchmark, Study
-from whyformer.errors import InputError, LoadError
-from whyformer.evaluate.forwards import Forwards
+from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, WhyformerError
+from whyformer.evaluation.forwards import Forwards
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import versions
 from whyformer.jobs.actors import check_engine
@@ -218,7 +218,7 @@ def _trial(study: Study, todo: Todo) -> Batch:
     for sample in (s for s in study.samples if s.id in todo):
         try:
             return read_batch(study, [sample])
-        except Exception as error:
+        except FOREIGN_ERRORS as error:
             first = first or InputError(f"no sample can be read. The first, {sample.id}: {error}")
     raise first or InputError("there are no samples")
 
@@ -257,7 +257,7 @@ def counted(model: nn.Module) -> Iterator[Counter[str]]:
     def forward(module: Any, args: Any, output: Any) -> None:
         try:
             logits = read_logits(output)
-        except Exception:
+        except WhyformerError:
             return
         batch, node = logits.shape[0], logits.grad_fn
         passes["forward"] += batch

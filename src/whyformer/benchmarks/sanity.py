@@ -16,8 +16,8 @@ from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, mean_of, method_table
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Scores, Study, Unusable
-from whyformer.evaluate.metrics import sanity as metrics
-from whyformer.evaluate.metrics.relevance import infidelity, random_subsets
+from whyformer.evaluation.metrics import sanity as metrics
+from whyformer.evaluation.metrics.relevance import infidelity, random_subsets
 
 CHECKS = ("cascading", "independent", "class", "sensitivity", "infidelity")
 

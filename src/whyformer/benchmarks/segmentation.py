@@ -14,9 +14,9 @@ from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Figure, Report, Results, mean, method_table, percent, scored
 from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Study, Unusable, constant_remarks
 from whyformer.errors import InputError
-from whyformer.evaluate.metrics import localisation
-from whyformer.evaluate.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
-from whyformer.evaluate.statistics import bootstrap
+from whyformer.evaluation.metrics import localisation
+from whyformer.evaluation.metrics.localisation import SegmentationCounts, counts, mean_iou, pixel_accuracy
+from whyformer.evaluation.statistics import bootstrap
 
 
 def explained_class(study: Study) -> str:

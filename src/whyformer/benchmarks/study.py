@@ -17,8 +17,8 @@ from torch import nn
 from whyformer import explaining
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.benchmarks.report import Report, Results, Values
-from whyformer.errors import InputError
-from whyformer.evaluate.forwards import Forwards, probabilities
+from whyformer.errors import FOREIGN_ERRORS, InputError
+from whyformer.evaluation.forwards import Forwards, probabilities
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
 from whyformer.methods.together import Together, sharing
@@ -199,24 +199,23 @@ class Batch:
     def explanations(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None
     ) -> list[Explanation | Unusable]:
-        """Each for its own target, scores of padding last: in one batch if that works, else what fails is told."""
+        """Each for its own target, in one batch, scores of padding last. Of one sample, what fails is told.
+
+        Raises:
+            Exception: the batch failed, of several samples: each is then measured by itself.
+        """
+        if not self.samples:
+            return []
         study, method, settings = self.study, configuration.method, configuration.settings
-
-        def explain(which: list[int]) -> list[Explanation | Unusable]:
-            wanted = [targets[i] for i in which]
-            try:
-                if sharing is not None and len(which) == len(self.samples):
-                    return list(sharing.explain(method, wanted, settings))
-                made = explaining.explain(study.model, self.inputs(which), method, wanted, study.processor, **settings)
-                return list(made)
-            except MemoryError:
+        inputs, wanted = self.inputs(range(len(self.samples))), list(targets)
+        try:
+            if sharing is not None:
+                return list(sharing.explain(method, wanted, settings))
+            return list(explaining.explain(study.model, inputs, method, wanted, study.processor, **settings))
+        except FOREIGN_ERRORS as error:
+            if len(self.samples) > 1:
                 raise
-            except Exception as error:
-                if len(which) > 1:
-                    return [explain([i])[0] for i in which]
-                return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
-
-        return explain(list(range(len(self.samples)))) if self.samples else []
+            return [Unusable("nan" if "NaN" in str(error) else "failed", f"{type(error).__name__}: {error}")]
 
     def scores(
         self, configuration: Configuration, targets: Sequence[int], sharing: Sharing | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from whyformer.errors import ModelError
 from whyformer.models.walking import named_modules
 from whyformer.program.calls import here, inside, users_hooks_aside
-
 
 __all__ = ["alone", "here", "inside", "users_hooks_aside"]
 

@@ -1,4 +1,4 @@
-"""A region of the program in a recorded pass: its calls run as they are, and its exit gets the rule of what it computes."""
+"""A region in a recorded pass: its calls run as they are, and its exit gets the rule of what the region computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whyformer.engine.operations import Operation, is_in_place, operation
-from whyformer.engine.readings import Reading, first, tensors
+from whyformer.engine.readings import Reading, tensors
 from whyformer.program.facts import Step
 from whyformer.program.regions import Region
 

@@ -248,8 +248,8 @@ def followed(work: Callable[[], T]) -> T:
         return work()
     except Strayed as error:
         raise ModelError(
-            "the model calls other operations each time it runs on the same input, so what is explained is not what ran: "
-            "turn off what draws at random, or set a seed in its forward"
+            "the model calls other operations each time it runs on the same input, so what is explained is not what "
+            "ran: turn off what draws at random, or set a seed in its forward"
         ) from error
 
 

@@ -17,7 +17,6 @@ from whyformer.generation.prompts import Prompt, answered, prompts_of
 from whyformer.generation.steps import Steps
 from whyformer.generation.watching import Watched
 from whyformer.methods import find
-from whyformer.methods.verifying import check
 from whyformer.models.loading import model_name, opened
 from whyformer.progress import Track, tracking
 from whyformer.rules.core import Rule
@@ -39,7 +38,6 @@ def explain_generation(
     dtype: torch.dtype | str | None = None,
     progress: bool | Track = False,
     rules: Mapping[Any, str | Rule] | None = None,
-    verify: int = 0,
     checkpoint: bool = False,
     **settings: Any,
 ) -> Generation | list[Generation]:
@@ -56,8 +54,8 @@ def explain_generation(
             ids.
         continuation: the answer to explain, text or numbers of tokens (or one a prompt); by default what the model
             generates, the likeliest token each time.
-        method: a name from :func:`whyformer.methods`; by default "auto": AttnLRP, summed over the first blocks where
-            the model is a decoder of one text (``diagnostics[t]["auto"]`` names it).
+        method: a name from :func:`whyformer.list_methods`; by default "auto": AttnLRP, summed over the first blocks
+            where the model is a decoder of one text (``diagnostics[t]["auto"]`` names it).
         processor: the model's tokenizer, or its processor of pictures and words; found by itself when ``model`` is a
             name.
         images: the picture that the prompt is about (a PIL image or a file), or several; for a list of prompts, a list
@@ -69,8 +67,6 @@ def explain_generation(
             for every step (``targets.Contrast(" is", " are")``).
         device, dtype, rules: as for :func:`whyformer.explain`.
         progress: as for :func:`whyformer.explain`; while the model writes, "writing", each item is the text so far.
-        verify: as for :func:`whyformer.explain`, of each step: so many of its best tokens are taken out one at a time,
-            and stand in the order of what the target loses without each.
         checkpoint: as for :func:`whyformer.explain`: blocks are run again in the backward pass of each token, so that a
             token costs about as much as a forward and a backward pass.
         **settings: the method's settings.
@@ -84,7 +80,6 @@ def explain_generation(
             that is no language model.
     """
     find(method).complete(settings)
-    check(verify)
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
     name = model if isinstance(model, str) else model_name(model)
@@ -106,5 +101,5 @@ def explain_generation(
             watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
             written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
             steps = Steps(model, tokenizer, name, written, checkpoint)
-            made.append(steps.explain(method, target, progress, settings, verify))
+            made.append(steps.explain(method, target, progress, settings))
     return made[0] if alone else made

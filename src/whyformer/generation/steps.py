@@ -24,7 +24,6 @@ from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.task import Scores
-from whyformer.methods.verifying import Prefix, verified
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
@@ -179,7 +178,7 @@ class Steps:
         return made
 
     def explain(
-        self, method: str, target: Target, progress: bool | Track, settings: dict[str, Any], verify: int = 0
+        self, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
     ) -> Generation:
         """As :func:`whyformer.generation.explain_generation`."""
         chosen, full = find(method), find(method).complete(settings)
@@ -187,10 +186,9 @@ class Steps:
             raise InputError(f"{method} explains pictures, and this is text")
         self.resolver(target, 0)  # a wrong one is told before any work
         self.refuse()
-        found = None if chosen.family == "perturbation" else self._together(method, target, progress, full, verify)
+        found = None if chosen.family == "perturbation" else self._together(method, target, progress, full)
         if found is None:
-            alone = {**settings, "verify": verify}
-            found = [self._alone(t, method, target, progress, alone) for t in range(len(self))]
+            found = [self._alone(t, method, target, progress, settings) for t in range(len(self))]
         return self._result(found, method, full, target, settings)
 
     def _alone(
@@ -201,14 +199,13 @@ class Steps:
         return self.ready(self.inputs(step)).explain(method, meant, progress=progress, **settings)
 
     def _together(
-        self, method: str, target: Target, progress: bool | Track, full: dict[str, Any], verify: int
+        self, method: str, target: Target, progress: bool | Track, full: dict[str, Any]
     ) -> list[Explanation] | None:
         """All steps from one forward pass; None where the method needs a pass for each."""
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
         replay = Replay(self.model, whole.inputs, self.read(0))
         task = whole.task(self.resolver(target, 0), method, progress)
         made: list[Explanation] = []
-        prefix: Prefix | None = None
         try:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
@@ -220,9 +217,6 @@ class Steps:
                         return None
                     inputs = self.inputs(t)
                     scores, own = self._cut(scores, inputs), self.ready(inputs)
-                    if verify:
-                        prefix = prefix or Prefix.of(self.model, whole.inputs)
-                        scores = verified(own.task(resolver, method), scores, verify, prefix)
                     made.append(own.finish(scores, resolver, method, full))
                     note_claims(made[-1], find(method), full)
         except Apart:

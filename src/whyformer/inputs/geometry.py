@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from whyformer.errors import FOREIGN_ERRORS
 from whyformer.explanation.geometry import Geometry
 
 Process = Callable[[list[Image.Image]], Tensor]
@@ -51,7 +52,7 @@ def measure_geometry(process: Process, sizes: Sequence[Size]) -> list[Geometry] 
         found = fitted(process, black, white, different, np.stack([0 * lengths, lengths], -1))
         if found is not None and ((found[..., 1] - found[..., 0]) / lengths).min() < 0.75:
             found = fitted(process, black, white, different, found)
-    except Exception:  # a processor of the user's own may fail on pictures that are not what it is made for
+    except FOREIGN_ERRORS:  # a processor of the user's own may fail on pictures that are not what it is made for
         return None
     if found is None:
         return None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from whyformer.errors import FOREIGN_ERRORS
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.mosaic import Mosaic, Tile
 from whyformer.inputs.geometry import fitted, ramp
@@ -37,7 +38,7 @@ def measure_mosaic(process: Process, groups: list[Group], shape: torch.Size) -> 
             if any(one is None for one in own):
                 return None
             found.append(own)
-    except Exception:  # a processor may fail on pictures that are not what it is made for
+    except FOREIGN_ERRORS:  # a processor may fail on pictures that are not what it is made for
         return None
     return Mosaic(groups, places=found) if packed else Mosaic(groups, tiles=found)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from whyformer.errors import InputError
 from whyformer.inputs.feed import channels
 from whyformer.inputs.inputs import Inputs
-from whyformer.inputs.prompts import Unlike, places_in
+from whyformer.inputs.prompts import places_in
 
 
 def alike(tensor: Tensor, samples: int, kwargs: dict[str, Any]) -> bool:
@@ -42,7 +43,7 @@ def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
     """Whether each prompt holds several of the pictures or tiles: more of them, and places for them among its ids.
 
     Raises:
-        Unlike: the prompts have places for unlike numbers of rows, so that which are whose is unknown.
+        InputError: the prompts have places for unlike numbers of rows, so that which are whose is unknown.
     """
     counts = [places_in(model, row) for row in ids]
     # as many pictures as prompts, and a prompt without one: another has two
@@ -50,7 +51,7 @@ def several_each(pictures: Tensor, ids: Tensor, model: nn.Module) -> bool:
     if not any(counts) or (len(pictures) <= len(ids) and not unlike):
         return False
     if unlike or len(set(counts)) > 1 or len(pictures) % len(ids):
-        raise Unlike(
+        raise InputError(
             f"these {len(ids)} prompts have places for {', '.join(map(str, counts[:8]))} rows of pictures, so which of "
             f"the {len(pictures)} pictures or tiles are whose is unknown: explain them one at a time"
         )
@@ -61,10 +62,12 @@ def each_its_own(made: Inputs, samples: int) -> Inputs:
     """The inputs of prompts.
 
     Raises:
-        Unlike: it cannot be told what was made of the pictures of each.
+        InputError: it cannot be told what was made of the pictures of each.
     """
     pixels = [n for n, t in made.kwargs.items() if "pixel" in n and isinstance(t, Tensor) and t.is_floating_point()]
     lost = bool(pixels) and {made.name, *made.others}.isdisjoint(pixels)
     if samples > 1 and (lost or made.batch != samples):
-        raise Unlike("which rows of the pictures of several prompts are whose is unknown: explain them one at a time")
+        raise InputError(
+            "which rows of the pictures of several prompts are whose is unknown: explain them one at a time"
+        )
     return made

@@ -41,7 +41,6 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
 
     Raises:
         InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
-        Unlike: prompts whose pictures make no batch.
         LoadError: a file is missing or cannot be read.
     """
     if isinstance(inputs, Inputs):

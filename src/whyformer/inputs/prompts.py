@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from whyformer.errors import InputError
+from whyformer.errors import FOREIGN_ERRORS, InputError
 from whyformer.inputs.geometry import measure_geometry
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.mosaic import measure_mosaic
@@ -22,10 +22,6 @@ from whyformer.inputs.pictures import as_rgb, notes, open_picture
 NAMES = {"text", "images"}
 _BESIDE = ("attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids")
 _PLACES = ("image_token_id", "video_token_id", "audio_token_id")
-
-
-class Unlike(InputError):  # noqa: N818 - it is told as any InputError is
-    """Prompts whose pictures make no batch: unlike numbers of them, of tiles or of patches."""
 
 
 def is_prompt(inputs: Any) -> bool:
@@ -48,11 +44,23 @@ def encode(
     Raises:
         InputError: the model or the processor reads no pictures, or they do not fit the places in the text.
     """
-    if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
-        raise InputError(
-            "a prompt with a picture needs the model's own processor (transformers.AutoProcessor), which reads both"
-        )
+    _refuse_without(processor)
     _refuse_blind(model)
+    texts, opened, token = _opened(text, pictures, processor)
+    given = opened if token is not None else opened[0]
+    if not any(opened):
+        raise InputError("the list of pictures is empty")
+    try:
+        made = dict(processor(images=given, text=texts, return_tensors="pt", padding=len(texts) > 1))
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"the processor takes no such prompt and pictures: {said}") from error
+    groups = opened if token is not None else [[p] for p in opened[0]]
+    return {n: v for n, v in made.items() if isinstance(v, Tensor) and n != "labels"}, groups
+
+
+def _opened(text: Any, pictures: Any, processor: Any) -> tuple[list[str], list[list[Image.Image]], str | None]:
+    """(the texts with places for their pictures, the pictures of each, what such a place is called)."""
     texts = [text] if isinstance(text, str) else list(text)
     if not texts or not all(isinstance(t, str) and t.strip() for t in texts):
         raise InputError("a prompt of a picture is a text that is not empty, or a list of such texts")
@@ -64,47 +72,34 @@ def encode(
     groups = [list(g) if isinstance(g, list | tuple) else [g] for g in listed] if nested else [list(listed)]
     opened = [[_picture(p) for p in group] for group in groups]
     if token is not None:
-        texts = [_with_places(t, token, len(own), processor) for t, own in zip(texts, opened, strict=True)]
-    given = opened if token is not None else opened[0]
-    if not any(opened):
-        raise InputError("the list of pictures is empty")
-    if len(set(map(len, opened))) > 1:
-        counts = ", ".join(str(len(own)) for own in opened[:8])
-        raise Unlike(f"these prompts have {counts} pictures: explain them one at a time")
-    try:
-        made = dict(processor(images=given, text=texts, return_tensors="pt", padding=len(texts) > 1))
-    except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        kind = Unlike if nested else InputError
-        raise kind(f"the processor takes no such prompt and pictures: {' '.join(str(error).split())}") from error
-    groups = opened if token is not None else [[p] for p in opened[0]]
-    return {n: v for n, v in made.items() if isinstance(v, Tensor) and n != "labels"}, groups
+        texts = [_with_places(t, token, len(group), processor) for t, group in zip(texts, opened, strict=True)]
+    return texts, opened, token
 
 
-def apart(model: nn.Module, text: Any, pictures: Any, processor: Any) -> list[tuple[list[int], dict[str, Any]]]:
-    """(numbers of the prompts, prompts and pictures) of those whose pictures come as tensors of one shape.
+def unstackable(model: nn.Module, inputs: Any, processor: Any) -> list[Any]:
+    """Each prompt by itself where the tensors of these prompts do not stack, else an empty list.
 
-    Each prompt by itself where that parts none from the others. One without a picture is its text.
-
-    Raises:
-        Unlike: the texts are no prompts but what the pictures are compared with.
+    Tensors stack if those of every prompt have the same shapes, but for the number of tokens, and its text has as many
+    places for rows of pictures. A prompt without a picture is returned as its text.
     """
-    if _word(getattr(processor, "image_token", None)) is None:
-        raise Unlike("these texts are compared with the pictures, so they are not explained apart: take one picture")
-    listed = [list(own) if isinstance(own, list | tuple) else [own] for own in pictures]
-    kinds: dict[Any, list[int]] = {}
-    for i, (one, own) in enumerate(zip(text, listed, strict=True)):
-        made = encode(model, one, own, processor)[0] if own else {}
-        shapes = {n: tuple(t.shape) for n, t in made.items() if "ids" not in n and n not in _BESIDE}
-        kinds.setdefault((len(own), *sorted(shapes.items())), []).append(i)
-    groups = list(kinds.values()) if len(kinds) > 1 else [[i] for i in range(len(listed))]
+    _refuse_without(processor)
+    texts, opened, token = _opened(inputs["text"], inputs["images"], processor)
+    if token is None or len(texts) == 1:
+        return []
+    singles = [
+        {"text": text, "images": pictures} if pictures else text for text, pictures in zip(texts, opened, strict=True)
+    ]
+    return singles if len({_shape(model, one, processor) for one in singles}) > 1 else []
 
-    def whole(group: list[int]) -> Any:
-        texts, own = [text[i] for i in group], [listed[i] for i in group]
-        if not own[0]:
-            return texts
-        return {"text": texts, "images": own if len(group) > 1 else own[0]}
 
-    return [(group, whole(group)) for group in groups]
+def _shape(model: nn.Module, prompt: Any, processor: Any) -> tuple[Any, ...]:
+    """What two prompts must have alike so that their tensors stack."""
+    if isinstance(prompt, str):
+        return ()
+    made, _ = encode(model, prompt["text"], prompt["images"], processor)
+    shapes = {n: tuple(t.shape) for n, t in made.items() if "ids" not in n and n not in _BESIDE}
+    ids = made.get("input_ids")
+    return (len(prompt["images"]), 0 if ids is None else places_in(model, ids), *sorted(shapes.items()))
 
 
 def with_pictures(made: Inputs, groups: list[list[Image.Image]], processor: Any) -> Inputs:
@@ -152,7 +147,7 @@ def _process(
         return made
 
     for process in (alone, whole):
-        with contextlib.suppress(Exception):  # of whatever kind: a processor need not take pictures so
+        with contextlib.suppress(*FOREIGN_ERRORS):  # a processor need not take pictures so
             if _makes(process, groups, fed.detach().double().cpu()):
                 return process
     return None
@@ -210,6 +205,14 @@ def _with_places(text: str, token: str, pictures: int, processor: Any) -> str:
     chat = [{"role": "user", "content": content}]
     written: str = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     return written
+
+
+def _refuse_without(processor: Any) -> None:
+    """No processor of pictures and words."""
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
+        raise InputError(
+            "a prompt with a picture needs the model's own processor (transformers.AutoProcessor), which reads both"
+        )
 
 
 def _refuse_blind(model: nn.Module) -> None:

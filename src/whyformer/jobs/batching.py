@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from whyformer.comparing import Refusal, each, read_method
-from whyformer.errors import InputError, LoadError
+from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
@@ -21,6 +21,7 @@ from whyformer.jobs.description import check_targets, numbered
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
 from whyformer.models.loading import load, model_name
+from whyformer.models.memory import is_out_of_memory
 from whyformer.models.structure import class_count, class_names, refuse_unfit, unwrapped
 from whyformer.targets import class_index
 
@@ -114,7 +115,7 @@ class Session:
         texts = [i for i, one in enumerate(reads) if keys[i][0] in ("text", "pair")]
         tokenizer = getattr(self.processor, "tokenizer", self.processor)
         if texts and len(reads) > 1 and callable(tokenizer):
-            with suppress(Exception):  # what is wrong with a text is found when it is explained
+            with suppress(*FOREIGN_ERRORS):  # what is wrong with a text is found when it is explained
                 said = [one if isinstance(one := reads[i].content, str) else " ".join(one.values()) for i in texts]
                 for i, ids in zip(texts, tokenizer(said)["input_ids"], strict=True):
                     keys[i] = (keys[i][0], len(ids))
@@ -129,10 +130,10 @@ class Session:
         try:
             return self._together(reads)
         except Exception as error:
-            if _is_memory(error):
+            if is_out_of_memory(error):
                 if len(reads) > 1:
                     raise OutOfMemory from error
-                error = InputError(f"it does not fit into memory, even alone: {_first_line(error)}")
+                error = TooLarge(f"it does not fit into memory, even alone: {_first_line(error)}")
             if len(reads) == 1:
                 return [Explained(reads[0].row, reads[0].digest, [], [_failure(reads[0].row, None, error)])]
         return [explained for one in reads for explained in self._batch([one], begun)]
@@ -145,7 +146,7 @@ class Session:
         failures: list[Failure] = []
         for one in each(ready, self.methods, targets, progress=self.progress):
             if isinstance(one, Refusal):
-                if not alone or _is_memory(one.error):
+                if not alone or is_out_of_memory(one.error):
                     raise one.error
                 failures.append(_failure(rows[0], one.method, one.error))
                 continue
@@ -278,16 +279,6 @@ def _unpadded(e: Explanation, ready: Ready, place: int) -> Explanation:
 
 def _failure(row: Row, method: str | None, error: Exception) -> Failure:
     return Failure(row.index, row.id, method, type(error).__name__, " ".join(str(error).split()) or repr(error))
-
-
-def _is_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, on the GPU or the CPU; also where another error tells of it."""
-    while error is not None:
-        said = str(error)
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in said:
-            return True
-        error = error.__cause__
-    return False
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
-from whyformer.evaluate.statistics import Interval, bootstrap
+from whyformer.evaluation.statistics import Interval, bootstrap
 from whyformer.explanation.result import Explanation
 from whyformer.show.words import words as words_of
 from whyformer.targets import class_index

@@ -14,10 +14,7 @@ from whyformer.methods.maps import (  # noqa: F401
     transformer_attribution,
 )
 from whyformer.methods.perturbation import occlusion, tis, vit_cx  # noqa: F401
-from whyformer.methods.registry import METHODS, Method, find, methods
+from whyformer.methods.registry import METHODS, Method, find, list_methods
 from whyformer.methods.vectors import alti, decompx, globenc, norms, value_zeroing  # noqa: F401
-from whyformer.rooms import make_callable
 
-__all__ = ["METHODS", "Method", "find", "methods"]
-
-make_callable(__name__, methods)
+__all__ = ["METHODS", "Method", "find", "list_methods"]

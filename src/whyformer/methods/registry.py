@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import InputError, MethodNotApplicable, unknown
-from whyformer.methods.memory import foresee
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -133,7 +132,7 @@ class Method:
         for name in given:
             if name not in self.settings:
                 valid = ", ".join(f"{k}={v!r}" for k, v in self.settings.items()) or "none"
-                having = [m.name for m in methods() if name in m.settings]
+                having = [m.name for m in list_methods() if name in m.settings]
                 others = f"; methods that have one: {', '.join(having)}" if having else ""
                 said = f"Its settings and defaults: {valid}{others}"
                 raise unknown(f"{self.name} has no setting", name, self.settings, said)
@@ -183,7 +182,6 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
             own = METHODS[function.__name__]
             if task.checkpoint and not own.checkpoint:
                 raise _looks_inside(own.name)
-            foresee(task, own, chosen)
             wanted = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))
             return _spread(task, scores) if wanted else scores
@@ -216,7 +214,7 @@ def find(name: str) -> Method:
         raise InputError(f"a method is given by its name, such as 'rollout', not as the object {given!r}")
     if name in METHODS:
         return METHODS[name]
-    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in methods())}")
+    raise unknown("there is no method", name, METHODS, f"Methods: {', '.join(m.name for m in list_methods())}")
 
 
 class Listing(list[Method]):
@@ -227,7 +225,7 @@ class Listing(list[Method]):
         return "\n".join(f"{m.name:{wide}}  {m.family:12}  {m.summary}" for m in self)
 
 
-def methods() -> Listing:
+def list_methods() -> Listing:
     """All methods, the default and the founding method first, the others by name: summary, level, modality, citation,
     and settings with their defaults."""
     first = (DEFAULT_METHOD, FOUNDING_METHOD)

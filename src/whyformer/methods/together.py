@@ -212,9 +212,7 @@ class _Shared:
             own = composite.rule(role, operation(name).kind)
             if own is not NATIVE and (role not in OF_MULTIPLIERS if own is not None else rule is not None):
                 return False
-        # of a norm that stands for one written by hand, whose own derivative is wanted, only the value was run
-        by_hand = mode.canonical and composite.rule("layer_norm", "normalisation") is NATIVE
-        return not by_hand and not mode.waiting and not mode.declared.any()
+        return not mode.waiting and not mode.declared.any()
 
     def maps(self) -> list[AttentionCall]:
         """The attentions as they were seen; each makes its map anew, so that none is kept."""

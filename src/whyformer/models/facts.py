@@ -43,15 +43,14 @@ def facts(
     if state != written:
         known = {}
         _KNOWN[model] = written, known
-    key = (roots, model.training, within is not None, tuple((n, v.dtype, v.dim()) if isinstance(v, Tensor) else (n, type(v)) for n, v in named.items()))
+    kinds = tuple((n, v.dtype, v.dim()) if isinstance(v, Tensor) else (n, type(v)) for n, v in named.items())
+    key = (roots, model.training, within is not None, kinds)
     if again or key not in known:
         known[key] = _read(model, feed, roots, within)
     return known[key]
 
 
-def _read(
-    model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractContextManager[None] | None
-) -> Facts:
+def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractContextManager[None] | None) -> Facts:
     known: dict[int, Any] = {}
     args, kwargs = (_own(v, known) for v in feed)
     recorder = Recorder(model)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import torch
@@ -65,7 +62,7 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
 
     precision = _dtype(dtype)
     place = _place(name)
-    local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir() or not _reachable()}
+    local: Any = {"trust_remote_code": False, "local_files_only": Path(place).is_dir()}
     try:
         config = transformers.AutoConfig.from_pretrained(place, **local)
         _check_depth(config.to_dict())
@@ -110,9 +107,10 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
             first = f"{type(error).__name__}: {first}"
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
             first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
-        if not Path(place).is_dir() and not _reachable():
-            first = f"the hub ({_hub()}) cannot be reached, and nothing of that name is in its cache."
-        hint = "" if Path(place).is_dir() else " If there is no network, download it first or pass a local folder."
+        hint = "" if Path(place).is_dir() else (
+            " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
+            "without asking"
+        )
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:
         model = model.to(_device(device))
@@ -154,15 +152,16 @@ def opened(
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
 ) -> tuple[nn.Module, Any]:
-    """(model, processor) of what a user gave: a name is loaded once a session, with its own processor unless one is
-    given; a pipeline of transformers has both. Of a compiled or a data-parallel model, the module in it.
+    """(model, processor) of what a user gave: a model given by name is kept until another one is loaded
+    (:func:`unload`), with its own processor unless one is given; a pipeline of transformers has both. Of a compiled or
+    a data-parallel model, the module in it.
 
     Raises:
         InputError: device or dtype for a module, which its owner moves.
         ModelError: an explanation would be wrong or impossible (:func:`refuse_unfit`).
     """
     if isinstance(model, str):
-        loaded = _kept(model, str(device or "cpu"), dtype, _stamp(model))
+        loaded = _last(model, str(device or "cpu"), dtype, _stamp(model))
         model, processor = loaded.model, processor or loaded.processor
     elif device is not None or dtype is not None:
         raise InputError(
@@ -176,9 +175,17 @@ def opened(
     return model, processor
 
 
-@lru_cache(maxsize=4)
-def _kept(name: str, device: str, dtype: torch.dtype | str | None, stamp: Any) -> Loaded:
+@lru_cache(maxsize=1)
+def _last(name: str, device: str, dtype: torch.dtype | str | None, stamp: Any) -> Loaded:
     return load(name, device=None if device == "cpu" else device, dtype=dtype)
+
+
+def unload() -> None:
+    """Let go of the model that was loaded by name last, which is kept for the next call with that name.
+
+    Its memory is freed once nothing else refers to it: explanations do not.
+    """
+    _last.cache_clear()
 
 
 def _stamp(name: str) -> Any:
@@ -205,36 +212,12 @@ def _beside(name: Any) -> Any:
 
     if not isinstance(name, str) or not name:
         return None
-    options: Any = {"trust_remote_code": False, "local_files_only": Path(name).is_dir() or not _reachable()}
-    pictures = (transformers.AutoProcessor, transformers.AutoImageProcessor)
-    for kind in (*pictures, transformers.AutoFeatureExtractor, transformers.AutoTokenizer):
-        try:
-            more = {"backend": "pil"} if kind in pictures else {}
-            return kind.from_pretrained(name, **more, **options)
-        except Exception:  # files of another kind, or none: the user is asked for a processor
-            continue
-    return None
-
-
-def _hub() -> str:
-    from huggingface_hub.constants import ENDPOINT
-
-    return str(urlsplit(ENDPOINT).hostname)
-
-
-def _reachable() -> bool:
-    """Whether the hub's host has an address: without one each file would be asked for five times over."""
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    if HF_HUB_OFFLINE:
-        return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
     try:
-        socket.getaddrinfo(_hub(), 443)
-    except OSError:
-        return False
-    return True
+        return transformers.AutoProcessor.from_pretrained(
+            name, backend="pil", trust_remote_code=False, local_files_only=Path(name).is_dir()
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError):  # no files, or damaged ones: the user is asked
+        return None
 
 
 @contextmanager

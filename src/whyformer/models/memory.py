@@ -1,17 +1,12 @@
-"""How much memory there is, and what a model's blocks keep of each token for a backward pass."""
+"""How much memory there is, and whether it ran out."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-
-from whyformer.models.walking import named_modules
 
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
@@ -50,30 +45,3 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def widths(blocks: Sequence[nn.Module]) -> tuple[int, int]:
-    """(width of what enters the blocks, numbers that all of them keep of a token for a backward pass to the inputs).
-
-    Half as many again as their linear layers give out: these outputs, and what norms, activations and products read.
-    Of a mixture the experts are left out, of which few run.
-    """
-    width, kept = 0, 0
-    for block in blocks:
-        for name, module in named_modules(block):
-            sizes = None if "expert" in name else _sizes(module)
-            if sizes is not None:
-                width, kept = width or sizes[0], kept + sizes[1]
-    return width, kept * 3 // 2
-
-
-def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """(numbers that a linear layer takes, that it gives) of each token."""
-    if isinstance(module, nn.MultiheadAttention):
-        return module.embed_dim, 3 * module.embed_dim
-    if type(module).__name__ == "Conv1D" and isinstance(weight := getattr(module, "weight", None), torch.Tensor):
-        return int(weight.shape[0]), int(weight.shape[1])  # of transformers: [in, out]
-    if "in_features" not in vars(module) and not hasattr(type(module), "in_features"):
-        return None  # torch takes long to say that there is none
-    sizes: Any = getattr(module, "in_features", None), getattr(module, "out_features", None)  # quantised ones too
-    return sizes if all(isinstance(size, int) for size in sizes) else None

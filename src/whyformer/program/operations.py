@@ -93,7 +93,8 @@ _kind(
     __repr__ __set__ __str__ _assert _base _set_grad_enabled _version all allclose any argmax argmin data
     data_ptr dense_dim detach device dim dtype element_size empty_like eq equal full_like ge get_device grad
     grad_fn gt has_names is_complex is_contiguous is_cuda is_floating_point is_leaf is_mps is_quantized
-    is_inference is_nested is_conj is_neg is_same_size is_sparse isfinite isinf isnan item itemsize layout le lt names nbytes ndim ne nelement
+    is_inference is_nested is_conj is_neg
+    is_same_size is_sparse isfinite isinf isnan item itemsize layout le lt names nbytes ndim ne nelement
     new_empty new_full new_ones new_tensor new_zeros numel numpy ones_like rand_like randn_like register_hook
     requires_grad requires_grad_ retain_grad shape size storage_offset stride tolist zeros_like
     """,

@@ -86,9 +86,11 @@ def some_rows(tensor: Tensor) -> dict[int, Tensor]:
     for axis, size in enumerate(tensor.shape):
         if size < 2:
             continue
-        most = [3 if i == tensor.dim() - 1 or (axis == tensor.dim() - 1 and i == axis - 1) else 2 for i in range(tensor.dim())]
+        last = tensor.dim() - 1
+        nearest = last if axis != last else last - 1  # along which the most rows are taken
         place = tuple(
-            slice(None) if i == axis else slice(None, None, -(-n // m)) for i, (n, m) in enumerate(zip(tensor.shape, most, strict=True))
+            slice(None) if i == axis else slice(None, None, -(-n // (3 if i == nearest else 2)))
+            for i, n in enumerate(tensor.shape)
         )
         found[axis] = tensor.detach()[place].clone()
     return found

@@ -19,24 +19,31 @@ LONGEST = 60
 STEPS = 14
 """Dominators above an exit that are tried as its entry."""
 
-_SAME = frozenset(
+
+def _words(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_SAME = _words(
     """
-    add sub mul div rsub rdiv neg addcmul addcdiv lerp where masked_fill clamp clamp_min clamp_max maximum minimum fmax
-    fmin pow rpow reciprocal sqrt rsqrt float double half bfloat16 to type type_as clone contiguous dropout exp2 log2
-    log10 erfc special_erf special_erfc special_ndtr ndtr sinh cosh tan atan arctan asinh logaddexp hypot sign heaviside
-    threshold hardshrink softshrink tanhshrink nan_to_num xlogy special_xlog1py logit sgn positive copysign copy_
-    special_log1p special_expm1 special_exp2 special_log_ndtr
-    """.split()
+    add sub mul div rsub rdiv neg addcmul addcdiv lerp where masked_fill clamp clamp_min clamp_max maximum
+    minimum fmax fmin pow rpow reciprocal sqrt rsqrt float double half bfloat16 to type type_as clone contiguous
+    dropout exp2 log2 log10 erfc special_erf special_erfc special_ndtr ndtr sinh cosh tan atan arctan asinh
+    logaddexp hypot sign heaviside threshold hardshrink softshrink tanhshrink nan_to_num xlogy special_xlog1py
+    logit sgn positive copysign copy_ special_log1p special_expm1 special_exp2 special_log_ndtr
+    """
 ) | names("activation")
 """Operations that act on each element by itself."""
-_STRAIGHT = frozenset(
-    "add sub mul div rsub neg float double half bfloat16 to type type_as clone contiguous dropout positive copy_".split()
+_STRAIGHT = _words(
+    """
+    add sub mul div rsub neg float double half bfloat16 to type type_as clone contiguous dropout positive copy_
+    """
 )
 """Those among them that are linear, where one operand carries."""
 
 
 _MIXING = names("linear", "matrix product", "attention") - frozenset(
-    "add sub mul div neg rsub lerp addcmul mean sum nansum cumsum".split()
+    ["add", "sub", "mul", "div", "neg", "rsub", "lerp", "addcmul", "mean", "sum", "nansum", "cumsum"]
 )
 """Operations of layers and attentions."""
 
@@ -73,10 +80,10 @@ class _Search:
         self.nearest = dominators(self.program)
         self.readers = self.program.readers()
 
-    def between(self, entry: int, exit: int) -> frozenset[int] | None:
+    def between(self, entry: int, end: int) -> frozenset[int] | None:
         """The values that carry after the entry, up to the exit; None where there are too many, one is read by
         others, or was made by no call of the model."""
-        values, seen, ahead = self.program.values, set(), [exit]
+        values, seen, ahead = self.program.values, set(), [end]
         while ahead:
             value = ahead.pop()
             if value == entry or value in seen or not values[value].carries:
@@ -85,11 +92,11 @@ class _Search:
             if len(seen) > LONGEST or values[value].call < 0:
                 return None
             ahead += values[value].parents
-        for value in seen - {exit}:
+        for value in seen - {end}:
             for call in self.readers.get(value, ()):
                 if any(r not in seen and values[r].carries for r in call.results):
                     return None
-        if any(v in seen for v in self.program.outputs if v != exit):
+        if any(v in seen for v in self.program.outputs if v != end):
             return None
         return frozenset(seen)
 
@@ -133,11 +140,11 @@ def regions(program: Program) -> list[Region]:
     search = _Search(program)
     found: list[Region] = []
     taken: set[int] = set()
-    for exit in sorted(search.nearest, reverse=True):
-        value = program.values[exit]
-        if value.call < 0 or exit in taken or not value.rows or len(program.calls[value.call].results) > 1:
+    for end in sorted(search.nearest, reverse=True):
+        value = program.values[end]
+        if value.call < 0 or end in taken or not value.rows or len(program.calls[value.call].results) > 1:
             continue
-        region, between = _region(search, exit)
+        region, between = _region(search, end)
         if region is not None:
             found.append(region)
             taken |= between
@@ -158,7 +165,12 @@ def _with_affine(search: _Search, region: Region, taken: set[int]) -> Region:
         (made,) = call.results
         if made in taken or program.values[made].shape != program.values[region.exit].shape:
             return region
-        if name in left and call.operands.count(region.exit) == 1 and len(constants) == 1 and _along(constants[0], region.axis):
+        if (
+            name in left
+            and call.operands.count(region.exit) == 1
+            and len(constants) == 1
+            and _along(constants[0], region.axis)
+        ):
             left = left[left.index(name) + 1 :]
         elif name not in _COPIES or constants or is_in_place(call.name):
             return region
@@ -171,9 +183,9 @@ def _along(shape: tuple[int, ...], axis: int) -> bool:
     return all(n == 1 or i - len(shape) == axis for i, n in enumerate(shape))
 
 
-def _region(search: _Search, exit: int) -> tuple[Region | None, frozenset[int]]:
+def _region(search: _Search, end: int) -> tuple[Region | None, frozenset[int]]:
     for reader in (_softmax, _norm, _activation):
-        found = reader(search, exit)
+        found = reader(search, end)
         if found is not None:
             region, between = found
             if not _known(search, region):
@@ -181,7 +193,11 @@ def _region(search: _Search, exit: int) -> tuple[Region | None, frozenset[int]]:
     return None, frozenset()
 
 
-_COPIES = frozenset("float double half bfloat16 to type type_as clone contiguous dropout nan_to_num positive copy_".split())
+_COPIES = _words(
+    """
+    float double half bfloat16 to type type_as clone contiguous dropout nan_to_num positive copy_
+    """
+)
 
 
 _NORMS = names("normalisation") | {"batch_norm", "native_layer_norm"}
@@ -196,33 +212,33 @@ def _known(search: _Search, region: Region) -> bool:
     return name in _NORMS or name == region.kind or (region.kind == "activation" and kind_of(name) != "")
 
 
-def _entries(search: _Search, exit: int) -> Iterator[tuple[int, frozenset[int], list[Call]]]:
+def _entries(search: _Search, end: int) -> Iterator[tuple[int, frozenset[int], list[Call]]]:
     """(entry, values, calls) of what may be a region that ends here, from the smallest."""
-    program, entry = search.program, exit
+    program, entry = search.program, end
     for _ in range(STEPS):
         entry = search.nearest.get(entry, START)
         if entry == START:
             return
-        between = search.between(entry, exit)
+        between = search.between(entry, end)
         if between is None:
             continue
-        if program.values[entry].shape == program.values[exit].shape and program.values[entry].rows:
+        if program.values[entry].shape == program.values[end].shape and program.values[entry].rows:
             yield entry, between, search.calls(between)
 
 
-def _made(kind: str, entry: int, exit: int, calls: list[Call], axis: int = -1, **more: Any) -> Region:
-    return Region(kind, entry, exit, tuple(c.number for c in calls), axis, core=calls[-1].number, **more)
+def _made(kind: str, entry: int, end: int, calls: list[Call], axis: int = -1, **more: Any) -> Region:
+    return Region(kind, entry, end, tuple(c.number for c in calls), axis, core=calls[-1].number, **more)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------------------
-def _softmax(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+def _softmax(search: _Search, end: int) -> tuple[Region, frozenset[int]] | None:
     """y = softmax(x) along an axis, or its logarithm; some y may be 0 (masked)."""
-    y = search.program.values[exit].rows
+    y = search.program.values[end].rows
     axes = {axis: kind for axis, rows in y.items() if axis >= 0 and (kind := _probabilities(rows, axis))}
     if not axes:
         return None
     best: tuple[Region, frozenset[int]] | None = None
-    for entry, between, calls in _entries(search, exit):
+    for entry, between, calls in _entries(search, end):
         if any(search.mixes(c, entry) for c in calls):
             break
         x = search.program.values[entry].rows
@@ -232,8 +248,8 @@ def _softmax(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None
             if axis is None or not all(map(search.scalar, added)):
                 break
         if axis is not None:
-            dims = len(search.program.values[exit].shape)
-            best = _made(axes[axis], entry, exit, calls, axis - dims), between
+            dims = len(search.program.values[end].shape)
+            best = _made(axes[axis], entry, end, calls, axis - dims), between
     return best
 
 
@@ -241,7 +257,11 @@ def _probabilities(rows: Tensor, axis: int) -> str | None:
     if rows.shape[axis] < 2:
         return None
     total = rows.double().sum(axis)
-    if bool((rows >= 0).all()) and bool((((total - 1).abs() < 1e-3) | (total.abs() < 1e-9)).all()) and bool((total > 0.5).any()):
+    if (
+        bool((rows >= 0).all())
+        and bool((((total - 1).abs() < 1e-3) | (total.abs() < 1e-9)).all())
+        and bool((total > 0.5).any())
+    ):
         return "softmax"
     if bool((rows <= 1e-6).all()):
         total = rows.double().exp().sum(axis)
@@ -265,23 +285,28 @@ def _exponential(x: Tensor, y: Tensor, axis: int, kind: str) -> bool:
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------
-_STATISTICS = frozenset(
-    "mean sum var std var_mean std_mean norm linalg_norm linalg_vector_norm normalize layer_norm rms_norm group_norm "
-    "instance_norm einsum matmul nansum avg_pool1d adaptive_avg_pool1d cosine_similarity renorm batch_norm linear bmm".split()
+_STATISTICS = _words(
+    """
+    mean sum var std var_mean std_mean norm linalg_norm linalg_vector_norm normalize layer_norm rms_norm
+    group_norm instance_norm einsum matmul nansum avg_pool1d adaptive_avg_pool1d cosine_similarity renorm
+    batch_norm linear bmm
+    """
 )
 
 
-def _norm(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+def _norm(search: _Search, end: int) -> tuple[Region, frozenset[int]] | None:
     """y = (x − c)·s with s constant along an axis, s⁻ᵖ = k(σᵖ + ε): the largest such region; c is the mean or 0."""
     best: tuple[Region, frozenset[int]] | None = None
-    y, dims = search.program.values[exit].rows, len(search.program.values[exit].shape)
+    y, dims = search.program.values[end].rows, len(search.program.values[end].shape)
     if dims < 2:
         return None
-    for entry, between, calls in _entries(search, exit):
+    for entry, between, calls in _entries(search, end):
         names_of = {plain_name(c.name) for c in calls}
         if any(search.mixes(c, entry) for c in calls):
             break
-        if not names_of & _STATISTICS or not any(kind_of(c.name) in ("statistic", "normalisation", "power", "", "activation") for c in calls):
+        if not names_of & _STATISTICS or not any(
+            kind_of(c.name) in ("statistic", "normalisation", "power", "", "activation") for c in calls
+        ):
             continue
         x = search.program.values[entry].rows
         for axis in sorted(a for a in x if a >= 0 and a in y)[::-1]:
@@ -289,7 +314,7 @@ def _norm(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
                 continue
             found = _normalised(x[axis].double().movedim(axis, -1), y[axis].double().movedim(axis, -1), y[axis].dtype)
             if found is not None:
-                best = _made(found[0], entry, exit, calls, axis - dims, fit=found[1]), between
+                best = _made(found[0], entry, end, calls, axis - dims, fit=found[1]), between
                 break
     return best
 
@@ -314,7 +339,11 @@ def _normalised(x: Tensor, y: Tensor, dtype: torch.dtype) -> tuple[str, tuple[fl
 
 def _fitted(sigma: Tensor, s: Tensor, width: int, loose: float) -> tuple[float, float, float] | None:
     """(p, k, ε) of s⁻ᵖ = k(σᵖ + ε) over the rows, which must differ."""
-    if len(s) < 3 or float(sigma.max()) < (1 + 1e-6) * float(sigma.min()) or float(s.max()) < (1 + 1e-6) * float(s.min()):
+    if (
+        len(s) < 3
+        or float(sigma.max()) < (1 + 1e-6) * float(sigma.min())
+        or float(s.max()) < (1 + 1e-6) * float(s.min())
+    ):
         return None
     for p in (2, 1):
         v, inverse = sigma**p, s**-p
@@ -323,7 +352,9 @@ def _fitted(sigma: Tensor, s: Tensor, width: int, loose: float) -> tuple[float, 
         off = float(((matrix @ solution - inverse).abs() / inverse).max())
         k, e = float(solution[0]), float(solution[1])
         # by the mean square, the unbiased variance, the length
-        exact = next((n ** (p / 2) for n in (1.0, width / (width - 1), float(width)) if abs(k / n ** (p / 2) - 1) < 1e-5), k)
+        exact = next(
+            (n ** (p / 2) for n in (1.0, width / (width - 1), float(width)) if abs(k / n ** (p / 2) - 1) < 1e-5), k
+        )
         k, e = exact, e + float(((k - exact) * v).mean())
         if k > 0 and off <= loose and e > -1e-6 * float(inverse.max()):
             return p, k, max(0.0, e / k)
@@ -334,16 +365,16 @@ def _fitted(sigma: Tensor, s: Tensor, width: int, loose: float) -> tuple[float, 
 _POWERS = ("statistic", "power", "linear")
 
 
-def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | None:
+def _activation(search: _Search, end: int) -> tuple[Region, frozenset[int]] | None:
     """Element by element, not linear, with one entry: the smallest such region, and what else is curved before it."""
     program = search.program
-    maker = program.calls[program.values[exit].call]
+    maker = program.calls[program.values[end].call]
     if not search.by_element(maker) or not (search.curved(maker) or search.joins(maker)):
         return None
     best: tuple[Region, frozenset[int]] | None = None
-    for entry, between, calls in _entries(search, exit):
+    for entry, between, calls in _entries(search, end):
         if not all(map(search.by_element, calls)) or any(
-            program.values[v].shape != program.values[exit].shape for v in between
+            program.values[v].shape != program.values[end].shape for v in between
         ):
             break
         if best is not None:
@@ -354,5 +385,5 @@ def _activation(search: _Search, exit: int) -> tuple[Region, frozenset[int]] | N
             if not any(map(search.curved, added)):
                 continue
         if any(map(search.joins, calls)) or any(search.curved(c) and kind_of(c.name) not in _POWERS for c in calls):
-            best = _made("activation", entry, exit, calls), between
+            best = _made("activation", entry, end, calls), between
     return best

@@ -12,8 +12,8 @@ from whyformer.rules.relevance.attention import warmer
 
 
 def secant(call: Call, flow: Tensor) -> Grads:
-    """The slope (g(x) − g(0))/x of the secant from 0 instead of g'(x); at x = 0 its limit g'(0). Where g has no value at
-    0 (a logarithm) it is g'(x)."""
+    """The slope (g(x) − g(0))/x of the secant from 0 instead of g'(x); at x = 0 its limit g'(0). Where g has no value
+    at 0 (a logarithm) it is g'(x)."""
     slope = call.info.get("slope")
     if slope is None:
         origin = _origin(call)

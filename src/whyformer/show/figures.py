@@ -21,7 +21,7 @@ from whyformer.show.words import claims, figure_of, heading, short, visible
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from whyformer.evaluate.strip import Strip
+    from whyformer.evaluation.strip import Strip
     from whyformer.explanation.result import Explanation
 
 _PIXELS = 900  # longest side of a picture in a figure

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from whyformer.apps.cli import app
-from whyformer.apps.cli.completion import read_schema
+from whyformer.apps.cli.output import make_schema
 
 PICTURE = str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")
 DIGITS = ["--model", "bundled:digits"]
@@ -33,9 +33,9 @@ def refused(*arguments: str) -> str:
 
 def described(command: str, output: str) -> dict:
     found = json.loads(output)
-    jsonschema.validate(found, read_schema())
+    jsonschema.validate(found, make_schema())
     assert found["command"] == command
-    assert set(found) == set(read_schema()["$defs"][command]["properties"])
+    assert set(found) == set(make_schema()["$defs"][command]["properties"])
     return found
 
 

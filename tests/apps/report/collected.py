@@ -10,7 +10,7 @@ import torch
 
 from show.made import picture, sentence
 from whyformer.benchmarks.report import Cell, Curves, Report, Table
-from whyformer.evaluate.statistics import Interval
+from whyformer.evaluation.statistics import Interval
 from whyformer.explanation.result import Explanation
 
 

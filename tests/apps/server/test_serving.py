@@ -23,13 +23,14 @@ from PIL import Image
 
 import whyformer
 from whyformer.apps import http
-from whyformer.apps.cli.completion import read_schema
+from whyformer.apps.cli.output import make_schema
 from whyformer.apps.server import Limits
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
 from whyformer.apps.server.running import check_keys
 from whyformer.apps.server.service import build
 from whyformer.errors import InputError
 from whyformer.jobs.batching import Session
+from whyformer.methods.task import Task
 from whyformer.models import load
 
 testclient = pytest.importorskip("starlette.testclient")
@@ -66,7 +67,7 @@ def asked(client, text, **more):
 def test_an_answer_is_what_explain_gives(client):
     answer = asked(client, "A charming film, though it drags.", method="gae", target="positive")
     assert answer.status_code == 200
-    jsonschema.validate(answer.json(), read_schema())
+    jsonschema.validate(answer.json(), make_schema())
     (found,) = answer.json()["explanations"]
     e = whyformer.explain("bundled:sst2", "A charming film, though it drags.", "gae", "positive")
     torch.testing.assert_close(torch.tensor(found["scores"]), e.scores)
@@ -124,12 +125,15 @@ def test_a_body_that_is_no_request_is_refused(client, body):
     assert answer.status_code in (400, 422), answer.text
 
 
-def test_an_explanation_that_would_take_too_much_memory_is_refused(sst2):
-    with served(build(sst2, "text", Limits(memory=100_000))) as client:
+def test_running_out_of_memory_has_its_status(sst2, monkeypatch):
+    def full(self, *args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
+
+    with served(build(sst2, "text", Limits())) as client:
+        monkeypatch.setattr(Task, "at_work", full)
         answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
         assert answer.status_code == 413
-        assert "of memory" in answer.json()["detail"] and "are allowed here" in answer.json()["detail"]
-        assert asked(client, "A film.", method="rollout").status_code == 200
+        assert "memory" in answer.json()["detail"]
 
 
 def test_a_body_without_a_length_is_counted_while_it_arrives(client):
@@ -271,7 +275,7 @@ def test_work_that_takes_too_long_is_ended(sst2):
 
 def test_work_that_nobody_waits_for_ends_at_its_next_step():
     both = [waiting(), waiting()]
-    steps = WhileAwaited(both, 0.0)(range(9))
+    steps = WhileAwaited(both)(range(9))
     assert next(steps) == 0
     both[0].answer.cancel()
     assert next(steps) == 1

@@ -8,12 +8,12 @@ import pytest
 
 from whyformer.apps.web import controls
 from whyformer.errors import InputError
-from whyformer.methods import methods
+from whyformer.methods import list_methods
 
 FIELD = re.compile(r'<(?:input|select)[^>]*data-method="([^"]+)" data-key="([^"]+)"')
 
 
-@pytest.mark.parametrize("method", methods(), ids=lambda m: m.name)
+@pytest.mark.parametrize("method", list_methods(), ids=lambda m: m.name)
 @pytest.mark.parametrize("blocks", [0, 4])
 def test_every_setting_of_every_method_has_a_field_with_a_label(method, blocks):
     form = controls.form([method.name], {}, blocks)
@@ -47,7 +47,7 @@ def read_back(form):
     return found
 
 
-@pytest.mark.parametrize("method", methods(), ids=lambda m: m.name)
+@pytest.mark.parametrize("method", list_methods(), ids=lambda m: m.name)
 @pytest.mark.parametrize("blocks", [0, 4])
 def test_an_untouched_form_gives_the_defaults(method, blocks):
     assert controls.changed(method.name, read_back(controls.form([method.name], {}, blocks)).get(method.name, {}), blocks) == {}

@@ -15,7 +15,7 @@ from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import work
 from whyformer.apps.web.handlers import CANCELLED, RESULTS
 from whyformer.apps.web.limits import Catalogue
-from whyformer.evaluate import trust
+from whyformer.evaluation import trust
 from whyformer.explaining import Ready
 from whyformer.inputs.pictures import open_picture
 

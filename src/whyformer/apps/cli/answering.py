@@ -48,7 +48,7 @@ def answer(asked: Any) -> None:
             made: Any = explain_generation(
                 loaded.model, prompt, asked.continuation, method.name, loaded.processor,
                 max_new_tokens=32 if asked.generate is None else asked.generate,
-                target=targets[0], progress=bars.track, verify=asked.verify or 0,
+                target=targets[0], progress=bars.track,
                 checkpoint=asked.checkpoint, **settings,
             )  # fmt: skip
     _show(asked, made, given.name, given.title, formats)

@@ -43,12 +43,6 @@ def known() -> dict[str, Any]:
     return made
 
 
-def read_schema() -> dict[str, Any]:
-    """The schema of what every command prints with ``--json``; the commands are in its ``$defs``."""
-    made: dict[str, Any] = json.loads(Path(__file__).with_name("output.schema.json").read_text(encoding="utf-8"))
-    return made
-
-
 def _cache_file() -> Path:
     package = Path(__file__).parents[2]
     sources = sorted(f for room in ("methods", "benchmarks", "models") for f in (package / room).rglob("*.py"))
@@ -60,7 +54,7 @@ def _cache_file() -> Path:
 def collect() -> dict[str, Any]:
     """What :func:`known` says, from the registries themselves."""
     from whyformer.benchmarks import BENCHMARKS
-    from whyformer.methods import methods
+    from whyformer.methods import list_methods
     from whyformer.models.loading import BUNDLED
     from whyformer.show.terminal import facts
 
@@ -74,7 +68,7 @@ def collect() -> dict[str, Any]:
                 "signed": m.signs(m.settings),
                 "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
             }
-            for m in methods()
+            for m in list_methods()
         },
         "benchmarks": {
             b.name: {"summary": b.summary, "options": {k: _values(v) for k, v in b.options.items()}}
@@ -123,6 +117,12 @@ def _assignments(settings: dict[str, list[Any]]) -> Iterator[tuple[str, str]]:
             yield f"{key}={'' if any(c.isspace() for c in written) else written}", "default" if i == 0 else ""
 
 
+def _printing() -> Iterable[tuple[str, str]]:
+    from whyformer.apps.cli.output import COMMANDS
+
+    return [(name, "") for name in COMMANDS]
+
+
 # -- for each option -----------------------------------------------------------------------------------------------
 purposes = of(lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")])
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
@@ -137,7 +137,7 @@ benchmarks = of(_named("benchmarks"))
 # of all benchmarks: which of them was named, an unfinished line does not tell
 options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["options"])])
 # those that print JSON
-commands = of(lambda: [(entry["$ref"].rpartition("/")[2], "") for entry in read_schema()["oneOf"]])
+commands = of(_printing)
 method = of(_named("methods"))
 methods = _listed(method)
 

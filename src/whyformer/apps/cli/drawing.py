@@ -116,7 +116,7 @@ def perturb(asked: Perturb) -> None:
             raise refusals[0].error
         with bars.step("removing pixels"):
             from whyformer import show
-            from whyformer.evaluate.strip import perturbation_strip
+            from whyformer.evaluation.strip import perturbation_strip
 
             model, processor = work.loaded.model, work.loaded.processor
             made = perturbation_strip(model, given.content, results[0], processor, baseline=asked.baseline)

@@ -16,7 +16,7 @@ from whyformer.errors import InputError, MethodNotApplicable
 
 if TYPE_CHECKING:
     from whyformer.comparing import Refusal
-    from whyformer.evaluate.trust import Trust
+    from whyformer.evaluation.trust import Trust
     from whyformer.explanation.result import Explanation
     from whyformer.inputs.argument import Argument
     from whyformer.methods import Method
@@ -42,7 +42,6 @@ class Explain(Maps):
     continuation: str | None = None
     chat: bool = False
     contrast: str | None = None
-    verify: int | None = None
     checkpoint: bool = False
     image: list[Path] | None = None
     pair: str | None = None
@@ -73,8 +72,6 @@ def explain(asked: Explain) -> None:
     if answering.wanted(asked):
         answering.answer(asked)
         return
-    if asked.verify is not None:
-        raise InputError("--verify is for answers: add --generate or --continuation (in Python verify= takes any text)")
     if asked.contrast is not None:
         asked = replace(asked, target=answering.rather(asked.target, asked.contrast))
     asked = _chosen(asked)

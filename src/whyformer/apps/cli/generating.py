@@ -50,7 +50,7 @@ def generate(asked: Explain) -> None:
             loaded.model, given.content, asked.continuation, method.name, loaded.processor,
             images=[open_picture(p) for p in asked.image or ()],
             max_new_tokens=asked.generate or 32, target=targets[0],
-            progress=bars.track, verify=asked.verify or 0, checkpoint=asked.checkpoint, **settings,
+            progress=bars.track, checkpoint=asked.checkpoint, **settings,
         )  # fmt: skip
     assert not isinstance(g, list)
     from whyformer.explanation import kept

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.completion import commands, known, read_schema
+from whyformer.apps.cli.completion import known
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
@@ -66,14 +66,11 @@ class Schema:
 
 def schema(asked: Schema) -> None:
     """Print the JSON Schema of what --json prints, of one command or of all."""
-    whole = read_schema()
-    if asked.command is not None:
-        known = [name for name, _ in commands("")]
-        if asked.command not in known:
-            raise InputError(f"no command '{asked.command}' prints JSON; these do: {', '.join(known)}")
-        del whole["oneOf"]
-        whole["$ref"] = f"#/$defs/{asked.command}"
-    typer.echo(json.dumps(whole, indent=1))
+    from whyformer.apps.cli.output import COMMANDS, make_schema
+
+    if asked.command is not None and asked.command not in COMMANDS:
+        raise InputError(f"no command '{asked.command}' prints JSON; these do: {', '.join(COMMANDS)}")
+    typer.echo(json.dumps(make_schema(asked.command), indent=1))
 
 
 @dataclass(kw_only=True)

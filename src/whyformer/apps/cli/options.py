@@ -131,7 +131,7 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
 
     given = dict(map(pair, setting or []))
     if names is None:
-        known = {m.name: m for m in whyformer.methods()}
+        known = {m.name: m for m in whyformer.list_methods()}
         chosen = [known[n] for n in completion.COMPARED if n in known and known[n].modality in ("both", kind)]
     else:
         chosen = [find(n.strip()) for n in dict.fromkeys(names.split(",")) if n.strip()]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from whyformer.errors import MemoryWarning, WhyformerError
+from whyformer.errors import WhyformerError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -48,8 +48,6 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")
-                warnings.simplefilter("always", MemoryWarning)
-                warnings.showwarning = _said
             yield
             return
     except WhyformerError as error:
@@ -70,10 +68,6 @@ def errors_as_sentences(debug: bool, resumes: bool = False) -> Iterator[None]:
             status, message = 1, f"whyformer failed ({type(error).__name__}: {one_line(error)}); --debug shows where"
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(status)
-
-
-def _said(message: Warning | str, *_: Any, **__: Any) -> None:
-    typer.echo(f"warning: {message}", err=True)
 
 
 def one_line(error: BaseException) -> str:

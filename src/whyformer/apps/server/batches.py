@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -66,14 +65,11 @@ class Batcher:
         size: the most requests that are explained together; wait: seconds that the first waits for others.
         length: the most that may wait.
         seen: told of the size of every batch.
-        memory: bytes that one explanation may take beside the model, as estimated for texts.
     """
 
     def __init__(
         self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None,
-        memory: float = math.inf,
     ) -> None:  # fmt: skip
-        self.memory = memory
         self.session, self.size, self.wait, self.length, self.seen = session, size, wait, length, seen
         self.waiting: deque[Asked] = deque()
         self.open = True
@@ -138,7 +134,7 @@ class Batcher:
             session = replace(
                 self.session, methods=((find(first.method), first.settings),),
                 targets="predicted" if first.target is None else [first.target],
-                progress=WhileAwaited(alike, self.memory),
+                progress=WhileAwaited(alike),
             )  # fmt: skip
             reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
             found = self._halving(session, reads)
@@ -177,10 +173,9 @@ def _reason(failure: Failure) -> Exception:
 
 @dataclass(frozen=True)
 class WhileAwaited:
-    """A progress that ends the work once nobody waits for it, and says how much ``memory`` (bytes) it may take."""
+    """A progress that ends the work once nobody waits for it."""
 
     asked: list[Asked]
-    memory: float
 
     def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         for item in work:

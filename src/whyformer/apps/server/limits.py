@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-
-import torch
+from dataclasses import dataclass, fields
 
 from whyformer.errors import InputError
-from whyformer.models.memory import total_memory
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,6 @@ class Limits:
         queue: requests that may wait; further ones are refused.
         seconds: from a request's arrival to its answer.
         grace: seconds that accepted requests may take to finish when the server ends.
-        memory: bytes that one explanation may take beside the model, as estimated for texts; half of the machine's.
         batch: requests explained at once; wait: seconds that the first of them waits for others.
     """
 
@@ -33,7 +29,6 @@ class Limits:
     grace: float = 30.0
     batch: int = 16
     wait: float = 0.005
-    memory: float = field(default_factory=lambda: total_memory(torch.device("cpu")) / 2)
 
     @property
     def connections(self) -> int:

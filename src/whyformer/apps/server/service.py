@@ -85,7 +85,7 @@ def build(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         app.state.batcher = Batcher(
-            session, limits.batch, limits.wait, limits.queue, figures.batch.observe, limits.memory
+            session, limits.batch, limits.wait, limits.queue, figures.batch.observe
         )
         figures.waiting.set_function(lambda: len(app.state.batcher.waiting))
         started()

@@ -12,7 +12,7 @@ from whyformer.apps.web.telling import Told, sentences
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.evaluate.trust import warnings
+from whyformer.evaluation.trust import warnings
 
 
 def endpoint(handlers: Handlers) -> Any:
@@ -38,7 +38,7 @@ def endpoint(handlers: Handlers) -> Any:
         asked = Asked.read((kind, file, text, *chosen))
         session = Session()
         handlers.visitors[f"program {id(session)}"] = session
-        track = session.track(seconds=handlers.limits.seconds, memory=handlers.limits.memory)
+        track = session.track(seconds=handlers.limits.seconds)
         loaded, view = handlers.full_view(session, asked)
         says = work.predict(session, loaded, view)
         top = [{"class": i, "name": n, "probability": p} for i, n, p in says.top()]

@@ -22,11 +22,11 @@ from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
 from whyformer.apps.web.work import Session, View
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError
-from whyformer.evaluate.trust import Trust
+from whyformer.evaluation.trust import Trust
 from whyformer.explanation.counts import amount
 from whyformer.inputs.argument import Argument
 from whyformer.inputs.argument import sentence as as_argument
-from whyformer.methods import find, methods
+from whyformer.methods import find, list_methods
 from whyformer.models import Loaded
 from whyformer.models.structure import class_count
 from whyformer.targets import class_index
@@ -165,7 +165,7 @@ class Handlers:
         began = time.monotonic()
         try:
             with sentences():
-                track = session.track(progress, self.limits.seconds, self.limits.memory)
+                track = session.track(progress, self.limits.seconds)
                 asked = Asked.read(entered)
                 known = self.catalogue.has(asked.model)
                 yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
@@ -272,7 +272,7 @@ def fields_of(kind: str) -> dict[str, dict[str, Any]]:
 def offered(kind: str) -> list[tuple[str, str]]:
     """Methods for this kind of input."""
     wanted = "text" if kind == "answer" else kind
-    return [(m.name, m.name) for m in methods() if m.modality in ("both", wanted)]
+    return [(m.name, m.name) for m in list_methods() if m.modality in ("both", wanted)]
 
 
 def recipe(view: View) -> str:

@@ -6,18 +6,16 @@ import re
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from whyformer.apps.web.examples import START_MODEL
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.inputs.pictures import open_picture
 from whyformer.models import Loaded, load
-from whyformer.models.memory import total_memory
 
 # "owner/name", or a bare name of the hub's first days; no dots in a row, so never a way up a folder
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -33,7 +31,6 @@ class Limits:
         maps: methods times classes in one view.
         tokens: of an answer.
         uploads: bytes of all uploads together; seconds: that one request may work.
-        memory: bytes that one explanation may take beside the model, as estimated for texts; half of the machine's.
     """
 
     pixels: int = 24_000_000
@@ -43,7 +40,6 @@ class Limits:
     tokens: int = 64
     uploads: int = 2**30
     seconds: float = 900.0
-    memory: float = field(default_factory=lambda: total_memory(torch.device("cpu")) / 2)
 
     def text(self, raw: Any) -> str:
         """The sentence to explain."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whyformer.apps.web.work import Session
 from whyformer.comparing import Refusal
-from whyformer.evaluate.trust import SEEDS, STEPS, Trust
+from whyformer.evaluation.trust import SEEDS, STEPS, Trust
 from whyformer.explanation.doubts import promises
 from whyformer.explanation.result import Explanation
 from whyformer.show import painting

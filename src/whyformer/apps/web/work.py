@@ -19,8 +19,8 @@ import whyformer
 from whyformer.apps.web.weighing import held
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluate.forwards import probabilities
-from whyformer.evaluate.trust import Trust
+from whyformer.evaluation.forwards import probabilities
+from whyformer.evaluation.trust import Trust
 from whyformer.explaining import OUTPUT, Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
@@ -145,24 +145,20 @@ class Session:
         if not here:
             self.stop.set()
 
-    def track(
-        self, progress: Callable[..., Any] | None = None, seconds: float = math.inf, memory: float = math.inf
-    ) -> Watch:
+    def track(self, progress: Callable[..., Any] | None = None, seconds: float = math.inf) -> Watch:
         """What long work reports to, and is ended by once the visitor cancels it or leaves."""
-        return Watch(self.stop, progress, seconds, memory)
+        return Watch(self.stop, progress, seconds)
 
 
 class Watch:
     """A wrapper (iterable, description, total) around long work, which ends it once ``stop`` is set, or once it took
     so many seconds.
 
-    ``progress`` is gradio's, told of it a few times a second. Methods refuse what would take more ``memory`` (bytes).
+    ``progress`` is gradio's, told of it a few times a second.
     """
 
-    def __init__(
-        self, stop: threading.Event, progress: Callable[..., Any] | None, seconds: float, memory: float
-    ) -> None:
-        self.stop, self.progress, self.seconds, self.memory = stop, progress, seconds, memory
+    def __init__(self, stop: threading.Event, progress: Callable[..., Any] | None, seconds: float) -> None:
+        self.stop, self.progress, self.seconds = stop, progress, seconds
         self.last, self.end = 0.0, time.monotonic() + seconds
 
     def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:

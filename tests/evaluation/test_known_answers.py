@@ -1,0 +1,205 @@
+"""Every registered metric on a model whose answers are known: p = (64 + Σ of the weights of what is there)/256.
+
+Seven features weigh 4, 64, 1, 16, 8, 2, 32, all different powers of two, so that a wrong set of them shows in the figure. The
+map scores them 3, −1, 2, ½, 0, −2, 1, which is not the order of their weights. Everything is derived by hand below.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from whyformer.errors import InputError
+from whyformer.evaluation import METRICS, evaluate
+
+WEIGHTS = [4, 64, 1, 16, 8, 2, 32]
+SCORES = [3, -1, 2, 0.5, 0, -2, 1]
+# probability · 256 without the first k features, and with only these, highest scores (features 0 2 6 3 4 1 5) first
+WITHOUT = [191, 187, 186, 154, 138, 130, 66, 64]
+ALONE = [64, 68, 69, 101, 117, 125, 189, 191]
+# as the smallest |scores| go (features 4 3 1 6 2 5 0; of equal ones the first), at ⌈f · 7⌉ = 0 1 2 3 3 4 5 5 6 7 7
+PRUNED = [191, 183, 167, 103, 103, 71, 70, 70, 68, 64, 64]
+
+
+def area(values: list[Any], width: Any) -> Any:
+    return width * (sum(values) - Fraction(values[0] + values[-1], 2))
+
+
+def au_mse() -> float:
+    squares = [math.log(p / 191) ** 2 + math.log((256 - p) / 65) ** 2 for p in PRUNED]
+    return 0.1 * (sum(squares) - squares[-1] / 2)
+
+
+EXPECTED: dict[str, tuple[dict[str, Any], Any]] = {
+    # ⌊f · 7⌋ = 0 1 2 2 3 4 4 5 6 go: right while p > ½, so wrong at the last one only
+    "positive": ({}, 85),
+    # the lowest first: 191 189 125 ... 0.1 (1 + 1 + 1 − ½)
+    "negative": ({}, 25),
+    "deletion": ({"steps": 7}, area(WITHOUT, Fraction(1, 7)) / 256),
+    "insertion": ({"steps": 7}, area(ALONE, Fraction(1, 7)) / 256),
+    "aopc": ({}, Fraction(sum(191 - WITHOUT[k] for k in (0, 1, 2, 2, 3, 4, 4, 5, 6)), 9 * 256)),
+    "log_odds": ({}, sum(math.log(WITHOUT[k] / 191) for k in (0, 1, 2, 2, 3, 4, 4, 5, 6)) / 9),
+    # 1, 5, 10, 20, 50 % of 7 are 0.07, 0.35, 0.7, 1.4, 3.5: rounded, and at least one
+    "comprehensiveness": ({}, Fraction(sum(191 - WITHOUT[k] for k in (1, 1, 1, 1, 4)), 5 * 256)),
+    "sufficiency": ({}, Fraction(sum(191 - ALONE[k] for k in (1, 1, 1, 1, 4)), 5 * 256)),
+    "auac": ({}, area([ALONE[k] for k in (0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7)], Fraction(1, 10)) / 256),
+    "au_mse": ({}, au_mse()),
+    # every subset is the whole, so Σ scores = 3½ stands against ln(191/64)
+    "infidelity": ({"share": 1.0, "scale": False}, (3.5 / math.log(191 / 64) - 1) ** 2),
+    "conservation": ({}, abs(3.5 / math.log(191 / 256) - 1)),
+    # |scores| 3 1 2 ½ 0 2 1 have the worst ranks 1 5 3 6 7 3 5
+    "rft": ({}, (Fraction(4) - Fraction(64, 5) + Fraction(1, 3) + Fraction(16, 6) - Fraction(8, 7) - Fraction(2, 3) + Fraction(32, 5)) / 256),
+    # of the highest three, 0 2 6, two are in the rationale 0 2 5
+    "token_f1": ({"rationale": [1, 0, 1, 0, 0, 1, 0], "k": 3}, Fraction(2, 3)),
+    # precision 1 up to recall 2/3, there down to 2/6, and 3/7 at recall 1
+    "auprc": ({"rationale": [1, 0, 1, 0, 0, 1, 0]}, Fraction(2, 3) + Fraction(1, 3) * (Fraction(2, 6) + Fraction(3, 7)) / 2),
+}
+
+# a map of 2×3 pixels against an object of two: above the mean, 16/6, are 7 5 4; scaled it is 1 1/8 0 · 6/8 2/8 5/8
+MAP = [[7, 0, -1], [5, 1, 4]]
+OBJECT = [[1, 0, 0], [0, 1, 0]]
+AGREEMENT = {
+    "pixel_accuracy": 50,  # of the object 1, of the ground 2
+    "miou": 100 * (Fraction(1, 4) + Fraction(2, 5)) / 2,
+    # (1 − s, s) by falling thresholds 1, 7/8, 6/8, 5/8, 3/8, 2/8: 2 of 2, 3 of 3, 3 of 5, 3 of 6, 4 of 7, 6 of 9 are right
+    "map": 100 * (Fraction(3, 6) + Fraction(1, 6) * Fraction(4, 7) + Fraction(2, 6) * Fraction(6, 9)),
+    "pointing_game": 1,
+    "energy": Fraction(7 + 1, 7 + 5 + 1 + 4),
+}
+
+
+class Sum(nn.Module):
+    """p of class 1 of the weights that are there; token 0 weighs nothing, a pixel weighs as much as it is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.tensor([0.0, *WEIGHTS], dtype=torch.float64))
+
+    def forward(self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, pixels: Tensor | None = None) -> Tensor:
+        if input_ids is None:
+            assert pixels is not None
+            total = pixels.flatten(1) @ self.weights[1:]
+        else:
+            total = (self.weights[input_ids] * (1 if attention_mask is None else attention_mask)).sum(1)
+        p = (64 + total) / 256
+        return torch.stack([torch.log(1 - p), torch.log(p)], 1)
+
+
+def tokenizer() -> Any:
+    """Token 0 stands for the masked, the unknown and padding; 9 is special."""
+    return SimpleNamespace(
+        convert_ids_to_tokens=lambda ids: [str(i) for i in ids], mask_token_id=0, unk_token_id=0, pad_token_id=None, cls_token_id=None
+    )
+
+
+def test_every_metric_has_a_known_answer() -> None:
+    assert set(METRICS) == {*EXPECTED, *AGREEMENT}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_on_text(name: str) -> None:
+    """The second sample is shorter, and its own."""
+    settings, wanted = EXPECTED[name]
+    if "rationale" in settings:
+        settings = {**settings, "rationale": [settings["rationale"], [0, 1, 0, 0, 0, 0, 0]]}
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7], [2, 7, 4, 0, 0, 0, 0]])
+    mask = torch.tensor([[1] * 7, [1] * 3 + [0] * 4])
+    scores = np.array([SCORES, [1, 3, 2, 9, 9, 9, 9]])
+    found = evaluate(Sum().eval(), {"input_ids": ids, "attention_mask": mask}, scores, name, tokenizer(), target=1, **settings)
+    assert found.values[0] == pytest.approx(float(wanted), rel=1e-12)
+    assert found.value == pytest.approx(found.values.mean())
+
+
+@pytest.mark.parametrize("name", [n for n in EXPECTED if METRICS[n].modality == "both"])
+def test_on_pictures(name: str) -> None:
+    settings, wanted = EXPECTED[name]
+    settings = {**settings, **({"baseline": "zero"} if METRICS[name].baselines else {})}
+    pixels = torch.ones(1, 1, 1, 7, dtype=torch.float64)
+    found = evaluate(Sum().eval(), {"pixels": pixels}, np.array(SCORES).reshape(1, 1, 7), name, target=1, **settings)
+    assert found.values[0] == pytest.approx(float(wanted), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", AGREEMENT)
+def test_agreement_with_a_mask(name: str) -> None:
+    class Model(nn.Module):
+        def forward(self, pixels: Tensor) -> Tensor:
+            return pixels.flatten(1)[:, :2]
+
+    pixels = torch.ones(1, 1, 2, 3)
+    found = evaluate(Model().eval(), {"pixels": pixels}, np.array(MAP, dtype=float)[None], name, mask=np.array(OBJECT))
+    assert found.value == pytest.approx(float(AGREEMENT[name]), rel=1e-12)
+
+
+def test_the_curves_behind() -> None:
+    """As fed: the probability after each step."""
+    inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
+
+    def curve(name: str, **settings: Any) -> list[float]:
+        found = evaluate(Sum().eval(), inputs, np.array([SCORES]), name, tokenizer(), target=1, **settings)
+        assert found.curves is not None
+        return [float(v) * 256 for v in found.curves[0]]
+
+    assert curve("deletion", steps=7) == pytest.approx(WITHOUT)
+    assert curve("insertion", steps=7) == pytest.approx(ALONE)
+    assert curve("sufficiency") == pytest.approx([191 - ALONE[k] for k in (1, 1, 1, 1, 4)])
+    # 28 steps of 7 features: each count four times, the whole once
+    assert curve("deletion")[::4] == pytest.approx(WITHOUT)
+
+
+# -- nothing left --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["auac", "deletion", "insertion"])
+def test_a_text_without_any_token_is_refused_with_the_way_out(name: str) -> None:
+    inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
+    for given in (inputs, {"input_ids": inputs["input_ids"]}):
+        with pytest.raises(InputError, match=r"take every token of sample 0 out.*choose a token to put there"):
+            evaluate(Sum().eval(), given, np.array([SCORES]), name, tokenizer(), baseline="delete")
+    # one that stays is enough
+    special = SimpleNamespace(**{**vars(tokenizer()), "cls_token_id": 1})
+    found = evaluate(Sum().eval(), inputs, np.array([SCORES]), name, special, baseline="delete", target=1)
+    assert np.isfinite(found.values).all()
+
+
+@pytest.mark.parametrize("model_name", zoo.LANGUAGE)
+def test_deletion_of_a_language_models_tokens(model_name: str) -> None:
+    model, inputs = zoo.build(model_name)
+    with pytest.raises(InputError, match="choose a token to put there"):
+        evaluate(model, inputs, torch.randn(2, 10), "auac", baseline="delete")
+
+
+def test_a_token_may_be_named_by_its_id() -> None:
+    inputs = {"input_ids": torch.arange(1, 8)[None], "attention_mask": torch.ones(1, 7, dtype=torch.long)}
+    found = evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion", target=1, steps=7, baseline=0)
+    assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
+    assert found.settings["baseline"] == 0
+    with pytest.raises(InputError, match="there is no tokenizer; choose another baseline, or give the token's id"):
+        evaluate(Sum().eval(), inputs, np.array([SCORES]), "deletion")
+
+
+def test_vectors() -> None:
+    class First(Sum):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(pixels=x[:, :, 0])
+
+    found = evaluate(First().eval(), torch.ones(1, 7, 3, dtype=torch.float64), np.array([SCORES]), "deletion", target=1, steps=7)
+    assert found.value == pytest.approx(float(EXPECTED["deletion"][1]))
+    assert found.settings["baseline"] == "zero"
+
+
+def test_the_page_lists_every_metric_with_its_direction() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    listed: dict[str, str] = {}
+    for names, _, better, *_ in (line.split("|")[1:] for line in page.splitlines() if line.startswith("| `")):
+        ways, found = better.replace(" ", "").split(","), re.findall(r"`(\w+)`", names)
+        if set(ways) <= {"lower", "higher"}:
+            listed |= dict(zip(found, ways if len(ways) > 1 else ways * len(found), strict=True))
+    assert listed == {name: metric.better for name, metric in METRICS.items()}

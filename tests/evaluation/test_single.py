@@ -1,0 +1,185 @@
+"""``evaluate``: one explanation, ours or any array, against slow loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import whyformer
+import zoo
+from whyformer.errors import InputError
+from whyformer.evaluation import METRICS, evaluate, list_metrics
+from whyformer.inputs.removal import picture_filler
+from zoo_evaluate import processor, tiny_bert, tiny_vit
+
+FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
+                  "auac", "au_mse", "infidelity", "conservation")  # fmt: skip
+
+
+def picture(batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return tiny_vit()
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return tiny_bert()
+
+
+def slow_curve(
+    model, x: torch.Tensor, scores: np.ndarray, target: int, steps: list[float], fill: torch.Tensor
+) -> list[float]:
+    """Remove pixel by pixel in a Python loop, the highest first."""
+    order = sorted(range(scores.size), key=lambda i: (-scores.ravel()[i], i))
+    found = []
+    for f in steps:
+        y = x.clone()
+        for i in order[: int(round(f * scores.size, 6))]:
+            y[:, i // 32, i % 32] = fill[:, i // 32, i % 32]
+        with torch.no_grad():
+            found.append(float(torch.softmax(model(y[None]).logits.double(), -1)[0, target]))
+    return found
+
+
+def test_deletion_against_a_slow_loop_and_for_any_array(vit) -> None:
+    x = picture(1)
+    e = whyformer.explain(vit, x, "transformer_attribution", 2, processor())
+    ours = evaluate(vit, x, e, "deletion", processor(), steps=4)
+    wanted = slow_curve(vit, x[0], e.heatmap()[0].numpy(), 2, [0, 0.25, 0.5, 0.75, 1], torch.zeros_like(x[0]))
+    assert ours.curves is not None
+    assert ours.curves[0] == pytest.approx(wanted, abs=1e-6)
+    n = len(wanted) - 1
+    assert ours.value == pytest.approx((sum(wanted) - wanted[0] / 2 - wanted[-1] / 2) / n, abs=1e-6)
+    for scores in (e.heatmap(), e.heatmap().numpy(), e.heatmap()[0], e.scores):
+        assert evaluate(vit, x, scores, "deletion", processor(), target=2, steps=4).value == pytest.approx(ours.value)
+
+
+def test_black_is_zero_before_normalisation(vit) -> None:
+    mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
+    x = picture(1)
+    black = picture_filler("black", x, -mean / std)
+    assert torch.allclose(black * std[:, None, None] + mean[:, None, None], torch.zeros_like(x), atol=1e-6)
+    found = evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc", processor())
+    target = int(vit(x).logits.argmax())
+    wanted = slow_curve(vit, x[0], np.arange(1024.0).reshape(32, 32), target, [i / 10 for i in range(1, 10)], black[0])
+    assert found.curves is not None
+    assert found.curves[0] == pytest.approx(wanted, abs=1e-6)
+    with pytest.raises(InputError, match="black"):
+        evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc")
+
+
+def test_blur_keeps_a_constant_and_equals_a_slow_convolution() -> None:
+    x = torch.randn(1, 2, 16, 16, dtype=torch.float64)
+    assert torch.allclose(picture_filler("blur", torch.full_like(x, 3.0), None), torch.full_like(x, 3.0))
+    offsets = torch.arange(11) - 5.0
+    kernel = torch.exp(-(offsets**2) / 50)
+    kernel = kernel / kernel.sum()
+    padded = torch.nn.functional.pad(x, [5] * 4, mode="reflect")
+    at = sum(kernel[i] * kernel[j] * padded[0, 1, 7 + i, 4 + j] for i in range(11) for j in range(11))
+    assert float(picture_filler("blur", x, None)[0, 1, 7, 4]) == pytest.approx(float(at))
+
+
+@pytest.mark.parametrize("name", FROM_THE_MODEL)
+def test_a_batch_equals_single_runs_on_pictures(vit, name: str) -> None:
+    x = picture(2)
+    e = whyformer.explain(vit, x, "input_x_gradient", None, processor())
+    both = evaluate(vit, x, e, name, processor())
+    single = [evaluate(vit, x[i : i + 1], e[i], name, processor()).values[0] for i in range(2)]
+    assert both.values == pytest.approx(single, abs=1e-5)
+    assert both.better in ("higher", "lower")
+
+
+@pytest.mark.parametrize("name", [*FROM_THE_MODEL, "rft"])
+def test_text_padding_does_not_change_a_figure(bert, name: str) -> None:
+    model, tokenizer = bert
+    texts = ["a good film is great .", "bad plot"]
+    e = whyformer.explain(model, texts, "input_x_gradient", 1, tokenizer)
+    both = evaluate(model, texts, e, name, tokenizer)
+    alone = whyformer.explain(model, texts[1], "input_x_gradient", 1, tokenizer)
+    assert both.values[1] == pytest.approx(evaluate(model, texts[1], alone, name, tokenizer).values[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("model_name", zoo.LANGUAGE)
+@pytest.mark.parametrize("name", ["comprehensiveness", "sufficiency", "conservation"])
+def test_padding_does_not_change_a_figure_of_a_language_model(model_name: str, name: str) -> None:
+    model, inputs = zoo.build(model_name)
+    scores = torch.randn(inputs["input_ids"].shape)
+    both = evaluate(model, inputs, scores, name)
+    for b, length in enumerate(zoo.LENGTHS):
+        alone = evaluate(model, zoo.rows(inputs, b, crop=True), scores[b : b + 1, :length], name)
+        assert both.values[b] == pytest.approx(alone.values[0], abs=1e-9)
+
+
+def test_deleting_words_really_shortens_the_text(bert) -> None:
+    model, tokenizer = bert
+    ids = tokenizer("good film is great", return_tensors="pt")["input_ids"]
+    scores = np.array([[0.0, 4.0, 3.0, 2.0, 1.0, 0.0]])
+    found = evaluate(model, {"input_ids": ids}, scores, "comprehensiveness", tokenizer, target=0)
+    with torch.no_grad():
+        p = torch.softmax(model(ids).logits.double(), -1)[0, 0]
+        one = torch.softmax(model(ids[:, [0, 2, 3, 4, 5]]).logits.double(), -1)[0, 0]
+        two = torch.softmax(model(ids[:, [0, 3, 4, 5]]).logits.double(), -1)[0, 0]
+    wanted = [p - one] * 4 + [p - two]  # 1, 5, 10, 20 % of four words are one word, 50 % are two
+    assert found.curves is not None
+    assert found.curves[0] == pytest.approx([float(w) for w in wanted], abs=1e-6)
+
+
+def test_masks_and_rationales(vit, bert) -> None:
+    x = picture(1)
+    mask = np.zeros((1, 32, 32), dtype=bool)
+    mask[:, 8:20, 8:20] = True
+    for name in ("pixel_accuracy", "miou", "map"):
+        assert evaluate(vit, x, mask.astype(float), name, processor(), mask=mask).value == pytest.approx(100)
+    assert evaluate(vit, x, mask.astype(float), "pointing_game", processor(), mask=mask).value == 1
+    assert evaluate(vit, x, mask.astype(float), "energy", processor(), mask=mask).value == 1
+    model, tokenizer = bert
+    ids = tokenizer("good film is great", return_tensors="pt")["input_ids"]
+    truth = np.array([[0, 1, 0, 0, 1, 0]])
+    assert (
+        evaluate(model, {"input_ids": ids}, truth.astype(float), "token_f1", tokenizer, rationale=truth, k=2).value == 1
+    )
+    assert evaluate(model, {"input_ids": ids}, truth.astype(float), "auprc", tokenizer, rationale=truth).value == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "delation"}, "Did you mean 'deletion'"),
+        ({"stepz": 3}, "Did you mean 'steps'"),
+        ({"steps": 0}, "steps"),
+        ({"explanation": np.ones((1, 32, 32))}, "constant"),
+        ({"explanation": np.full((1, 32, 32), np.nan)}, "NaN"),
+        ({"explanation": np.arange(147.0).reshape(3, 7, 7)}, "do not fit"),
+        ({"metric": "miou"}, "mask="),
+        ({"metric": "miou", "mask": np.zeros((1, 32, 32))}, "empty"),
+        ({"metric": "miou", "mask": np.ones((1, 5, 5))}, "shape"),
+        ({"metric": "rft"}, "for text"),
+        ({"target": 99}, "class 99 is out of range"),
+        ({"baseline": "snow"}, "baseline 'snow' is not for a picture; its baselines are zero, black, mean, blur"),
+        ({"substrate": "mean", "baseline": "zero"}, "one setting"),
+    ],
+)
+def test_bad_input_is_refused_with_a_reason(vit, change: dict, message: str) -> None:
+    arguments = {"explanation": np.arange(1024.0).reshape(1, 32, 32), "metric": "deletion", **change}
+    with pytest.raises(InputError, match=message):
+        evaluate(vit, picture(1), arguments.pop("explanation"), arguments.pop("metric"), processor(), **arguments)
+
+
+def test_earlier_names_of_the_baseline_are_taken(vit) -> None:
+    def found(**settings: Any) -> Any:
+        return evaluate(vit, picture(1), np.arange(1024.0).reshape(1, 32, 32), "deletion", processor(), **settings)
+
+    assert found(substrate="mean").value == found(baseline="zero").value != found(substrate="blur").value
+    assert found(substrate="mean").settings["baseline"] == "zero"
+
+
+def test_every_metric_has_a_summary_and_a_direction() -> None:
+    assert [m.name for m in list_metrics()] == sorted(METRICS)
+    assert all(m.summary and m.better in ("higher", "lower") for m in list_metrics())
