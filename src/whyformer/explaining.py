@@ -12,7 +12,6 @@ from torch import nn
 
 from whyformer.batches import in_batches
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.engine.run import followed
 from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
 from whyformer.explanation.joining import joined
 from whyformer.explanation.mosaic import on_pictures
@@ -232,7 +231,7 @@ class Ready:
         task = replace(self.task(resolver, method, progress), together=together)
         try:
             with task.at_work():
-                scores = followed(lambda: chosen.function(task, **full))
+                scores = chosen.run(task, full)
                 check_samples(scores.logits, self.inputs)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:

@@ -34,8 +34,7 @@ def unknown(mode: Interception, name: str, role: str, results: Any, given: Seque
         return (
             f"the operation '{name}'{known_as} in {named(mode.model, place)} carries relevance, and "
             f"{mode.composite.name} has no rule for it. Ways out: say what it is like, {_line(key)}; add a rule "
-            f"to the composite's table (whyformer/composites: {role!r}: ...), or a row to engine/canonizers.py if the "
-            f"module writes a known operation by hand; {_OTHERWISE}"
+            f"to the composite's table (whyformer/composites: {role!r}: ...); {_OTHERWISE}"
         )
 
     wait(mode, list(dict.fromkeys(nodes)), say)

@@ -25,16 +25,12 @@ from whyformer.engine.operations import Operation, is_in_place, operation, opera
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row
-from whyformer.errors import ModelError
+from whyformer.errors import ModelError, Strayed
 from whyformer.program.facts import Facts, Step
 from whyformer.program.operations import tensors_in
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
 
 _LISTED = (list, tuple)
-
-
-class Strayed(Exception):  # noqa: N818 - no error: the program of this input is read, and the pass begins again
-    """The model took another way than the one that was written down."""
 
 
 @dataclass

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,11 @@ from whyformer.engine import again, audit
 from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import batch_first, block_hooks, lookups
 from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
-from whyformer.engine.mode import Interception, Strayed
+from whyformer.engine.mode import Interception
 from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
-from whyformer.errors import ModelError
+from whyformer.errors import ModelError, Strayed
 from whyformer.models.facts import facts
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -230,27 +229,6 @@ class Recording:
         for probe in self.mode.probes:
             if isinstance(probe, BlockInputs | BlockCalls | Projections):
                 probe.found.clear()
-
-
-T = TypeVar("T")
-
-
-def followed(work: Callable[[], T]) -> T:
-    """What ``work`` gives; where the model took another way than its program, from the beginning once more: the program
-    of this input is read by then.
-
-    Raises:
-        ModelError: it takes another way each time.
-    """
-    with contextlib.suppress(Strayed):
-        return work()
-    try:
-        return work()
-    except Strayed as error:
-        raise ModelError(
-            "the model calls other operations each time it runs on the same input, so what is explained is not what "
-            "ran: turn off what draws at random, or set a seed in its forward"
-        ) from error
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
-from whyformer.engine.run import followed
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case, read_target
 from whyformer.evaluation.registry import Metric, find_metric
@@ -109,7 +108,7 @@ def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Seque
     for i, number in enumerate(samples):
         if case.constant(i):
             raise InputError(f"the map of sample {number} is constant, so it gives no order and no region to judge")
-    found = followed(lambda: chosen.function(case, **full))
+    found = chosen.function(case, **full)
     values, curves = found if isinstance(found, tuple) else (found, None)
     plain = {k: v for k, v in full.items() if k not in _MARKS}
     return Evaluation(chosen.name, chosen.better, np.asarray(values, dtype=np.float64), curves, plain, case.forwards)

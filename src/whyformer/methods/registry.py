@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
-from whyformer.errors import InputError, MethodNotApplicable, unknown
+from whyformer.errors import InputError, MethodNotApplicable, ModelError, Strayed, unknown
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -126,6 +127,23 @@ class Method:
     def signs(self, settings: dict[str, Any]) -> bool:
         """Whether scores made with these complete settings have a sign."""
         return self.signed if isinstance(self.signed, bool) else self.signed(settings)
+
+    def run(self, task: Any, settings: dict[str, Any]) -> Scores:
+        """Its scores, with complete settings. Where the model took another way than its program it begins once more:
+        the program of this input is read by then.
+
+        Raises:
+            ModelError: the model takes another way each time.
+        """
+        with suppress(Strayed):
+            return self.function(task, **settings)
+        try:
+            return self.function(task, **settings)
+        except Strayed as error:
+            raise ModelError(
+                "the model calls other operations each time it runs on the same input, so what is explained is not "
+                "what ran: turn off what draws at random, or set a seed in its forward"
+            ) from error
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""

@@ -154,7 +154,8 @@ class Recorder(TorchFunctionMode):
         carries = graph and any(v.carries for v in values)
         ids = any(v.ids for v in values)
         begins = graph and not carries and ids and (name in _LOOKUPS or "one_hot" in name)
-        weight = bool(values) and all(v.weight or (v.call < 0 and not v.parents and not v.ids) for v in values)
+        constant = [v.call < 0 and not (v.parents or v.ids or v.carries) for v in values]
+        weight = all(v.weight or c for v, c in zip(values, constant, strict=True))
         weight = weight and any(v.weight for v in values)
         results = tuple(
             self._number(

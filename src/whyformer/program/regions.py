@@ -205,7 +205,8 @@ _NORMS = names("normalisation") | {"batch_norm", "native_layer_norm"}
 
 def _known(search: _Search, region: Region) -> bool:
     """Whether one call of it does it all, and has rules of its own."""
-    working = [c for i in region.calls if plain_name((c := search.program.calls[i]).name) not in _COPIES]
+    calls = [search.program.calls[i] for i in region.calls]
+    working = [c for c in calls if plain_name(c.name) not in _COPIES and (len(calls) == 1 or kind_of(c.name) != "view")]
     if len(working) != 1:
         return False
     name = plain_name(working[0].name)

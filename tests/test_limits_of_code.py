@@ -1,6 +1,6 @@
 """What code is measured by, with the list of what is still beyond it: ``limits.json`` may only shrink.
 
-After a change for the better, ``python tests/test_limits.py`` writes the list again.
+After a change for the better, ``python tests/test_limits_of_code.py`` writes the list again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_nothing_new_is_beyond_a_limit(rule: str, now: Found) -> None:
 def test_the_list_has_no_more_than_there_is(rule: str, now: Found) -> None:
     listed = json.loads(LIST.read_text()).get(rule, {})
     less = {file: now.get(rule, {}).get(file, 0) for file, count in listed.items() if now.get(rule, {}).get(file, 0) < count}
-    assert less == {}, f"{RULES[rule]}: it got better; write the list again (python tests/test_limits.py)"
+    assert less == {}, f"{RULES[rule]}: it got better; write the list again (python tests/test_limits_of_code.py)"
 
 
 if __name__ == "__main__":
