@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from whyformer.apps.web import Catalogue, Limits, serve
+from whyformer.apps.web import Catalogue, PageLimits, serve
 from whyformer.apps.web.handlers import RESULTS, Handlers
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 from whyformer.inputs import prepare
 from whyformer.inputs.pictures import open_picture
 
@@ -57,7 +57,7 @@ def forward(catalogue: Catalogue, kind: str, given: str, clock: Callable[[], flo
 
 def function(handlers: Handlers, kind: str, given: list[str], clock: Callable[[], float]) -> list[float]:
     """Seconds from the call of the page's function to the first map, in one session; the first one is not counted."""
-    session, times = Session(), []
+    session, times = VisitorSession(), []
     for one in given:
         picture, sentence = ({"path": one}, "") if kind == "image" else (None, one)
         entered = (
@@ -133,7 +133,7 @@ def main() -> None:
             if asked.browser:
                 times = browser(found[0], kind, given[kind])
             else:
-                times = function(Handlers(catalogue, Limits(), folder), kind, given[kind], clock)
+                times = function(Handlers(catalogue, PageLimits(), folder), kind, given[kind], clock)
             median = statistics.median(times)
             print(
                 json.dumps(

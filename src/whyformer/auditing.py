@@ -66,7 +66,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True)
-class Operation:
+class AuditedOperation:
     """An operation that carries relevance.
 
     Attributes:
@@ -95,7 +95,7 @@ class Audit:
     model: str
     streams: list[Stream]
     attentions: list[AttentionMap]
-    operations: list[Operation]
+    operations: list[AuditedOperation]
     blocks: dict[str, dict[int, float]]
     lost: dict[str, dict[str, float]]
     sums: dict[str, float]
@@ -179,7 +179,7 @@ def _run_composites(task: Task, found: Audit) -> None:
         else:
             roots = zip(recording.roots, flows, strict=True)
             found.sums[name] = sum(float((root.detach() * flow).sum()) for root, flow in roots) / (start or 1.0)
-    found.operations.extend(Operation(*key, counts[key], rules[key]) for key in sorted(rules))
+    found.operations.extend(AuditedOperation(*key, counts[key], rules[key]) for key in sorted(rules))
 
 
 def _streams(ready: Ready, task: Task, target: Target) -> list[Stream]:

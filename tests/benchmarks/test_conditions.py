@@ -13,7 +13,7 @@ from scipy.stats import kendalltau
 
 import whyformer
 from whyformer.benchmarks import conditions, perturbation
-from whyformer.benchmarks.batches import Pictures, read_batch
+from whyformer.benchmarks.batches import PictureBatch, read_batch
 from whyformer.benchmarks.conditions import CONDITIONS, FIGURES, tau
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.runner import run_benchmark
@@ -28,16 +28,16 @@ CLEAN = {"correct": 1, "probability": 1.0}
 
 
 @pytest.fixture(scope="module")
-def batch() -> Pictures:
+def batch() -> PictureBatch:
     loaded = load("bundled:digits")
     _, samples = open_pictures("scenes:2")
     study = Study(loaded.model, loaded.processor, "image", samples[:3], (), {}, Forwards(loaded.model))
     made = read_batch(study, study.samples)
-    assert isinstance(made, Pictures)
+    assert isinstance(made, PictureBatch)
     return made
 
 
-def test_without_upsampling_every_patch_keeps_its_own_score(batch: Pictures) -> None:
+def test_without_upsampling_every_patch_keeps_its_own_score(batch: PictureBatch) -> None:
     e = whyformer.explain(batch.study.model, batch.pixels, "libragrad", batch.predicted, batch.study.processor)
     blocky, smooth = replace(batch, nearest=True), batch
     for i in range(len(batch.samples)):
@@ -62,7 +62,7 @@ def test_equal_scores_go_from_the_other_end() -> None:
     assert np.array_equal(first, last)
 
 
-def test_noise_is_of_each_sample_and_within_the_range_of_pixels(batch: Pictures) -> None:
+def test_noise_is_of_each_sample_and_within_the_range_of_pixels(batch: PictureBatch) -> None:
     mean, std = (v[None, :, None, None] for v in (batch.spec.mean, batch.spec.std))
     drawn = batch.noise() * std + mean
     assert float(drawn.min()) > -1e-5 and float(drawn.max()) < 1 + 1e-5 and 0.27 < float(drawn.std()) < 0.31

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from whyformer.benchmarks import perturbation, segmentation
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Report, Results, method_table
@@ -37,7 +37,7 @@ def prepare(study: Study) -> None:
         raise InputError("Table 3 explains the predicted class")
 
 
-def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     """Perturbation of all pictures, or of those of the data alone where others bring the masks."""
     masked = [i for i, s in enumerate(batch.samples) if s.mask is not None]
     plain = [i for i in range(len(batch.samples)) if i not in masked or not batch.study.options["masks"]]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import RANDOM, Configuration, generator_for
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table
@@ -24,7 +24,7 @@ CRITERIA = ("rft", "steps", "features")
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     """A criterion that chooses, and a figure of other perturbations that judges."""
-    if isinstance(batch, Pictures):
+    if isinstance(batch, PictureBatch):
         batch = replace(batch, nearest=True)
     maps = batch.maps(configurations, batch.predicted)
     if batch.study.options["by"] == "rft":

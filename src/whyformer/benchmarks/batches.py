@@ -88,7 +88,7 @@ def _size(model: nn.Module, processor: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Pictures(Batch):
+class PictureBatch(Batch):
     """Some pictures as the model sees them: ``pixels [B, C, H, W]``; what can be taken out are patches.
 
     With ``nearest`` a map of patches is laid over the pixels as it is, each patch with its own score throughout; else
@@ -105,7 +105,7 @@ class Pictures(Batch):
         load = self.samples[index].mask
         return None if load is None else self.spec.mask(load())
 
-    def some(self, which: Sequence[int]) -> Pictures:
+    def some(self, which: Sequence[int]) -> PictureBatch:
         """Some of the pictures."""
         chosen = list(which)
         samples = [self.samples[i] for i in chosen]
@@ -210,7 +210,7 @@ def encode(text: Text, tokenizer: Any, longest: int) -> Encoded:
 
 
 @dataclass(frozen=True)
-class Texts(Batch):
+class TextBatch(Batch):
     """Some texts as the model sees them; what can be taken out are the tokens that are not special."""
 
     encoded: Sequence[Encoded]
@@ -275,8 +275,8 @@ def read_batch(study: Study, samples: Sequence[Any], read: Sequence[Tensor | Non
         given = [read_pixels(study, s) for s in samples] if read is None else read
         pixels = torch.stack([one for one in given if one is not None])
         logits = study.forwards.pixels(pixels)
-        return Pictures(study, samples, logits, pixels.to(**study.forwards.place), spec)
+        return PictureBatch(study, samples, logits, pixels.to(**study.forwards.place), spec)
     limits = [study.options.get("longest"), longest_text(study.model, study.processor)]
     longest = min([n for n in limits if n] or [512])
     encoded = [encode(s, study.processor, longest) for s in samples]
-    return Texts(study, samples, study.forwards.ids([e.ids for e in encoded]), encoded)
+    return TextBatch(study, samples, study.forwards.ids([e.ids for e in encoded]), encoded)

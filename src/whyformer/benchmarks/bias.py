@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.benchmarks.batches import Texts
+from whyformer.benchmarks.batches import TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
@@ -87,14 +87,14 @@ def prepare(study: Study) -> None:
         raise InputError(f"the model has classes 0 to {count - 1}, not {study.options['explained']}")
 
 
-def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     explained = batch.study.options["explained"]
     for (c, i), scores in batch.maps(configurations, [explained] * len(batch.samples)).items():
         found = scores if isinstance(scores, Unusable) else _figures(batch, i, scores, explained)
         yield batch.samples[i].id, c, found
 
 
-def _figures(batch: Texts, index: int, scores: NDArray[np.float64], explained: int) -> Values | Unusable:
+def _figures(batch: TextBatch, index: int, scores: NDArray[np.float64], explained: int) -> Values | Unusable:
     encoded = batch.encoded[index]
     start, _, end = batch.samples[index].id.rpartition("@")[2].partition("-")
     words = np.zeros(encoded.count)

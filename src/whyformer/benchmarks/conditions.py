@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.benchmarks import perturbation
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import CONVENTIONS, conventions
 from whyformer.benchmarks.report import Cell, Report, Results, Table, Values
@@ -60,7 +60,7 @@ def prepare(study: Study) -> None:
     study.check_labels()
 
 
-def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     """Every condition of a batch at once: a picture that two of them ask for runs once."""
     named = {name: {**batch.study.options, **CONDITIONS[name]} for name in batch.study.options["conditions"]}
     sizes = {options["per"] != "pixel" for options in named.values()}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from whyformer import explaining
-from whyformer.benchmarks.batches import Encoded, Texts
+from whyformer.benchmarks.batches import Encoded, TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Report, Results, Values, mean, method_table
@@ -154,7 +154,7 @@ def _token(tokenizer: Any, text: str) -> int:
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
-def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     study, tokenizer = batch.study, batch.study.processor
     every = max(1, len(study.samples) // max(1, int(study.options["removal"])))
     removed = {s.id for s in study.samples[::every]}
@@ -204,7 +204,7 @@ def _places(prompt: Planted, spans: Sequence[tuple[int, int]], scores: Array) ->
     return figures
 
 
-def _twin(batch: Texts, index: int, scores: Array, target: Any) -> Values:
+def _twin(batch: TextBatch, index: int, scores: Array, target: Any) -> Values:
     """Whether the asked fact's word scores higher than the other's; and so after ``token_deletion``."""
     prompt: Planted = batch.samples[index]
     spans, ids = batch.encoded[index].spans, torch.from_numpy(batch.encoded[index].ids)[None]
@@ -222,7 +222,7 @@ def _log_probability(logits: Array, token: int) -> Array:
     return np.asarray(shifted[..., token] - np.log(np.exp(shifted).sum(-1)))
 
 
-def _removal(batch: Texts, index: int, scores: Array) -> Values:
+def _removal(batch: TextBatch, index: int, scores: Array) -> Values:
     """Kept share of the answer's probability (of its odds against the rival) where the words with the lowest scores are
     deleted, and where those with the highest are; the last word stays."""
     prompt: Planted = batch.samples[index]

@@ -13,7 +13,7 @@ import torch
 
 from whyformer import explaining
 from whyformer.benchmarks import ablation, activation, perturbation, segmentation
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import FRONT, Cell, Curves, Report, Results, Table, Values, method_table
@@ -78,7 +78,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 
 
 def _measured(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
-    if not isinstance(batch, Pictures):
+    if not isinstance(batch, PictureBatch):
         yield from activation.measure(batch, configurations)
     elif batch.study.reader != SCENES:
         yield from ablation.measure(batch, configurations)
@@ -113,7 +113,7 @@ def _cost(batch: Batch, configuration: Configuration) -> Values:
     except WhyformerError:
         return {}
     found: Values = {"cost": spent / statistics.median(plain)}
-    if isinstance(batch, Pictures):
+    if isinstance(batch, PictureBatch):
         drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(study.seed)) - 0.5
         grey = drawn / 255 / batch.spec.std[None, :, None, None]
         moved = explained(inputs + grey.to(inputs))

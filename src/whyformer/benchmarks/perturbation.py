@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.benchmarks.batches import NOISE, Pictures
+from whyformer.benchmarks.batches import NOISE, PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
@@ -33,7 +33,7 @@ MapsByClass = dict[tuple[Configuration, int], dict[str, Scores]]
 BASELINES = (*PICTURE_BASELINES, NOISE)
 
 
-def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     batch = replace(batch, nearest=batch.study.options["per"] != "pixel")
     options = batch.study.options
     maps = maps_by_class(batch, configurations)
@@ -51,7 +51,7 @@ def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterato
         yield sample.id, c, {**values, "constant": 1} if unusable else values
 
 
-def asked(batch: Pictures, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
+def asked(batch: PictureBatch, maps: MapsByClass, options: dict[str, Any]) -> Iterator[tuple[Any, int, Any, str]]:
     """What ``Batch.outputs`` is asked for, by (configuration, number of the sample, class explained, measure)."""
     for (c, i), by_class in maps.items():
         for explained, found in by_class.items():
@@ -63,7 +63,7 @@ def asked(batch: Pictures, maps: MapsByClass, options: dict[str, Any]) -> Iterat
                 yield (c, i, explained, name), i, _removed(batch, i, scores, name, options), baseline
 
 
-def maps_by_class(batch: Pictures, configurations: Sequence[Configuration]) -> MapsByClass:
+def maps_by_class(batch: PictureBatch, configurations: Sequence[Configuration]) -> MapsByClass:
     """The maps for the predicted and for the target class; run once where they are one."""
     explained = batch.study.options["explained"]
     predicted, truth = batch.predicted, [s.label for s in batch.samples]
@@ -81,7 +81,7 @@ def maps_by_class(batch: Pictures, configurations: Sequence[Configuration]) -> M
 
 
 def _removed(
-    batch: Pictures, index: int, scores: NDArray[np.float64], name: str, options: dict[str, Any]
+    batch: PictureBatch, index: int, scores: NDArray[np.float64], name: str, options: dict[str, Any]
 ) -> NDArray[np.bool_]:
     """Masks ``[F, H, W]`` of pixels, or of whole patches that have the mean of their pixels (option ``per``)."""
     if options["per"] != "patch":
@@ -116,7 +116,7 @@ def topk_mask(scores: ArrayLike, count: int, shape: tuple[int, ...]) -> NDArray[
     return mask.reshape(shape)
 
 
-def curve(batch: Pictures, index: int, logits: NDArray[np.float64]) -> Values:
+def curve(batch: PictureBatch, index: int, logits: NDArray[np.float64]) -> Values:
     """Whether the label comes out, and the probability of the class first predicted, at each step."""
     return {
         "correct": [int(i == batch.samples[index].label) for i in logits.argmax(-1)],

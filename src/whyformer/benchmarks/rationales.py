@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from whyformer.benchmarks import report
-from whyformer.benchmarks.batches import Texts
+from whyformer.benchmarks.batches import TextBatch
 from whyformer.benchmarks.configurations import Configuration
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table
@@ -21,7 +21,7 @@ from whyformer.evaluation.statistics import bootstrap
 KINDS = ("comprehensiveness", "sufficiency")
 
 
-def measure(batch: Texts, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: TextBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     options = batch.study.options
     target = options["explained"] == "target"
     maps = batch.maps(configurations, [s.label or 0 for s in batch.samples] if target else batch.predicted)

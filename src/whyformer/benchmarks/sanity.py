@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, generator_for
 from whyformer.benchmarks.published import conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, mean_of, method_table
@@ -42,7 +42,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     for c in configurations:
         asked = checks if c.kind == "method" else ()
         least = _scores(batch, c, batch.logits.argmin(-1).tolist()) if "class" in asked else None
-        disturbed = list(_disturbed(batch, c)) if "sensitivity" in asked and isinstance(batch, Pictures) else None
+        disturbed = list(_disturbed(batch, c)) if "sensitivity" in asked and isinstance(batch, PictureBatch) else None
         for i, sample in enumerate(batch.samples):
             mine, figures = own[c][i], values[c, i]
             if isinstance(mine, Unusable):
@@ -79,7 +79,7 @@ def _similarity(one: NDArray[np.float64], other: NDArray[np.float64]) -> Values:
     return {**made, "ssim": metrics.ssim(one, other)} if one.ndim == 2 else made
 
 
-def _disturbed(batch: Pictures, c: Configuration) -> Iterator[tuple[Scores, ...]]:
+def _disturbed(batch: PictureBatch, c: Configuration) -> Iterator[tuple[Scores, ...]]:
     """The maps of each picture for δ ∈ U[−r, r] on its normalised pixels."""
     shape, seed = tuple(batch.pixels.shape[1:]), batch.study.seed
     drawn = []

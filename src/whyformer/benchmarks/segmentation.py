@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from whyformer.benchmarks.batches import Pictures
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Figure, Report, Results, mean, method_table, percent, scored
@@ -24,7 +24,7 @@ def explained_class(study: Study) -> str:
     return study.options["explained"] or ("target" if study.reader == "scenes" else "predicted")
 
 
-def measure(batch: Pictures, configurations: Sequence[Configuration]) -> Iterator[Measured]:
+def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
     predicted = explained_class(batch.study) == "predicted"
     targets = batch.predicted if predicted else [s.label or 0 for s in batch.samples]
     masks = [batch.mask(i) for i in range(len(batch.samples))]

@@ -157,7 +157,8 @@ def _listed(given: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples as the model sees them; :class:`Pictures` and :class:`Texts` say how they are fed and taken apart.
+    """Some samples as the model sees them; ``PictureBatch`` and ``TextBatch`` (:mod:`whyformer.benchmarks.batches`) say
+    how they are fed and taken apart.
 
     Attributes:
         logits: ``[B, C]`` of the clean samples; baseline: what :meth:`without` puts in place of features.

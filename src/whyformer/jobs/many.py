@@ -40,7 +40,7 @@ def explain_many(
     dtype: str | None = None,
     truncate: bool = False,
     **options: Any,
-) -> Stream | Maps:
+) -> ExplanationStream | Maps:
     """Explain many inputs: a stream of explanations in the order of the inputs, or with ``out`` files and their reader.
 
     Args:
@@ -61,8 +61,8 @@ def explain_many(
         **options: with ``out``, further keys of a job: ``scores``, ``rows_per_part``, ``max_failures`` ...
 
     Returns:
-        A :class:`Stream`: an iterator of explanations, each of one input, one for each method and target; its
-        ``failures`` grow as it goes. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
+        An :class:`ExplanationStream`: an iterator of explanations, each of one input, one for each method and target;
+        its ``failures`` grow as it goes. With ``out``, :class:`~whyformer.jobs.reading.Maps`.
 
     Raises:
         WhyformerError: the model, the methods, the targets or the columns are wrong, or with ``on_error="raise"`` an
@@ -90,7 +90,7 @@ def explain_many(
         return maps
     if options:
         raise InputError(f"{', '.join(options)}: only with out=, the folder to write")
-    return Stream(session, source.rows(0), batch_size, workers, on_error == "raise")
+    return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
 
 
 def _check_some(maps: Maps) -> None:
@@ -115,7 +115,7 @@ def _check_size(batch_size: Any, workers: Any) -> None:
         raise InputError(f"workers must be a whole number of at least 1, not {workers!r}")
 
 
-class Stream(Iterator[Explanation]):
+class ExplanationStream(Iterator[Explanation]):
     """Explanations in the order of the inputs, made as they are asked for.
 
     Attributes:

@@ -23,7 +23,7 @@ PICTURE = "[picture]"
 
 
 @dataclass(frozen=True)
-class Reason:
+class TokenReason:
     """A word before a step, with its score and the score on the step's scale (-1 to 1)."""
 
     text: str
@@ -97,11 +97,11 @@ def served(g: Generation) -> Array:
     return rows / np.where(largest > 0, largest, 1)
 
 
-def reasons(g: Generation, step: int, count: int = 4) -> list[Reason]:
+def reasons(g: Generation, step: int, count: int = 4) -> list[TokenReason]:
     """The words before a step with the largest |score|, the largest first; the word at which it is read comes last."""
     row, scale = array(g.matrix[step])[: g.start + step], scale_of(g, step)
     ranges = units.words_of(g.pieces[: len(row)], {g.source, *((g.start,) if step else ())})
-    words = [Reason(shown("".join(g.pieces[a:b])).strip(), *_strongest(row[a:b], scale)) for a, b in ranges]
+    words = [TokenReason(shown("".join(g.pieces[a:b])).strip(), *_strongest(row[a:b], scale)) for a, b in ranges]
     last, words = words[-1:], [w for w in words[:-1] if w.score]
     best = sorted(words, key=lambda w: -abs(w.score))[:count]
     return best + [w for w in last if w.score and len(best) < count]

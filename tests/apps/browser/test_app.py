@@ -13,7 +13,7 @@ from PIL import Image
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
-from whyformer.apps.web import Catalogue, Limits, serve
+from whyformer.apps.web import Catalogue, PageLimits, serve
 from whyformer.apps.web.work import Watch
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
@@ -41,7 +41,7 @@ def catalogue(tmp_path_factory):
 @pytest.fixture(scope="module")
 def site(catalogue, free_port):
     found = []
-    limits = Limits(pixels=1_000_000, size=2_000_000)
+    limits = PageLimits(pixels=1_000_000, size=2_000_000)
     close = serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
     yield found[0]
     close()

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from apps.browser.test_app import finished, says
-from whyformer.apps.web import Catalogue, Limits, serve
+from whyformer.apps.web import Catalogue, PageLimits, serve
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
@@ -26,7 +26,7 @@ LIT = """[...document.querySelectorAll('.wf-generated label')]
 def site(shared, free_port):
     found = []
     catalogue = Catalogue([shared / "weights" / "stories260k"], hub=False)
-    close = serve(catalogue, Limits(), port=free_port(), started=found.append, wait=False)
+    close = serve(catalogue, PageLimits(), port=free_port(), started=found.append, wait=False)
     yield found[0]
     close()
 

@@ -6,7 +6,7 @@ pytest.importorskip("gradio", reason="needs whyformer[app]")
 
 from apps.web.visiting import Visitor
 from whyformer.apps.web.handlers import Handlers
-from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.limits import Catalogue, PageLimits
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def catalogue():
 def handlers(catalogue, tmp_path):
     folder = tmp_path / "uploads"
     folder.mkdir()
-    return Handlers(catalogue, Limits(), folder)
+    return Handlers(catalogue, PageLimits(), folder)
 
 
 @pytest.fixture

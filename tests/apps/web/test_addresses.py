@@ -8,7 +8,7 @@ import pytest
 
 from apps.web.visiting import SENTENCE, Visitor
 from whyformer.apps.web import address, examples
-from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.errors import InputError
 
@@ -90,7 +90,7 @@ def test_examples_are_taken_from_the_uploads(visitor):
     assert len(examples.PICTURES) == len(examples.SENTENCES) == 3
     for number in range(3):
         place, _ = visitor.handlers.example("image", number)
-        assert Limits().picture(place, visitor.handlers.uploads).size == (112, 112)
+        assert PageLimits().picture(place, visitor.handlers.uploads).size == (112, 112)
         assert visitor.handlers.example("text", number)[1] == examples.SENTENCES[number]
         assert f'data-example="{number}"' in examples.offered("image")
         assert examples.SENTENCES[number] in examples.offered("text")

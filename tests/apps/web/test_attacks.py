@@ -17,10 +17,10 @@ from PIL import Image
 from apps.web.visiting import SENTENCE
 from whyformer.apps.web import gate, server, uploads, work
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.limits import Limits
+from whyformer.apps.web.limits import PageLimits
 from whyformer.apps.web.running import USER
 from whyformer.apps.web.uploads import Uploads, sweep_the_dead
-from whyformer.apps.web.work import Session, Stopped
+from whyformer.apps.web.work import Stopped, VisitorSession
 from whyformer.errors import InputError
 from whyformer.explaining import Ready
 from whyformer.methods import METHODS
@@ -41,7 +41,7 @@ def _nothing_left_for_the_tests_that_follow():
 @pytest.fixture(scope="module")
 def site(catalogue, free_port):
     found = []
-    close = server.serve(catalogue, Limits(size=200_000), port=free_port(), started=found.append, wait=False)
+    close = server.serve(catalogue, PageLimits(size=200_000), port=free_port(), started=found.append, wait=False)
     yield found[0].rstrip("/")
     close()
 
@@ -89,14 +89,14 @@ def test_a_visitor_s_mistake_does_not_fill_the_log(site, capfd):
 
 
 def test_a_request_has_a_budget_of_time():
-    track = Session().track(seconds=0.05)
+    track = VisitorSession().track(seconds=0.05)
     with pytest.raises(InputError, match=r"smoothgrad took more than 0\.05 s"):
         for _ in track(range(100), "smoothgrad"):
             time.sleep(0.01)
 
 
 def test_work_ends_when_the_visitor_leaves(handlers):
-    session = Session()
+    session = VisitorSession()
     handlers.visitors["me"] = session
     session.begin()
     track = session.track()
@@ -107,7 +107,7 @@ def test_work_ends_when_the_visitor_leaves(handlers):
 
 
 def test_work_ends_when_the_page_does(handlers, monkeypatch):
-    visitor, original = Session(), work.predict
+    visitor, original = VisitorSession(), work.predict
     handlers.visitors["me"] = visitor
     monkeypatch.setattr(work, "predict", lambda *given: (handlers.end(), original(*given))[1])
     with pytest.raises(gr.Error, match="Cancelled"):
@@ -128,7 +128,7 @@ def test_requests_that_break_off_do_not_fill_the_log(site, capfd):
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 def test_a_session_is_bounded_in_bytes():
-    session = Session(most=10**6)
+    session = VisitorSession(most=10**6)
     for i in range(40):
         session.once(str(i), lambda: np.zeros(10**5, np.uint8))
     assert session.bytes <= 10**6
@@ -136,7 +136,7 @@ def test_a_session_is_bounded_in_bytes():
 
 
 def test_what_several_results_share_counts_once():
-    session, picture = Session(), Image.new("RGB", (1000, 1000))
+    session, picture = VisitorSession(), Image.new("RGB", (1000, 1000))
     for i in range(8):
         session.once(str(i), lambda: [picture])
     assert 3 * 10**6 <= session.bytes < 3.1 * 10**6
@@ -144,7 +144,7 @@ def test_what_several_results_share_counts_once():
 
 def test_all_sessions_together_are_bounded(monkeypatch):
     monkeypatch.setattr(work, "MOST_BYTES", 3 * 10**6)
-    sessions = [Session() for _ in range(6)]
+    sessions = [VisitorSession() for _ in range(6)]
     for session in sessions:
         session.once("x", lambda: np.zeros(10**6, np.uint8))
     assert sum(session.bytes for session in sessions) <= 3 * 10**6
@@ -153,20 +153,20 @@ def test_all_sessions_together_are_bounded(monkeypatch):
 
 
 def test_who_left_is_forgotten_and_who_came_back_is_not(monkeypatch):
-    gone, back = Session(), Session()
+    gone, back = VisitorSession(), VisitorSession()
     for one in (gone, back):
         one.once("x", lambda: b"x" * 100)
         one.visit(here=False)
     back.visit(here=True)
     monkeypatch.setattr(work, "GONE", 0.0)
-    Session().once("y", lambda: b"y")
+    VisitorSession().once("y", lambda: b"y")
     assert not gone.made
     assert back.made
 
 
 def test_a_model_is_nobodys_memory(handlers):
     model = handlers.catalogue.load("bundled:digits").model
-    session = Session()
+    session = VisitorSession()
     session.once("ready", lambda: Ready(model, None, None, "x", None, False, None))
     assert session.bytes < 1000
 
@@ -261,7 +261,7 @@ def test_uploads_have_a_quota_and_expire(tmp_path, monkeypatch):
 
 def test_an_upload_without_room_is_refused(catalogue, free_port):
     found = []
-    close = server.serve(catalogue, Limits(uploads=0), port=free_port(), started=found.append, wait=False)
+    close = server.serve(catalogue, PageLimits(uploads=0), port=free_port(), started=found.append, wait=False)
     try:
         assert httpx.post(f"{found[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.png", b"x")}).status_code == 507
     finally:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from apps.web.visiting import PICTURES, Visitor
 from mutations import ODD, damaged, mutated
-from whyformer.apps.web import Limits, address, server
+from whyformer.apps.web import PageLimits, address, server
 from whyformer.apps.web.api import endpoint
 from whyformer.apps.web.handlers import Handlers
 from whyformer.errors import InputError
@@ -37,7 +37,7 @@ def place(catalogue, tmp_path_factory):
     uploads = tmp_path_factory.mktemp("fuzzed") / "uploads"
     uploads.mkdir()
     (uploads / "digits_37.png").write_bytes((PICTURES / "digits_37.png").read_bytes())
-    return Handlers(catalogue, Limits(characters=500, seconds=30), uploads)
+    return Handlers(catalogue, PageLimits(characters=500, seconds=30), uploads)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_the_same_of_many_more(place, log, data):
 @pytest.fixture(scope="module")
 def site(catalogue, free_port):
     found = []
-    close = server.serve(catalogue, Limits(characters=500, seconds=30), port=free_port(), started=found.append, wait=False)
+    close = server.serve(catalogue, PageLimits(characters=500, seconds=30), port=free_port(), started=found.append, wait=False)
     yield found[0].rstrip("/") + "/gradio_api"
     close()
     gc.collect()

@@ -5,7 +5,7 @@ import os
 import pytest
 from PIL import Image
 
-from whyformer.apps.web.limits import Catalogue, Limits, hub_id, uploaded
+from whyformer.apps.web.limits import Catalogue, PageLimits, hub_id, uploaded
 from whyformer.errors import InputError, LoadError, WhyformerError
 
 
@@ -22,45 +22,45 @@ def picture(path, size=(40, 30), **options):
 
 
 def test_a_picture_within_the_limits_is_read(uploads):
-    assert Limits().picture(str(picture(uploads / "a.png")), uploads).size == (40, 30)
+    assert PageLimits().picture(str(picture(uploads / "a.png")), uploads).size == (40, 30)
 
 
 def test_too_many_pixels_are_refused_before_decoding(uploads, monkeypatch):
     path = picture(uploads / "large.png", (500, 400))
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(InputError, match="500 x 400 pixels"):
-        Limits(pixels=150_000).picture(str(path), uploads)
+        PageLimits(pixels=150_000).picture(str(path), uploads)
 
 
 def test_too_many_bytes_are_refused(uploads):
     path = uploads / "noise.bmp"
     Image.effect_noise((700, 700), 90).save(path)
     with pytest.raises(InputError, match="MB"):
-        Limits(size=100_000).picture(str(path), uploads)
+        PageLimits(size=100_000).picture(str(path), uploads)
 
 
 def test_errors_name_the_file_and_not_its_place(uploads):
     (uploads / "note.png").write_text("no picture")
     with pytest.raises(InputError, match=r"note\.png") as caught:
-        Limits().picture(str(uploads / "note.png"), uploads)
+        PageLimits().picture(str(uploads / "note.png"), uploads)
     assert str(uploads) not in str(caught.value)
 
 
 def test_a_picture_format_that_starts_other_programs_is_no_picture(uploads):
     (uploads / "drawing.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n")
     with pytest.raises(InputError, match="not a picture"):
-        Limits().picture(str(uploads / "drawing.png"), uploads)
+        PageLimits().picture(str(uploads / "drawing.png"), uploads)
 
 
 @pytest.mark.parametrize("text", ["", "  \n", None, 3, ["a"]])
 def test_no_text_is_a_sentence_about_it(text):
     with pytest.raises(InputError, match="no text"):
-        Limits().text(text)
+        PageLimits().text(text)
 
 
 def test_a_long_text_is_refused():
     with pytest.raises(InputError, match="101 characters; at most 100"):
-        Limits(characters=100).text("a" * 101)
+        PageLimits(characters=100).text("a" * 101)
 
 
 def test_only_uploads_are_opened(uploads, tmp_path):

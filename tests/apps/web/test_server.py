@@ -14,7 +14,7 @@ import pytest
 
 import whyformer
 from apps.web.visiting import PICTURES, SENTENCE
-from whyformer.apps.web import Limits, running, server
+from whyformer.apps.web import PageLimits, running, server
 from whyformer.apps.web.gate import MOST_JSON
 from whyformer.apps.web.running import USER
 from whyformer.errors import InputError
@@ -34,7 +34,7 @@ def site(catalogue, tmp_path_factory, free_port):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         found = []
-        limits = Limits(size=200_000, characters=2000)
+        limits = PageLimits(size=200_000, characters=2000)
         close = server.serve(catalogue, limits, port=free_port(), started=found.append, wait=False)
         yield found[0].rstrip("/")
         close()

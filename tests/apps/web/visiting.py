@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from whyformer.apps.web.handlers import RESULTS, Handlers
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 SENTENCE = "An utterly charming film, though it drags."
@@ -14,7 +14,7 @@ SENTENCE = "An utterly charming film, though it drags."
 @dataclass
 class Visitor:
     handlers: Handlers
-    session: Session = field(default_factory=Session)
+    session: VisitorSession = field(default_factory=VisitorSession)
 
     def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=0.8, keep=0.2, kind=None, picture=None, length=16, chat=False):
         """What the page's controls hold: the picture of that name, or the sentence."""

@@ -21,7 +21,7 @@ _FIGURES = ("png", "svg", "pdf")
 
 
 @dataclass(kw_only=True)
-class Attention(opt.Input, opt.Drawing):
+class AttentionOptions(opt.InputOptions, opt.Drawing):
     block: int | None = None
     heads: bool = False
     matrix: bool = False
@@ -32,7 +32,7 @@ class Attention(opt.Input, opt.Drawing):
     truncate: bool = False
 
 
-def attention(asked: Attention) -> None:
+def attention(asked: AttentionOptions) -> None:
     """Draw the attention maps inside a model: each block, each head, or the matrix of tokens."""
     from whyformer.inputs.argument import read_argument
 
@@ -68,7 +68,7 @@ def attention(asked: Attention) -> None:
     tell(asked, facts, which, files.write_all(asked.out, contents))
 
 
-def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[str, Any]) -> tuple[str, Figure]:
+def _drawn(maps: AttentionMaps, asked: AttentionOptions, head: int | str, look: dict[str, Any]) -> tuple[str, Figure]:
     """(what is drawn, in words; the figure)."""
     from whyformer import show
 
@@ -90,7 +90,7 @@ def _drawn(maps: AttentionMaps, asked: Attention, head: int | str, look: dict[st
 
 
 @dataclass(kw_only=True)
-class Perturb(opt.Input):
+class Perturb(opt.InputOptions):
     method: str = DEFAULT_METHOD
     target: str | None = None
     baseline: str = "black"

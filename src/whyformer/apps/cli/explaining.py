@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Maps(opt.Input, opt.Drawing):
+class MapsOptions(opt.InputOptions, opt.Drawing):
     target: list[str] | None = None
     top: int = 5
     setting: list[str] | None = None
@@ -34,7 +34,7 @@ class Maps(opt.Input, opt.Drawing):
 
 
 @dataclass(kw_only=True)
-class Explain(Maps):
+class Explain(MapsOptions):
     more: list[str] | None = None
     method: str | None = None
     purpose: str | None = None
@@ -48,7 +48,7 @@ class Explain(Maps):
 
 
 @dataclass(kw_only=True)
-class Compare(Maps):
+class Compare(MapsOptions):
     method: str | None = None
 
 
@@ -102,7 +102,7 @@ def _chosen(asked: Explain) -> Explain:
     return replace(asked, method=",".join(names), setting=[*(asked.setting or []), f"purpose={asked.purpose}"])
 
 
-def _run(command: str, asked: Maps, method: str | None) -> None:
+def _run(command: str, asked: MapsOptions, method: str | None) -> None:
     from whyformer.inputs.argument import read_argument
 
     asked.look()
@@ -110,7 +110,9 @@ def _run(command: str, asked: Maps, method: str | None) -> None:
     _explained(command, asked, method, read_argument(asked.source), {})
 
 
-def _explained(command: str, asked: Maps, method: str | None, given: Argument, loaded: dict[str, Loaded]) -> None:
+def _explained(
+    command: str, asked: MapsOptions, method: str | None, given: Argument, loaded: dict[str, Loaded]
+) -> None:
     """One input, from the methods that are asked for to the files."""
     look = asked.look()
     seeing = given.kind in ("image", "sound") or getattr(asked, "image", None)
@@ -143,7 +145,7 @@ class Work:
     """One input and one model, used as often as is asked."""
 
     def __init__(
-        self, asked: opt.Input, given: Argument, bars: Working, truncate: bool = False,
+        self, asked: opt.InputOptions, given: Argument, bars: Working, truncate: bool = False,
         loaded: dict[str, Loaded] | None = None,
     ) -> None:  # fmt: skip
         self.bars = bars

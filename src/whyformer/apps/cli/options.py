@@ -35,7 +35,7 @@ class Common:
 
 
 @dataclass(kw_only=True)
-class Input(Common):
+class InputOptions(Common):
     """One input, one model, and where files go."""
 
     source: str

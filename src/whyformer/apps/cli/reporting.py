@@ -15,7 +15,7 @@ from whyformer.explanation.versions import record
 
 
 @dataclass(kw_only=True)
-class Benchmark(opt.Common):
+class BenchmarkOptions(opt.Common):
     resumes: ClassVar[bool] = True
     name: str
     model: str
@@ -35,7 +35,7 @@ class Benchmark(opt.Common):
     actors: int = 1
 
 
-def benchmark(asked: Benchmark) -> None:
+def benchmark(asked: BenchmarkOptions) -> None:
     """Score methods over a data set, as the founding papers did.
 
     Kill it and start it again: it goes on where it stopped.
@@ -67,13 +67,13 @@ def benchmark(asked: Benchmark) -> None:
 
 
 @dataclass(kw_only=True)
-class Report(opt.Common):
+class ReportOptions(opt.Common):
     sources: list[Path]
     out: Path = Path("report.html")
     title: str = "Why the models said so"
 
 
-def report(asked: Report) -> None:
+def report(asked: ReportOptions) -> None:
     """Put saved explanations, benchmark results and what jobs wrote into one HTML file that needs nothing else."""
     with working(asked) as bars:
         with bars.step("starting"):

@@ -18,7 +18,7 @@ from whyformer.explanation.versions import record
 
 
 @dataclass(kw_only=True)
-class Run(opt.Common):
+class RunOptions(opt.Common):
     resumes: ClassVar[bool] = True
     job: Path | None = None
     input: str | None = None
@@ -45,7 +45,7 @@ class Run(opt.Common):
     dry_run: bool = False
 
 
-def run(asked: Run) -> None:
+def run(asked: RunOptions) -> None:
     """Explain a whole data set, as a JOB.toml says, or the same as options (which come before the file's keys).
 
     Kill it and start it again: it goes on where it stopped, and ends with the same files.
@@ -87,9 +87,9 @@ def _ended_by_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _given(asked: Run) -> dict[str, Any]:
+def _given(asked: RunOptions) -> dict[str, Any]:
     """The options that were given, as keys of a job."""
-    own = {k: getattr(asked, k) for k in Run.__annotations__ if k not in ("resumes", "job", "dry_run")}
+    own = {k: getattr(asked, k) for k in RunOptions.__annotations__ if k not in ("resumes", "job", "dry_run")}
     given = {k: v for k, v in own.items() if v is not None and v is not False}
     if asked.methods is not None:
         given["methods"] = tuple(_method(one) for one in asked.methods.split(",") if one.strip())

@@ -27,7 +27,7 @@ _FIGURES = ("measured", "low", "high", "published")
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class BenchmarkSection:
     """A benchmark in HTML, with the names of its model and of the packages that made it where these are stated; of kind
     "data set" and "drift", what a job's folder says."""
 
@@ -37,7 +37,7 @@ class Benchmark:
     kind: str = "benchmark"
 
 
-def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
+def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> BenchmarkSection:
     """A ``report.json`` with the curves and records beside it; printed with --json, it stands alone.
 
     Raises:
@@ -55,7 +55,7 @@ def read_benchmark(path: Path, file: str, facts: dict[str, Any]) -> Benchmark:
 
 def rendered(
     facts: dict[str, Any], file: str, drawn: bytes | None = None, errors: Sequence[str] = (), kind: str = "benchmark"
-) -> Benchmark:
+) -> BenchmarkSection:
     """The facts of a benchmark in its template.
 
     Raises:
@@ -70,10 +70,10 @@ def rendered(
         )  # fmt: skip
     except (TypeError, KeyError, AttributeError, ValueError, TemplateError) as error:
         raise LoadError(f"damaged: it is no whole report of a benchmark ({error})") from error
-    return Benchmark(Markup(html), model, versions, kind)
+    return BenchmarkSection(Markup(html), model, versions, kind)
 
 
-def read_table(path: Path, file: str) -> Benchmark | None:
+def read_table(path: Path, file: str) -> BenchmarkSection | None:
     """A ``table.csv`` without its ``report.json``; None if it is no benchmark's."""
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))

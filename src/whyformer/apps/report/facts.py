@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from whyformer.show.words import visible
 
 if TYPE_CHECKING:
-    from whyformer.apps.report.benchmarks import Benchmark
+    from whyformer.apps.report.benchmarks import BenchmarkSection
     from whyformer.apps.report.reading import Answer, Saved
 
 
@@ -105,7 +105,9 @@ def _parameters(name: str) -> int | None:
     return total
 
 
-def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark], answers: Sequence[Answer] = ()) -> list[Card]:
+def models(
+    saved: Sequence[Saved], benchmarks: Sequence[BenchmarkSection], answers: Sequence[Answer] = ()
+) -> list[Card]:
     """Each model of the explanations, the benchmarks and the answers (whose labels are words, not classes)."""
     labels: dict[str, dict[int, str] | None] = {}
     for one in saved:
@@ -120,7 +122,7 @@ def models(saved: Sequence[Saved], benchmarks: Sequence[Benchmark], answers: Seq
     return [card(name, known) for name, known in labels.items()]
 
 
-def versions_of(saved: Sequence[Saved | Answer], benchmarks: Sequence[Benchmark]) -> list[str]:
+def versions_of(saved: Sequence[Saved | Answer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
     """The versions that made the explanations; a benchmark's stand among its conventions."""
     found = Counter(
         ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved

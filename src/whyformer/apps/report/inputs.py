@@ -46,7 +46,7 @@ class Shown:
 
 
 @dataclass
-class Input:
+class InputSection:
     """One picture or sentence, as one model sees it, with all its maps."""
 
     number: int
@@ -83,7 +83,7 @@ def once(saved: Sequence[Saved]) -> list[Saved]:
     return kept
 
 
-def inputs_of(saved: Sequence[Saved]) -> list[Input]:
+def inputs_of(saved: Sequence[Saved]) -> list[InputSection]:
     """Maps sorted by model and input, each in order of appearance."""
     groups: dict[Hashable, list[Saved]] = {}
     for one in saved:
@@ -92,7 +92,7 @@ def inputs_of(saved: Sequence[Saved]) -> list[Input]:
     for number, group in enumerate(groups.values(), 1):
         labelled = zip(method_names([one.e for one in group]), group, strict=True)
         shown = [Shown(f"i{number}-{k}", label, one) for k, (label, one) in enumerate(labelled, 1)]
-        made.append(Input(number, _title(group), shown))
+        made.append(InputSection(number, _title(group), shown))
     return made
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.benchmarks import Benchmark, rendered
+from whyformer.apps.report.benchmarks import BenchmarkSection, rendered
 from whyformer.apps.report.pictures import drawn
 from whyformer.errors import LoadError, WhyformerError
 
@@ -21,7 +21,7 @@ _WORDS, _PAIRS, _PICTURE = 12, 12, 60_000
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSection:
     """The folder of a job, and where it was found."""
 
     maps: Maps
@@ -34,7 +34,7 @@ class Job:
         return None if found is None else str(found)
 
 
-def read_job(folder: Path, file: str) -> Job:
+def read_job(folder: Path, file: str) -> JobSection:
     """A folder that ``whyformer run`` or ``explain_many`` wrote.
 
     Raises:
@@ -42,10 +42,10 @@ def read_job(folder: Path, file: str) -> Job:
     """
     from whyformer.jobs.reading import read
 
-    return Job(read(folder), file)
+    return JobSection(read(folder), file)
 
 
-def pairs(jobs: Sequence[Job]) -> Iterator[tuple[Job, Job]]:
+def pairs(jobs: Sequence[JobSection]) -> Iterator[tuple[JobSection, JobSection]]:
     """Each job with the one before it of the same input."""
     for number, after in enumerate(jobs):
         before = next((b for b in reversed(jobs[:number]) if b.source == after.source is not None), None)
@@ -53,7 +53,7 @@ def pairs(jobs: Sequence[Job]) -> Iterator[tuple[Job, Job]]:
             yield before, after
 
 
-def summary(job: Job) -> Benchmark:
+def summary(job: JobSection) -> BenchmarkSection:
     """The words or the mean map of each method and class, as far as there is room.
 
     Raises:
@@ -104,7 +104,7 @@ def _mean(maps: Maps, method: str, target: int) -> Markup:
     return drawn(replace(like, scores=scores, parts={}), _PICTURE)
 
 
-def drift(before: Job, after: Job) -> Benchmark:
+def drift(before: JobSection, after: JobSection) -> BenchmarkSection:
     """What changed from one job to the next one.
 
     Raises:
@@ -158,9 +158,9 @@ def _figure(
 
 
 def _made(
-    kind: str, jobs: Sequence[Job], tables: list[Any], figures: list[Any], remarks: list[str],
+    kind: str, jobs: Sequence[JobSection], tables: list[Any], figures: list[Any], remarks: list[str],
     pictures: list[tuple[str, Markup]],
-) -> Benchmark:  # fmt: skip
+) -> BenchmarkSection:  # fmt: skip
     manifest = jobs[-1].maps.manifest
     asked = manifest["job"].get("methods")
     if not isinstance(asked, list) or not all(isinstance(one, dict) for one in asked):

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from whyformer.apps.report.benchmarks import FILES, Benchmark, read_benchmark, read_table
-from whyformer.apps.report.jobs import MANIFEST, Job, drift, pairs, read_job, summary
+from whyformer.apps.report.benchmarks import FILES, BenchmarkSection, read_benchmark, read_table
+from whyformer.apps.report.jobs import MANIFEST, JobSection, drift, pairs, read_job, summary
 from whyformer.apps.report.pictures import LONGEST, decoded, shrunk
 from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
@@ -80,8 +80,8 @@ class Contents:
 
     saved: list[Saved] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    benchmarks: list[Benchmark] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
+    benchmarks: list[BenchmarkSection] = field(default_factory=list)
+    jobs: list[JobSection] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     drawn: int = 0
 

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from whyformer.apps.report.facts import models, versions_of
-from whyformer.apps.report.inputs import Input, inputs_of, once
+from whyformer.apps.report.inputs import InputSection, inputs_of, once
 from whyformer.apps.report.pictures import drawn, encoded, room
 from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
@@ -29,7 +29,7 @@ Track = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """A report that was written.
 
     Attributes:
@@ -52,7 +52,7 @@ def write_report(
     *,
     title: str = "Why the models said so",
     track: Track = lambda work, description, total: work,
-) -> Written:
+) -> WrittenReport:
     """Put saved explanations and benchmark results into one self-contained HTML file.
 
     Args:
@@ -83,7 +83,7 @@ def write_report(
     (path,) = write_all(target.parent, {target.name: page})
     alone = sum(one.kind == "benchmark" for one in contents.benchmarks)
     counts = len(inputs), len(contents.saved), len(contents.answers), alone, len(contents.jobs)
-    return Written(path, len(page), *counts, contents.skipped)
+    return WrittenReport(path, len(page), *counts, contents.skipped)
 
 
 def _drop_what_cannot_be_drawn(contents: Contents) -> None:
@@ -112,7 +112,7 @@ def _drop_what_cannot_be_drawn(contents: Contents) -> None:
     contents.answers = told
 
 
-def _page(contents: Contents, inputs: Sequence[Input], title: str, track: Track) -> str:
+def _page(contents: Contents, inputs: Sequence[InputSection], title: str, track: Track) -> str:
     """The whole document, drawn one input after the other."""
     script, version = asset("report/page.js"), versions()["whyformer"]
     saved, answers, benchmarks = contents.saved, contents.answers, contents.benchmarks

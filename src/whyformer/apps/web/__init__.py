@@ -1,6 +1,6 @@
 """The web page, ``whyformer app``: thin, over the library's own functions; needs the extra ``whyformer[app]``."""
 
-from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.server import serve
 
-__all__ = ["Catalogue", "Limits", "serve"]
+__all__ = ["Catalogue", "PageLimits", "serve"]

@@ -22,7 +22,7 @@ CONTROLS = (
 
 
 def written(asked: Any, settings: dict[str, dict[str, Any]], uploads: Path) -> str:
-    """What was asked for (:class:`~whyformer.apps.web.handlers.Asked`), and the settings that differ from the
+    """What was asked for (:class:`~whyformer.apps.web.handlers.PageInput`), and the settings that differ from the
     defaults, as a fragment; of a picture it names the place among the uploads."""
     facts: dict[str, Any] = {"kind": asked.kind}
     if asked.picture is not None and asked.kind != "text":

@@ -15,9 +15,9 @@ from markupsafe import Markup
 
 import whyformer
 from whyformer.apps.web import controls
-from whyformer.apps.web.asking import Asked
+from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.telling import piece, status
-from whyformer.apps.web.work import Session, Track, View
+from whyformer.apps.web.work import Track, View, VisitorSession
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from whyformer.apps.web.handlers import Handlers
 
 
-def view_of(handlers: Handlers, asked: Asked) -> tuple[Loaded, View]:
+def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
     """The model and everything that was asked of it, checked."""
     if len(asked.methods) != 1:
         raise InputError("an answer is explained by one method: choose one")
@@ -53,7 +53,7 @@ def view_of(handlers: Handlers, asked: Asked) -> tuple[Loaded, View]:
     return loaded, replace(view, asks=True, picture=picture, length=asked.length, chat=asked.chat)
 
 
-def ask(handlers: Handlers, session: Session, asked: Asked, track: Track) -> Iterator[dict[str, Any]]:
+def ask(handlers: Handlers, session: VisitorSession, asked: PageInput, track: Track) -> Iterator[dict[str, Any]]:
     """Values of parts of the page: while the model answers, and then the answer."""
     began = time.monotonic()
     loaded, view = view_of(handlers, asked)
@@ -119,7 +119,7 @@ def command(view: View) -> str:
     return line if plain else f"printf %s {shlex.quote(text)} | {line}"
 
 
-def download(session: Session, kind: str) -> tuple[str, bytes]:
+def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
     """(file name, content) of an answer as PNG (a film strip where there is a picture), HTML or JSON."""
     view, (g,) = session.view, session.results
     assert view is not None

@@ -6,10 +6,10 @@ from typing import Any
 
 from whyformer.apps import model_for
 from whyformer.apps.web import reproduce, work
-from whyformer.apps.web.asking import Asked
+from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.telling import Told, sentences
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.evaluation.trust import warnings
@@ -35,8 +35,8 @@ def endpoint(handlers: Handlers) -> Any:
         kind = "image" if picture else "text"
         file = picture if isinstance(picture, dict) else {"path": picture}
         chosen = (model_for(kind, model, "model"), methods, targets, truncate, None, None, None, 0, False, settings)
-        asked = Asked.read((kind, file, text, *chosen))
-        session = Session()
+        asked = PageInput.read((kind, file, text, *chosen))
+        session = VisitorSession()
         handlers.visitors[f"program {id(session)}"] = session
         track = session.track(seconds=handlers.limits.seconds)
         loaded, view = handlers.full_view(session, asked)

@@ -14,7 +14,7 @@ KINDS = {"image": "image", "text": "text", "answer": "both"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class PageInput:
     """What the visitor has entered: the values of the page's controls, in their order there."""
 
     kind: str
@@ -30,7 +30,7 @@ class Asked:
     settings: Any = ""
 
     @classmethod
-    def read(cls, entered: Sequence[Any]) -> Asked:
+    def read(cls, entered: Sequence[Any]) -> PageInput:
         """From what a browser sent, which may be anything."""
         kind, picture, sentence, model, methods, classes, truncate, style, opacity, keep, length, chat, settings = (
             entered

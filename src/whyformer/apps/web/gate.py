@@ -41,7 +41,7 @@ _HEADERS = {
 }
 
 
-class Gate:
+class PageGate:
     """Refuses before gradio sees the request:
 
     * a POST that comes from another site, by its ``Origin`` or ``Sec-Fetch-Site`` (403);

@@ -15,11 +15,11 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps.web import address, answers, controls, examples, maps, reproduce, work
-from whyformer.apps.web.asking import Asked, look_of
+from whyformer.apps.web.asking import PageInput, look_of
 from whyformer.apps.web.examples import START_MODEL
-from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.telling import CANCELLED, Told, piece, sentences, status
-from whyformer.apps.web.work import Session, View
+from whyformer.apps.web.work import View, VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.errors import InputError
 from whyformer.evaluation.trust import Trust
@@ -40,9 +40,9 @@ class Handlers:
     """The page's functions; ``uploads`` is the only folder that files are read from."""
 
     catalogue: Catalogue
-    limits: Limits
+    limits: PageLimits
     uploads: Path
-    visitors: weakref.WeakValueDictionary[str, Session] = field(default_factory=weakref.WeakValueDictionary)
+    visitors: weakref.WeakValueDictionary[str, VisitorSession] = field(default_factory=weakref.WeakValueDictionary)
 
     def visits(self, visitor: str, here: bool) -> None:
         """A visitor's tab was opened, or is gone."""
@@ -63,7 +63,7 @@ class Handlers:
         opened = self.limits.picture(picture, self.uploads)
         return Argument("image", opened, Path(picture).stem, Path(picture).name)
 
-    def ready(self, session: Session, asked: Asked) -> tuple[Loaded, View, work.Prediction]:
+    def ready(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View, work.Prediction]:
         """The model, the view without methods, and the prediction."""
         source = self.source(asked.kind, asked.picture, asked.sentence)
         loaded = self.catalogue.load(asked.model)
@@ -72,7 +72,7 @@ class Handlers:
         view = View(asked.model, self.catalogue.place(asked.model), source, (), (), asked.truncate, asked.look)
         return loaded, view, work.predict(session, loaded, view)
 
-    def full_view(self, session: Session, asked: Asked) -> tuple[Loaded, View]:
+    def full_view(self, session: VisitorSession, asked: PageInput) -> tuple[Loaded, View]:
         """The model and everything that was asked for, checked."""
         if not asked.methods:
             raise InputError("choose at least one method")
@@ -107,13 +107,13 @@ class Handlers:
             return (gr.skip() if place is None else str(place)), prompt or gr.skip()
         return gr.skip(), examples.sentence(number) or gr.skip()
 
-    def look(self, session: Session, *entered: Any) -> Iterator[tuple[Any, ...]]:
+    def look(self, session: VisitorSession, *entered: Any) -> Iterator[tuple[Any, ...]]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
         before it, that the model is being loaded."""
         nothing = "", gr.update(choices=[], value=[]), gr.skip()
         try:
             with sentences():
-                asked = Asked.read(entered)
+                asked = PageInput.read(entered)
                 if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
                     yield *nothing, ""
                     return
@@ -138,16 +138,16 @@ class Handlers:
         says = piece("classes", classes=prediction.top(), value=value)
         yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
-    def loading(self, asked: Asked) -> str:
+    def loading(self, asked: PageInput) -> str:
         """That a model is being loaded, which may take a while."""
         self.catalogue.place(asked.model)
         return status(f"Loading {asked.model} …", busy=True)
 
-    def settings(self, session: Session, *entered: Any) -> str:
+    def settings(self, session: VisitorSession, *entered: Any) -> str:
         """The form of the methods now chosen, with what was set before."""
         try:
             with sentences():
-                asked = Asked.read(entered)
+                asked = PageInput.read(entered)
                 form = partial(controls.form, asked.methods, controls.read_form(asked.settings))
                 made = form(0)  # without an input block numbers are typed instead of slid
         except Told as told:
@@ -159,14 +159,14 @@ class Handlers:
         return made
 
     # -- results -------------------------------------------------------------------------------------------------
-    def explain(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
+    def explain(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
         """Maps as they become ready, then how far they may be believed; values of :data:`RESULTS`."""
         session.begin()
         began = time.monotonic()
         try:
             with sentences():
                 track = session.track(progress, self.limits.seconds)
-                asked = Asked.read(entered)
+                asked = PageInput.read(entered)
                 known = self.catalogue.has(asked.model)
                 yield _shown(status=status("Reading the input …", busy=True) if known else self.loading(asked))
                 if asked.kind == "answer":
@@ -201,19 +201,19 @@ class Handlers:
         except Told as told:
             yield _shown(status=status(str(told), error=str(told) != CANCELLED))
 
-    def again(self, session: Session, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
+    def again(self, session: VisitorSession, *entered: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
         """As ``explain``, after a change of a class or a setting; nothing before the first explanation."""
         if session.view is None:
             yield _shown()
             return
         yield from self.explain(session, *entered, progress=progress)
 
-    def address(self, session: Session) -> str:
+    def address(self, session: VisitorSession) -> str:
         """What stands behind the # of the page's address."""
         assert session.view is not None
         return address.written(session.asked, dict(session.view.methods), self.uploads)
 
-    def redraw(self, session: Session, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any, Any]:
+    def redraw(self, session: VisitorSession, style: Any, opacity: Any, keep: Any) -> tuple[Any, Any, Any]:
         """The same maps with another look: nothing is computed again."""
         if session.view is None or session.view.source.kind == "text":  # a prompt too
             return gr.skip(), gr.skip(), gr.skip()
@@ -222,7 +222,7 @@ class Handlers:
         drawn = maps.board(session, session.results, (), session.view.look)
         return drawn, recipe(session.view), self.address(session)
 
-    def word(self, session: Session, number: int, block: str | None) -> tuple[Any, Any]:
+    def word(self, session: VisitorSession, number: int, block: str | None) -> tuple[Any, Any]:
         """What a word attends to, and the blocks to choose from."""
         view = session.view
         if view is None or view.asks or not session.results or view.source.kind != "text":
@@ -237,11 +237,11 @@ class Handlers:
         choices = [("mean of all blocks", "mean"), *((f"block {i}", str(i)) for i in range(len(found)))]
         return shown, gr.update(choices=choices, value="mean" if index is None else str(index), visible=True)
 
-    def stop(self, session: Session) -> str:
+    def stop(self, session: VisitorSession) -> str:
         session.stop.set()
         return status(CANCELLED)
 
-    def download(self, session: Session, kind: str) -> dict[str, str]:
+    def download(self, session: VisitorSession, kind: str) -> dict[str, str]:
         """A file for the browser to save, in the answer itself: nothing is written on this machine."""
         if session.view is None or not session.results:
             return {}

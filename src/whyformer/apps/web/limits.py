@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Limits:
+class PageLimits:
     """The most that is taken from a browser.
 
     Attributes:

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 from whyformer.comparing import Refusal
 from whyformer.evaluation.trust import SEEDS, STEPS, Trust
 from whyformer.explanation.doubts import promises
@@ -25,7 +25,7 @@ from whyformer.show.words import words
 
 
 def board(
-    session: Session, results: Sequence[Explanation], refusals: Sequence[Refusal], look: Mapping[str, Any]
+    session: VisitorSession, results: Sequence[Explanation], refusals: Sequence[Refusal], look: Mapping[str, Any]
 ) -> str:
     """All maps side by side: a row a method, a column a class; below, the methods that gave none, and why.
 
@@ -58,7 +58,7 @@ def _seen(e: Explanation) -> tuple[float, float, float, float]:
     return left / wide, top / high, (right - left) / wide, (bottom - top) / high
 
 
-def _readable(session: Session, e: Explanation, look: Mapping[str, Any]) -> dict[str, Any]:
+def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) -> dict[str, Any]:
     """The drawn map, and the values of its cells for the page's script."""
     values = array(e.scores[0]).astype("<f4")
     rows, columns = e.grid or values.shape

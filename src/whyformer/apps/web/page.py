@@ -16,7 +16,7 @@ from whyformer.apps.web.handlers import FIELDS, RESULTS, Handlers, offered
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.apps.web.telling import piece
 from whyformer.apps.web.telling import status as say
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.show.html import asset
 
@@ -41,7 +41,7 @@ def _part(name: str, **more: Any) -> Any:
 def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
-        session = gr.State(Session(), time_to_live=4 * 3600, delete_callback=Session.forget)
+        session = gr.State(VisitorSession(), time_to_live=4 * 3600, delete_callback=VisitorSession.forget)
         gr.HTML(piece("head"))
         hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
@@ -111,7 +111,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         )
 
         def show_maps(
-            request: gr.Request, mine: Session, *given: Any,
+            request: gr.Request, mine: VisitorSession, *given: Any,
             progress: gr.Progress = gr.Progress(),  # noqa: B008 - gradio's way to pass it
         ) -> Any:  # fmt: skip
             handlers.visitors[str(request.session_hash)] = mine
@@ -134,7 +134,7 @@ def build(handlers: Handlers) -> gr.Blocks:
             style, [opacity, keep], **light,
         )  # fmt: skip
 
-        def clicked(mine: Session, at: str | None, event: gr.EventData) -> tuple[Any, ...]:
+        def clicked(mine: VisitorSession, at: str | None, event: gr.EventData) -> tuple[Any, ...]:
             return (event.word, *handlers.word(mine, event.word, at))
 
         board.click(clicked, [session, block], [number, attended, block], **working)
@@ -145,7 +145,7 @@ def build(handlers: Handlers) -> gr.Blocks:
         place.change(None, place, None, js="(view) => window.whyformerAddress(view)")
 
         def show_again(
-            request: gr.Request, mine: Session, fragment: Any,
+            request: gr.Request, mine: VisitorSession, fragment: Any,
             progress: gr.Progress = gr.Progress(),  # noqa: B008
         ) -> Any:  # fmt: skip
             handlers.visitors[str(request.session_hash)] = mine

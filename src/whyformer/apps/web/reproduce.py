@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from whyformer.apps.web.work import Session, View
+from whyformer.apps.web.work import View, VisitorSession
 from whyformer.inputs.pictures import SUFFIXES
 from whyformer.show import files
 from whyformer.show.html import render
@@ -58,7 +58,7 @@ def _line(view: View, verb: str, methods: list[str], settings: dict[str, Any]) -
     return f"printf %s {shlex.quote(source)} | {line}" if risky else line
 
 
-def download(session: Session, kind: str) -> tuple[str, bytes]:
+def download(session: VisitorSession, kind: str) -> tuple[str, bytes]:
     """(file name, content) of what is shown, as PNG, HTML or JSON; made in memory, no file is written."""
     view = session.view
     assert view is not None

@@ -8,17 +8,19 @@ from typing import Any
 import gradio as gr
 
 from whyformer.apps.web import address, controls, examples
-from whyformer.apps.web.asking import Asked
+from whyformer.apps.web.asking import PageInput
 from whyformer.apps.web.handlers import RESULTS, Handlers, fields_of, offered
 from whyformer.apps.web.telling import Told, sentences, status
-from whyformer.apps.web.work import Session
+from whyformer.apps.web.work import VisitorSession
 from whyformer.methods import find
 
 PARTS = (*address.CONTROLS, "says", "settings", "form", "examples", *RESULTS)
 """The parts of the page that an address fills, in the order of the outputs."""
 
 
-def restore(handlers: Handlers, session: Session, fragment: Any, progress: Any = None) -> Iterator[tuple[Any, ...]]:
+def restore(
+    handlers: Handlers, session: VisitorSession, fragment: Any, progress: Any = None
+) -> Iterator[tuple[Any, ...]]:
     """The controls and the results of the view that an address names, as values of :data:`PARTS`; nothing without one.
 
     A model that is neither loaded nor offered by name is not loaded: a link alone never starts a download.
@@ -29,7 +31,7 @@ def restore(handlers: Handlers, session: Session, fragment: Any, progress: Any =
             if entered is None:
                 yield _parts()
                 return
-            asked = Asked.read(entered)
+            asked = PageInput.read(entered)
             handlers.catalogue.place(asked.model)
             for name in asked.methods:
                 find(name)

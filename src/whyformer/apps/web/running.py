@@ -19,7 +19,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from whyformer.apps.http import Server
-from whyformer.apps.web.gate import Gate
+from whyformer.apps.web.gate import PageGate
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.page import build, look
 from whyformer.apps.web.uploads import Uploads
@@ -41,7 +41,7 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
     page.queue(max_size=32, default_concurrency_limit=4)
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
-        Middleware(Gate, room=uploads.room, visits=handlers.visits),
+        Middleware(PageGate, room=uploads.room, visits=handlers.visits),
     ]
     around: FastAPI = gr.mount_gradio_app(
         FastAPI(openapi_url=None), page, "/", auth=None if password is None else (USER, password),

@@ -10,7 +10,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 
 from whyformer.apps import is_local
-from whyformer.apps.web.limits import Catalogue, Limits
+from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import InputError, MissingExtra
 
@@ -37,7 +37,7 @@ def check_door(host: str, share: bool, password: str | None) -> bool:
 
 def serve(
     catalogue: Catalogue | None = None,
-    limits: Limits | None = None,
+    limits: PageLimits | None = None,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -68,7 +68,7 @@ def serve(
     public = check_door(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    limits = limits or Limits()
+    limits = limits or PageLimits()
     with contextlib.ExitStack() as stack:
         uploads = Uploads(limits.uploads)
         stack.callback(uploads.delete)

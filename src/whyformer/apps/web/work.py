@@ -38,7 +38,7 @@ Track = Callable[..., Iterable[Any]]
 Made = TypeVar("Made")
 
 
-_SESSIONS: weakref.WeakSet[Session] = weakref.WeakSet()
+_SESSIONS: weakref.WeakSet[VisitorSession] = weakref.WeakSet()
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the visitor asked for it
@@ -75,7 +75,7 @@ class View:
         return json.dumps([self.place, self.source.digest, self.truncate, *more], sort_keys=True, default=str)
 
 
-class Session:
+class VisitorSession:
     """One visitor's memory. ``made`` holds the last results by what they depend on, so nothing is computed twice.
 
     No dataclass: gradio would take one apart to show it to the browser.
@@ -91,9 +91,9 @@ class Session:
         self.forget()
         _SESSIONS.add(self)
 
-    def __deepcopy__(self, memo: Mapping[int, Any]) -> Session:
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> VisitorSession:
         # gradio copies the initial state for each visitor: nothing may come along
-        return Session(self.most)
+        return VisitorSession(self.most)
 
     def forget(self) -> None:
         """Everything that was made for this visitor."""
@@ -193,7 +193,7 @@ class Prediction:
         return [(i, self.label(i), self.probabilities[i]) for i in self.order[:count]]
 
 
-def ready(session: Session, loaded: Loaded, view: View) -> Ready:
+def ready(session: VisitorSession, loaded: Loaded, view: View) -> Ready:
     """The model with this input, prepared once."""
 
     def make() -> Ready:
@@ -203,7 +203,7 @@ def ready(session: Session, loaded: Loaded, view: View) -> Ready:
     return session.once(view.key("ready"), make)
 
 
-def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
+def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
     """One plain forward pass."""
     prepared = ready(session, loaded, view)
     logits = prepared.logits().double().cpu()
@@ -214,7 +214,7 @@ def predict(session: Session, loaded: Loaded, view: View) -> Prediction:
     return Prediction(tuple(order), tuple(share.tolist()), labels, len(find_blocks(loaded.model)), value)
 
 
-def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
+def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:
     """The map of each method for each class, or why there is none, as each becomes ready."""
 
     def once(key: tuple[str, dict[str, Any], int], make: Callable[[], Explanation]) -> Explanation:
@@ -230,7 +230,7 @@ def explain(session: Session, loaded: Loaded, view: View, track: Track) -> Itera
 
 
 def judge(
-    session: Session, loaded: Loaded, view: View, results: list[Explanation], track: Track
+    session: VisitorSession, loaded: Loaded, view: View, results: list[Explanation], track: Track
 ) -> Iterator[tuple[Explanation, Trust | str]]:
     """How far each map may be believed, or why that cannot be measured."""
     inputs, done = ready(session, loaded, view).inputs, list[Trust]()
@@ -244,7 +244,7 @@ def judge(
             yield e, done[-1]
 
 
-def attention(session: Session, loaded: Loaded, view: View) -> Tensor:
+def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """``[L, N, N]`` the attention maps of all blocks on the text, averaged over heads: row = who looks."""
 
     def make() -> Tensor:

@@ -1,6 +1,6 @@
-"""What code is measured by, with the list of what is still beyond it: ``limits.json`` may only shrink.
+"""What code is measured by, with the list of what is still beyond it: ``code_limits.json`` may only shrink.
 
-After a change for the better, ``python tests/test_limits_of_code.py`` writes the list again.
+After a change for the better, ``python tests/test_code_limits.py`` writes the list again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "whyformer"
-LIST = Path(__file__).with_name("limits.json")
+LIST = Path(__file__).with_name("code_limits.json")
 RULES = {
     "C901": "complexity of at most 15",
     "PLR0913": "at most 8 parameters",
@@ -70,14 +70,14 @@ def now() -> Any:
 def test_nothing_new_is_beyond_a_limit(rule: str, now: Found) -> None:
     listed = json.loads(LIST.read_text()).get(rule, {})
     more = {file: count for file, count in now.get(rule, {}).items() if count > listed.get(file, 0)}
-    assert more == {}, f"{RULES[rule]}: there is more of it than limits.json allows"
+    assert more == {}, f"{RULES[rule]}: there is more of it than code_limits.json allows"
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_list_has_no_more_than_there_is(rule: str, now: Found) -> None:
     listed = json.loads(LIST.read_text()).get(rule, {})
     less = {file: now.get(rule, {}).get(file, 0) for file, count in listed.items() if now.get(rule, {}).get(file, 0) < count}
-    assert less == {}, f"{RULES[rule]}: it got better; write the list again (python tests/test_limits_of_code.py)"
+    assert less == {}, f"{RULES[rule]}: it got better; write the list again (python tests/test_code_limits.py)"
 
 
 if __name__ == "__main__":
