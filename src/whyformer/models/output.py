@@ -56,7 +56,16 @@ class Output:
 
     @cached_property
     def logits(self) -> Tensor | None:
-        """The tensor that is called logits, or that can be nothing else; None where there are several heads or none."""
+        """The tensor that is called logits, or that can be nothing else; None where there are several heads or none. Of
+        one sample whose axis was squeezed away, with that axis."""
+        found = self._logits
+        if found is None or found.dim() > 1:
+            return found
+        rows = next((len(v) for v in self.given.values() if isinstance(v, Tensor) and v.dim()), None)
+        return found.reshape(1, -1) if not found.dim() or (rows == 1 and len(found) > 1) else found
+
+    @cached_property
+    def _logits(self) -> Tensor | None:
         for name in ("logits", "logits_per_image"):
             if name in self.named:
                 return self.named[name]

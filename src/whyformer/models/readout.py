@@ -44,7 +44,8 @@ def row_of(output: Output) -> Tensor:
 
 def anything(output: Output) -> Tensor:
     """Some tensor of the output: for a pass of which only what lies on the way is looked at."""
-    return next(iter(output.named.values()), torch.zeros(1, 1))
+    found = next(iter(output.named.values()), torch.zeros(1, 1))
+    return found if found.dim() else found[None]
 
 
 def has_row(output: Output) -> bool:

@@ -60,7 +60,8 @@ def _groups(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 def _repeated(module: nn.Module) -> list[nn.Module]:
     """The children of a container of blocks; none of anything else."""
-    children = list(module) if isinstance(module, nn.ModuleList | nn.Sequential) else []
+    # a list may hold None in place of a module
+    children = [c for c in module if c is not None] if isinstance(module, nn.ModuleList | nn.Sequential) else []
     # a hybrid's classes are of one kind: the last word of JambaAttentionDecoderLayer and JambaMambaDecoderLayer
     kinds, classes = {re.sub(".*(?=[A-Z])", "", type(c).__name__) for c in children}, {type(c) for c in children}
     asked = children if len(classes) > 1 else children[:1]

@@ -47,7 +47,7 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
         if not recording.logits.requires_grad:
             raise task.refuse("what enters its first block does not reach the logits")
         seed = task.seed(recording.logits)
-        values = torch.stack([_shares(tensor, start) for tensor, start in recording.starts(seed)]).sum(0)
+        values = torch.stack([_shares(*pair, recording.run.batch) for pair in recording.starts(seed)]).sum(0)
     except Lost as lost:
         raise task.refuse(f"the shares of its tokens cannot be followed through its operation '{lost}'") from lost
     wanted = (seed * recording.logits.detach()).flatten(1).sum(1)
@@ -63,11 +63,12 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     )
 
 
-def _shares(tensor: Tensor, start: Tensor) -> Tensor:
+def _shares(tensor: Tensor, start: Tensor, batch: int) -> Tensor:
     """``[B, N]`` Σ over all but the batch of each row's share of an output times what the target takes of it."""
     parts = parts_of(tensor)
     if parts is None:
         raise Lost("the output")
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        found = [(parts.at(c) * start).flatten(2).sum(-1) for c in range(len(parts.chunks))]
+        found = [(parts.at(c) * start).reshape(-1, batch, tensor.numel() // batch).sum(-1) for c in range(len(parts.chunks))]
     return torch.cat(found).T
+
