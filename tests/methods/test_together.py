@@ -164,6 +164,7 @@ def test_one_forward_pass_and_four_backward_do_for_nine(monkeypatch):
     model.register_forward_pre_hook(lambda *_: forwards.append(1))
     ready.task().structure  # noqa: B018 - measured once for each model
     ready.explain("gradcam_attention")
+    ready.explain("lrp_ah_ln")  # its program is known from here on
     monkeypatch.setattr(torch.autograd, "grad", counted)
     forwards.clear()
     found = list(each(ready, [read_method(m) for m in NINE], [1]))

@@ -195,9 +195,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
     def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Tensor:
         """The exit of a region: its value, with the rule of the one call that the region stands for."""
         row, reading, function, given, named = run.as_call(result)
-        made = result
+        made, entry, run.entry = result, run.entry, run.entry.detach()  # or its graph would hold itself
         if not run.native:
-            made = self._by_rule(row.name, row, reading, function, (run.entry,), {})
+            made = self._by_rule(row.name, row, reading, function, (entry,), {})
             self._see(made)
         elif self.tally is not None:
             self.tally.add(row.name, row.name, NATIVE.name)
@@ -256,7 +256,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
             result = _without_graph(func, args, kwargs)
             if self.kept:
                 packed.note(self.kept, args, kwargs, result)
-            if row.kind == "view" and args and is_parameter(args[0]) and not isinstance(result, nn.Parameter | tuple):
+            picked = isinstance(result, Tensor) and not isinstance(result, nn.Parameter)
+            if row.kind == "view" and picked and args and is_parameter(args[0]):
                 result._whyformer_picked = name == "__getitem__" and isinstance(args[1], Tensor)
             if not isinstance(result, nn.Parameter):
                 self._of_weights(args, kwargs, result)

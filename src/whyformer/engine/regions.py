@@ -57,7 +57,8 @@ class RegionRun:
                 self.inner.append(tensor)
             made.append(slots[id(tensor)].number)
         self.calls.append((number, func, given, named, made, written))
-        if number == self.step.region.core and isinstance(result, Tensor):
+        region = self.step.region
+        if number == region.core and "norm" in region.kind:
             self.normed = result if number == self.step.leaves else result.clone()
 
     def compute(self, x: Tensor, after: int = -1) -> Tensor:

@@ -204,7 +204,8 @@ class Recording:
         leaves = [leaf for _, leaf in self.read]
         found = torch.autograd.grad(self.logits, leaves, seed, retain_graph=True, allow_unused=True)
         starts = [(t, s) for (t, _), s in zip(self.read, found, strict=True) if s is not None]
-        rows = [s.detach().reshape(len(seed), -1) for _, s in starts if not s.dim() or len(s) == len(seed)] or [seed.flatten(1)]
+        read = [s.detach() for _, s in starts if not s.dim() or len(s) == len(seed)]
+        rows = [s.reshape(len(seed), -1) for s in read] or [seed.flatten(1)]
         self.started = (
             torch.stack([r.sum(-1) for r in rows]).sum(0), torch.stack([r.abs().sum(-1) for r in rows]).sum(0)
         )  # fmt: skip

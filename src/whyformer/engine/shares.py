@@ -20,6 +20,7 @@ from whyformer.engine.norms import Norm
 from whyformer.engine.operations import is_in_place, operation, out_of_place
 from whyformer.engine.parts import Lost, Maker, Parts, parts_of
 from whyformer.engine.readings import attention_scores, bind, is_statistic, norm, tensors
+from whyformer.engine.regions import kind_row
 from whyformer.rules.core import NATIVE, Composite, Rule
 
 _KINDS = (
@@ -93,7 +94,7 @@ class Shares:
         return Parts(make, self.chunks, self.real, bias, late, alone, kept)
 
     def _follow(self, name: str, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        row, item = operation(name), isinstance(result, list | tuple)
+        row, item = kind_row(name), isinstance(result, list | tuple)
         changed = is_in_place(name) or kwargs.get("inplace") is True
         made: list[Any] = [args[0]] if changed else tensors((result,))
         if not changed and any(parts_of(m) is not None for m in made):

@@ -69,6 +69,7 @@ def _shares(tensor: Tensor, start: Tensor, batch: int) -> Tensor:
     if parts is None:
         raise Lost("the output")
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        found = [(parts.at(c) * start).reshape(-1, batch, tensor.numel() // batch).sum(-1) for c in range(len(parts.chunks))]
+        each = (-1, batch, tensor.numel() // batch)
+        found = [(parts.at(c) * start).reshape(each).sum(-1) for c in range(len(parts.chunks))]
     return torch.cat(found).T
 
