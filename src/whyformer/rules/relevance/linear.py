@@ -234,7 +234,7 @@ def box(call: Call, relevance: Tensor) -> Grads:
     R = x ⊙ Wᵀ S − l · W⁺ᵀ S − h · W⁻ᵀ S, S = R / (W x − W⁺ l − W⁻ h); no bias.
     """
     x, count = call.operands[0], call.run.batch
-    samples = count if count > 1 and x.shape[0] % count == 0 else x.shape[0]
+    samples = count if x.shape[0] % count == 0 else x.shape[0]
     bounds = x.reshape(samples, -1).aminmax(dim=1)
     each = x.shape[0] // samples
     low, high = (b.repeat_interleave(each).reshape(-1, *(1,) * (x.dim() - 1)).expand_as(x) for b in bounds)
