@@ -16,6 +16,7 @@ import whyformer.rules
 from whyformer.errors import InputError, ModelError, UnknownOperation
 from whyformer.rules import registered
 from whyformer.rules.core import Call, Rule
+from zoo import unseen
 
 WIDTH, TOKENS = 6, 4
 METHODS = ["transformer_attribution", "lrp", "lrp_ah_ln", "lrp_ln"]
@@ -58,7 +59,7 @@ class Soft(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return F.gelu(x)
+        return unseen(F.gelu(x))
 
     @staticmethod
     def backward(ctx: Any, *flows: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class SoftInTwo(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return F.gelu(x)
+        return unseen(F.gelu(x))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -311,7 +312,8 @@ def test_what_is_declared_badly_is_told() -> None:
 def test_the_audit_shows_them(way: str) -> None:
     key, function = SOFT[way]
     whyformer.rules.register(key, like="gelu")
-    shown = [o for o in whyformer.audit(Model(function), X).operations if o.role == "gelu"]
+    operations = whyformer.audit(Model(function), X).operations
+    shown = [o for o in operations if o.role == "gelu" and o.name != "gelu"]  # which may lie within
     assert [o.count for o in shown] == [2]
     assert set(shown[0].rules.values()) == {"identity", "its ordinary adjoint"}
 

@@ -20,12 +20,14 @@ from whyformer.engine import adjoints, audit, packed
 from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUCTS, written_attention
+from whyformer.engine.functions import LookedInto
 from whyformer.engine.isolation import INFERENCE, here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row
 from whyformer.errors import ModelError, Strayed
+from whyformer.program.calls import Gradients
 from whyformer.program.facts import Facts, Step
 from whyformer.program.operations import tensors_in
 from whyformer.rules.core import NATIVE, Composite, Pass, Ruled, before_change
@@ -69,7 +71,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.declared = gather()
         self.kept = packed.kept(self.model)
         self.open: dict[int, RegionRun | None] = {}
+        self.gradients, self.looked_into = Gradients(), LookedInto(self.declared.functions)
         self.inputs: frozenset[int] = frozenset()
+        self.functions = False
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -92,6 +96,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         row = operation(name)
         inside = here.run is self
         number = self._count(row) if inside and self.facts is not None and not self.depth and not self.aside else -1
+        if inside:
+            self.gradients.follow(name, args)
         if not inside or self.muted or row.kind == "silent":
             result = func(*args, **kwargs)
             if name in ("detach", "data") and inside and is_parameter(args[0]):
@@ -99,9 +105,16 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
         if torch._C._are_functorch_transforms_active() and not self.transformed:  # the audit sees the result
             return func(*args, **kwargs)
+        in_function = self.gradients.in_function()
+        self.functions = self.functions or in_function
         self.depth += 1
         try:
-            return self._run(number, name, row, func, args, kwargs)
+            if self.looked_into.results:
+                args, kwargs = self.looked_into.instead(args), self.looked_into.instead(kwargs)
+            if not in_function or self.facts is None or number in self.facts.opaque:
+                return self._run(number, name, row, func, args, kwargs)
+            with torch.enable_grad():
+                return self.looked_into.cut(name, self._run(number, name, row, func, args, kwargs))
         finally:
             self.depth -= 1
 
@@ -201,8 +214,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             self._see(made)
         elif self.tally is not None:
             self.tally.add(row.name, row.name, NATIVE.name)
-        if row.kind == "activation":
-            made._whyformer_activated = True  # type: ignore[attr-defined]
+        self._mark(row.name, reading, (entry,), {}, made)
         made = self._note(row.name, given, named, made)
         made = made if self.watch is None else self.watch(self, row.name, function, given, named, made)
         if is_in_place(name) and not run.native:
@@ -289,6 +301,14 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if reading.role == "layer" and self.number - 1 in self.inputs:
             reading.role = "input layer"
         result = _in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
+        self._mark(name, reading, args, kwargs, result)
+        if row.read is largest:
+            for tensor in tensors((result,)):
+                tensor._whyformer_largest = tensor.numel() < args[0].numel()  # type: ignore[attr-defined]
+        return result
+
+    def _mark(self, name: str, reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Statistics, and what activations gave, are known again where they scale a branch."""
         if reading.kind == "statistic" or (self.statistics and self._of_statistics(name, reading, args, kwargs)):
             self.statistics = True
             for tensor in tensors((result,)):
@@ -296,10 +316,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
         elif reading.kind == "activation":
             for tensor in tensors((result,)):
                 tensor._whyformer_activated = True  # type: ignore[attr-defined]
-        elif row.read is largest:
-            for tensor in tensors((result,)):
-                tensor._whyformer_largest = tensor.numel() < args[0].numel()  # type: ignore[attr-defined]
-        return result
 
     def _of_statistics(self, name: str, reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that carries into it are statistics, and it mixes no channels."""
@@ -360,7 +376,16 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
     # -- what carries ----------------------------------------------------------------------------------------
     def _foreign(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.requires_grad and value.is_leaf and id(value) not in self.own
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            return False
+        return id(value) not in self.own if value.is_leaf else self.functions and self._of_weights_alone(value.grad_fn)
+
+    def _of_weights_alone(self, node: Any) -> bool:
+        """Whether autograd noted an autograd function that only weights lead into."""
+        if not hasattr(node, "_forward_cls"):
+            return False
+        leaves = [getattr(parent, "variable", None) for parent, _ in node.next_functions if parent is not None]
+        return all(leaf is not None and id(leaf) not in self.own for leaf in leaves)
 
     def carries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not torch.is_grad_enabled():
@@ -370,7 +395,8 @@ class Interception(AttentionCapture, TorchFunctionMode):
         own = self.own
         for value in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(value, Tensor):
-                if value.requires_grad and (not value.is_leaf or id(value) in own):
+                inner = value.requires_grad and (not value.is_leaf or id(value) in own)
+                if inner and not (self.functions and self._foreign(value)):
                     return True
             elif isinstance(value, _LISTED) and self.carries(tuple(tensors((value,))), {}):
                 return True

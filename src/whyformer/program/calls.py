@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -26,6 +27,22 @@ def inside(run: object | None) -> Iterator[None]:
         yield
     finally:
         here.run = around
+
+
+class Gradients:
+    """Whether the model asked for gradients, which is seen from its calls; autograd itself switches them off too, while
+    it runs the forward of an autograd function."""
+
+    asked = True
+
+    def follow(self, name: str, args: Sequence[Any]) -> None:
+        """A call of the model."""
+        if name == "_set_grad_enabled":
+            self.asked = bool(args[0])
+
+    def in_function(self) -> bool:
+        """Whether this is the forward of an autograd function: gradients are off, and the model did not say so."""
+        return self.asked and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 @contextlib.contextmanager

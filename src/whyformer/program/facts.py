@@ -33,11 +33,13 @@ class Facts:
         calls: the operations, by number.
         steps: call -> the region that it is part of.
         inputs: the calls that read what the model was given, however it is rearranged.
+        opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
 
     calls: tuple[str, ...]
     steps: dict[int, Step] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
+    opaque: frozenset[int] = frozenset()
 
 
 def facts_of(program: Program) -> Facts:
@@ -50,4 +52,5 @@ def facts_of(program: Program) -> Facts:
         if program.values[region.exit].call == step.leaves:
             steps.update(dict.fromkeys(region.calls, step))
     inputs = frozenset(c.number for c in program.calls if any(program.values[o].given for o in c.operands))
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs)
+    opaque = frozenset(c.number for c in program.calls if any(program.values[r].opaque for r in c.results))
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque)

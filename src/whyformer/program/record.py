@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from whyformer.program.calls import here
+from whyformer.program.calls import Gradients, here
 from whyformer.program.operations import is_in_place, kind_of, operation_name, tensors_in
 
 WHOLE = 4096
@@ -29,6 +29,8 @@ class Value:
         carries: whether it depends on an input through operations that have a derivative.
         weight: whether it was computed from parameters of the model alone.
         ids: whether it holds whole numbers that came from an input.
+        opaque: whether it was made in an autograd function of what no call has made, or by a call of which nothing is
+            known.
         given: whether it holds pixels or the like (three axes or more) that the model was given, only rearranged.
         rows: axis -> some rows of it, that axis whole; empty where it does not carry.
     """
@@ -40,6 +42,7 @@ class Value:
     weight: bool = False
     ids: bool = False
     given: bool = False
+    opaque: bool = False
     rows: Mapping[int, Tensor] = field(default_factory=dict)
 
 
@@ -98,12 +101,12 @@ def some_rows(tensor: Tensor) -> dict[int, Tensor]:
 
 class Recorder(TorchFunctionMode):
     """Writes down every call of the model that is not silent; no tensor and no module is marked. What a user's hook
-    computes is followed, but is no call of the model."""
+    computes is followed, but is no call of the model; what an autograd function does in its forward is looked into."""
 
     def __init__(self, model: nn.Module, *, modules: bool = False) -> None:
         super().__init__()
         self.model, self.aside = model, 0
-        self.program = Program()
+        self.program, self.gradients = Program(), Gradients()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._writers: dict[int, int] = {}
         self._weights = {_place(p) for p in model.parameters()}
@@ -125,17 +128,19 @@ class Recorder(TorchFunctionMode):
         silent = kind_of(name) == "silent"
         if here.run is not self:
             return func(*args, **kwargs)
+        self.gradients.follow(name, args)
         if silent and name not in ("detach", "data", "zeros_like", "ones_like", "empty_like", "_base"):
             return func(*args, **kwargs)
         given = tensors_in((*args, *kwargs.values()))
         before = [self._of(t) for t in given]
-        graph = torch.is_grad_enabled()
-        if graph:
+        on = torch.is_grad_enabled()
+        graph = on or self.gradients.in_function()
+        if on:
             torch._C._set_grad_enabled(False)
         try:
             result = func(*args, **kwargs)
         finally:
-            if graph:
+            if on:
                 torch._C._set_grad_enabled(True)
         made = tensors_in((result,))
         if is_in_place(name) or kwargs.get("inplace") is True:
@@ -157,6 +162,8 @@ class Recorder(TorchFunctionMode):
         constant = [v.call < 0 and not (v.parents or v.ids or v.carries) for v in values]
         weight = all(v.weight or c for v, c in zip(values, constant, strict=True))
         weight = weight and any(v.weight for v in values)
+        unknown = not silent and kind_of(name) == ""
+        opaque = self.gradients.in_function() and (unknown or any(v.opaque for v in values))
         results = tuple(
             self._number(
                 t, parents, number, carries=carries or (begins and any(not v.parents for v in values)), weight=weight,
@@ -167,6 +174,8 @@ class Recorder(TorchFunctionMode):
         if carries and kind_of(name) == "view" and all(v.given for v in values if v.carries):
             for result in results:
                 program.values[result].given = True
+        for result in results:
+            program.values[result].opaque = opaque
         if not silent:
             program.calls.append(Call(number, name, tuple(operands), results))
 
@@ -188,7 +197,9 @@ class Recorder(TorchFunctionMode):
         values = self.program.values
         shape = tuple(tensor.shape)
         parent = next((i for i in reversed(range(len(values))) if values[i].carries and values[i].shape == shape), None)
-        return self._number(tensor, () if parent is None else (parent,), -1, carries=parent is not None)
+        number = self._number(tensor, () if parent is None else (parent,), -1, carries=parent is not None)
+        values[number].opaque = self.gradients.in_function()
+        return number
 
     def _number(
         self, tensor: Tensor, parents: tuple[int, ...], call: int, *, carries: bool = False, weight: bool = False,
