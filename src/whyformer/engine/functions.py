@@ -31,8 +31,11 @@ class LookedInto:
         """The values of a result, without its graph."""
         if type(result) in (list, tuple):
             return type(result)(self.cut(name, one) for one in result)
-        if is_in_place(name) or not isinstance(result, Tensor) or not result.is_floating_point():
+        if not isinstance(result, Tensor) or not result.is_floating_point():
             return result
+        if is_in_place(name):  # its values share its memory
+            known = (values() for values, made in self.results.values() if made is result)
+            return next((values for values in known if values is not None), result)
         values, results = result.detach(), self.results
         number = id(values)
         results[number] = weakref.ref(values, lambda _: results.pop(number, None)), result

@@ -162,7 +162,7 @@ class Recorder(TorchFunctionMode):
         constant = [v.call < 0 and not (v.parents or v.ids or v.carries) for v in values]
         weight = all(v.weight or c for v, c in zip(values, constant, strict=True))
         weight = weight and any(v.weight for v in values)
-        unknown = not silent and kind_of(name) == ""
+        unknown = bool(operands) and not silent and kind_of(name) == ""
         opaque = self.gradients.in_function() and (unknown or any(v.opaque for v in values))
         results = tuple(
             self._number(
@@ -174,8 +174,8 @@ class Recorder(TorchFunctionMode):
         if carries and kind_of(name) == "view" and all(v.given for v in values if v.carries):
             for result in results:
                 program.values[result].given = True
-        for result in results:
-            program.values[result].opaque = opaque
+        for result, tensor in zip(results, made, strict=True):
+            program.values[result].opaque = opaque and tensor.is_floating_point()
         if not silent:
             program.calls.append(Call(number, name, tuple(operands), results))
 
