@@ -36,10 +36,14 @@ class LookedInto:
         if is_in_place(name):  # its values share its memory
             known = (values() for values, made in self.results.values() if made is result)
             return next((values for values in known if values is not None), result)
-        values, results = result.detach(), self.results
-        number = id(values)
-        results[number] = weakref.ref(values, lambda _: results.pop(number, None)), result
+        values = result.detach()
+        self.stand_in(values, result)
         return values
+
+    def stand_in(self, values: Tensor, result: Tensor) -> None:
+        """Whoever reads these values is given the result."""
+        results, number = self.results, id(values)
+        results[number] = weakref.ref(values, lambda _: results.pop(number, None)), result
 
     def instead(self, values: Any) -> Any:
         """Arguments, with the results that they are the values of."""

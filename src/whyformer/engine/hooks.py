@@ -15,7 +15,9 @@ from whyformer.engine.isolation import here
 from whyformer.engine.probes import BlockCalls, BlockFlows, BlockInputs, Entering, Reached, Until, asked
 from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Path, Trace, is_lookup
+from whyformer.models.facts import Block, Feed, facts
 from whyformer.models.structure import block_groups
+from whyformer.program.blocks import ProgramBlock
 from whyformer.rules.core import Pass
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def block_hooks(
-    recording: Recording, blocks: list[nn.Module], root: str | None, entries: Mapping[str, Root],
+    recording: Recording, blocks: Sequence[Block], root: str | None, entries: Mapping[str, Root],
     values: Mapping[str, Tensor], ends: Ends | None,
 ) -> Iterator[None]:  # fmt: skip
     """Count the blocks, begin the graph at ``entries`` or behind the last block (``root`` "output"), keep what the
@@ -37,9 +39,9 @@ def block_hooks(
     flows = asked(mode.probes, BlockFlows)
     given: Any = ((), {})
     passed: dict[int, _Passing] = {}
-    lasts = {group[-1] for group in block_groups(mode.model).values()}
+    lasts: set[Block] = {*(group[-1] for group in block_groups(mode.model).values()), *blocks[-1:]}
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter(module: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal given
         mode.block, mode.last = recording.blocks, module in lasts
         if calls is not None:
@@ -90,7 +92,7 @@ def block_hooks(
         mine = one.rows.to(leaf.device).reshape(*one.rows.shape, *[1] * (leaf.dim() - 2)).expand_as(leaf)
         return torch.where(batch_first(mine, mode.run, back=True), rows, hidden)
 
-    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def leave(module: Block, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         found = tensors_of(output)
         number = mode.block
         unrooted = mode.features is not None and number in mode.features.blocks and mode.norm_before != number
@@ -131,11 +133,11 @@ def block_hooks(
 
 @contextlib.contextmanager
 def around(
-    mode: Interception, blocks: Sequence[nn.Module], before: Callable[..., Any], after: Callable[..., Any]
+    mode: Interception, blocks: Sequence[Block], before: Callable[..., Any], after: Callable[..., Any]
 ) -> Iterator[None]:
-    """``before(module, args, kwargs)`` and ``after(module, args, kwargs, output)`` of each block that runs in this run,
-    nearer to the module's own forward than all other hooks, such as those by which transformers keeps hidden states
-    for a decoder of masks."""
+    """``before(block, args, kwargs)`` and ``after(block, args, kwargs, output)`` of each block that runs in this run:
+    of a module nearer to its own forward than all other hooks, such as those by which transformers keeps hidden states
+    for a decoder of masks; of a part of the program behind the calls at its borders."""
 
     def own(function: Callable[..., Any]) -> Callable[..., Any]:
         def hook(*args: Any) -> Any:
@@ -148,13 +150,33 @@ def around(
 
     handles = []
     try:
-        for block in blocks:
+        for block in dict.fromkeys(blocks):
+            if isinstance(block, ProgramBlock):
+                mode.border(block, own(before), own(after))
+                continue
             handles.append(block.register_forward_pre_hook(own(before), with_kwargs=True))
             handles.append(block.register_forward_hook(own(after), with_kwargs=True, prepend=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def run_block(mode: Interception, block: Block, given: Feed, feed: Feed, begin: Callable[[], None]) -> Any:
+    """What a block returns when it runs once more, in this mode: a module on what it was given, a part of the program
+    with all that lies before it, on what the model was fed. ``begin`` is called where it begins."""
+    if isinstance(block, nn.Module):
+        begin()
+        return block(*given[0], **given[1])
+    mode.facts, found = facts(mode.model, feed, any_roots=True), list[Any]()
+
+    def after(*left: Any) -> None:
+        found.append(left[-1])
+        raise Reached
+
+    with contextlib.suppress(Reached), around(mode, [block], lambda *_: begin(), after):
+        mode.model(*feed[0], **feed[1])
+    return found[0]
 
 
 def batch_first(tokens: Tensor, run: Pass, *, back: bool = False) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whyformer.engine.places import said
 from whyformer.engine.probes import Edit, Reached, Until
 from whyformer.engine.run import Feed, Root, record
+from whyformer.models.facts import Block
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite
 
@@ -19,7 +20,7 @@ _GRADIENT = Composite("gradient", "multiplier", audit=False)
 _MIXED: weakref.WeakKeyDictionary[nn.Module, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
-def enters(model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], rows: Tensor) -> bool:
+def enters(model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[Block], rows: Tensor) -> bool:
     """Whether an input feeds some of these rows of a block call, ``[B, N]`` (a picture added to its words).
 
     A forward pass up to that call, and one backward pass; kept as :func:`entering_places` keeps what it measures.

@@ -27,6 +27,7 @@ from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projecti
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row
 from whyformer.errors import ModelError, Strayed
+from whyformer.program.blocks import ProgramBlock
 from whyformer.program.calls import Gradients
 from whyformer.program.facts import Facts, Step
 from whyformer.program.operations import tensors_in
@@ -74,6 +75,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.gradients, self.looked_into = Gradients(), LookedInto(self.declared.functions)
         self.inputs: frozenset[int] = frozenset()
         self.functions = False
+        self.borders: dict[int, list[Callable[[Tensor], Any]]] = {}
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
             self.anchor = torch.zeros((), requires_grad=True)
@@ -111,8 +113,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
         try:
             if self.looked_into.results:
                 args, kwargs = self.looked_into.instead(args), self.looked_into.instead(kwargs)
-            if not in_function or self.facts is None or number in self.facts.opaque:
-                return self._run(number, name, row, func, args, kwargs)
+            if not in_function or not self.composite.audit or self.facts is None or number in self.facts.opaque:
+                result = self._run(number, name, row, func, args, kwargs)
+                return result if number not in self.borders else self._at_border(number, name, result)
             with torch.enable_grad():
                 return self.looked_into.cut(name, self._run(number, name, row, func, args, kwargs))
         finally:
@@ -126,6 +129,30 @@ class Interception(AttentionCapture, TorchFunctionMode):
             yield
         finally:
             self.depth -= 1
+
+    def border(self, block: ProgramBlock, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """Call ``before`` and ``after`` as hooks of a module around a part of the program."""
+        if self.facts is None or block.number >= len(self.facts.blocks):
+            raise Strayed
+        first, last = self.facts.blocks[block.number]
+
+        def enter(hidden: Tensor) -> Any:
+            changed = before(block, (hidden,), {})
+            return None if changed is None else changed[0][0]
+
+        self.borders.setdefault(first, []).append(enter)
+        self.borders.setdefault(last, []).insert(0, lambda hidden: after(block, (), {}, hidden))
+
+    def _at_border(self, number: int, name: str, result: Tensor) -> Tensor:
+        """What leaves a block and enters the next."""
+        made = result
+        with self:
+            for hook in self.borders[number]:
+                changed = hook(made)
+                made = made if changed is None else changed
+        if made is not result and is_in_place(name):  # the model has it under its old name
+            self.looked_into.stand_in(result, made)
+        return made
 
     def _count(self, row: Operation) -> int:
         """The number of a call, which has to be the one that was written down.

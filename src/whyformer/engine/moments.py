@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.probes import Edit, FirstLayer, Reached, Until
 from whyformer.engine.run import Feed, Root, record
+from whyformer.models.facts import Block
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite
 
@@ -72,7 +73,7 @@ def shares(leaf: Tensor, rows: Tensor, sample: int, axis: int = 1) -> Tensor | N
 
 # -- along which axis ------------------------------------------------------------------------------------------------
 def axis_of_rows(
-    model: nn.Module, feed: Feed, scored: str | int, call: int | None, blocks: list[nn.Module]
+    model: nn.Module, feed: Feed, scored: str | int, call: int | None, blocks: list[Block]
 ) -> int | None:
     """1 or 2: along which axis of an input ``[B, N, D]`` or ``[B, D, N]`` its rows stand; None where that is unknown.
 
@@ -99,7 +100,7 @@ def axis_of_rows(
 
 
 def _spread(
-    model: nn.Module, feed: Feed, scored: str | int, until: Until | FirstLayer, blocks: list[nn.Module]
+    model: nn.Module, feed: Feed, scored: str | int, until: Until | FirstLayer, blocks: list[Block]
 ) -> tuple[float, float] | None:
     """How far apart the centres of some of the first sample's rows lie along axes 1 and 2, as a share of what places
     all over the axis have: 0 where all rows see the same. None where there are fewer than two rows."""

@@ -15,6 +15,7 @@ from whyformer.engine.mode import Interception
 from whyformer.engine.moments import shares
 from whyformer.engine.probes import AttentionCall, Edit, Features, Maps, Reached, Until
 from whyformer.engine.run import Feed, Root, record, running
+from whyformer.models.facts import Block
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
 
@@ -72,7 +73,7 @@ def picture_places(model: nn.Module, feed: Feed, scored: str | int, block: int |
 
 
 def entering_places(
-    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[nn.Module], samples: int, *,
+    model: nn.Module, feed: Feed, root: Root, call: int, blocks: list[Block], samples: int, *,
     picture: bool = False, turned: bool = False,
 ) -> list[Places | None]:  # fmt: skip
     """For each sample the rows that enter a block call and stand for the elements of one input, what attentions mix

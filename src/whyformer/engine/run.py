@@ -20,11 +20,12 @@ from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError, Strayed
-from whyformer.models.facts import facts
+from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
-from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
+from whyformer.models.structure import first_bad_parameter, sequence_first
 from whyformer.models.walking import modules
+from whyformer.program.blocks import ProgramBlock
 from whyformer.rules.core import Composite, Pass
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
@@ -250,7 +251,7 @@ def record(
     root_value: Tensor | None = None,
     roots: Mapping[str, Root] | None = None,
     values: Mapping[str, Tensor] | None = None,
-    blocks: list[nn.Module] | None = None,
+    blocks: list[Block] | None = None,
     ends: Ends | None = None,
     read: Callable[[Output], Tensor] = row_of,
     samples: Tensor | None = None,
@@ -278,7 +279,7 @@ def record(
     Raises:
         ModelError: NaN in the logits, or no block where one is needed.
     """
-    blocks = find_blocks(model) if blocks is None else blocks
+    blocks = next(iter(groups_of(model, feed).values()), []) if blocks is None else blocks
     starts, values = dict(roots or {}), dict(values or {})
     half = in_half_precision(model, feed, read, samples) if composite.carrier == "relevance" else None
     if half is not None:
@@ -308,13 +309,15 @@ def record(
             "no repeated blocks found in this model (looked for an nn.ModuleList or nn.Sequential of one class), so "
             "the input of the first block is unknown; put the blocks into an nn.ModuleList"
         )
+    again_blocks = [block for block in blocks if isinstance(block, nn.Module)] if checkpoint else []
     if checkpoint:
-        again.refuse_unfit(blocks, probes, feed)
+        again.refuse_unfit(again_blocks, probes, feed)
     graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
-    if composite.audit and composite.rules:
+    inputs: frozenset[Any] = frozenset()
+    if (composite.audit and composite.rules) or any(isinstance(block, ProgramBlock) for block in blocks):
         inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
-        within = again.without_caches(blocks) if checkpoint else None
+        within = again.without_caches(again_blocks) if checkpoint else None
         mode.facts = facts(model, (tuple(args), kwargs), inputs, within=within)
         mode.inputs = mode.facts.inputs if inputs else frozenset()
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
@@ -325,14 +328,14 @@ def record(
             running(mode, listed),
             block_hooks(recording, blocks, root, entries, values, ends),
             declared_around(mode),
-            again.run_again(mode, blocks if checkpoint else ()),
+            again.run_again(mode, again_blocks),
             without_autocast(composite.carrier),
             as_written(model, listed),
         ):
             output = model(*args, **kwargs)
             mode.ended()
     except Strayed:
-        facts(model, feed, inputs, again=True, within=again.without_caches(blocks) if checkpoint else None)
+        facts(model, feed, inputs, again=True, within=again.without_caches(again_blocks) if checkpoint else None)
         raise
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     audit.hidden(mode, tuple(made))

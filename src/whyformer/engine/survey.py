@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from whyformer.engine.run import Feed, Root, record
 from whyformer.engine.trace import Attention, Key, Lookup, Path, Trace
+from whyformer.models.facts import Block, groups_of
 from whyformer.models.readout import anything
-from whyformer.models.structure import TOKENS_FIRST, block_groups
+from whyformer.models.structure import TOKENS_FIRST
 from whyformer.rules.core import Composite
 
 _GRADIENT = Composite("gradient", "multiplier", audit=False)
@@ -163,8 +164,8 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     for name, place in scored.items():
         given: Any = args if isinstance(place, int) else kwargs
         given[place] = trace.begin(name, given[place])
-    groups = block_groups(model)
-    trace.groups = {id(block): name for name, blocks in groups.items() for block in blocks}
+    groups = groups_of(model, feed)
+    trace.groups = {block: name for name, blocks in groups.items() for block in blocks}
     blocks = [block for some in groups.values() for block in some]
     record(model, (tuple(args), kwargs), _GRADIENT, trace, blocks=blocks, read=anything).release()
     if trace.tokens_first is not None:
@@ -187,7 +188,7 @@ def _survey(model: nn.Module, feed: Feed, scored: Mapping[str, str | int]) -> St
     )  # fmt: skip
 
 
-def _leads_on(model: nn.Module, feed: Feed, call: int, blocks: list[nn.Module]) -> bool:
+def _leads_on(model: nn.Module, feed: Feed, call: int, blocks: list[Block]) -> bool:
     """Whether what enters a block call reaches the output."""
     recording = record(model, feed, _GRADIENT, roots={"": Root("entry", call)}, blocks=blocks, read=anything)
     found = recording.logits.requires_grad

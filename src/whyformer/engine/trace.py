@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.engine.decompositions import DECOMPOSITIONS, PARTS, PRODUCTS
 from whyformer.engine.operations import is_in_place, operation
 from whyformer.engine.readings import is_parameter, tensors
+from whyformer.models.facts import Block
 
 Key = frozenset[str]
 Path = tuple[Any, ...]
@@ -111,7 +112,7 @@ class Trace:
     calls: list[str] = field(default_factory=list)
     rows: list[Key | None] = field(default_factory=list)
     outputs: dict[Key, tuple[int, Path]] = field(default_factory=dict)
-    groups: dict[int, str] = field(default_factory=dict)
+    groups: dict[Block, str] = field(default_factory=dict)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     tokens_first: bool | None = None
     unaligned: set[str] = field(default_factory=set)
@@ -129,9 +130,9 @@ class Trace:
             copy._whyformer_ids = numbers + (1 + self.inputs.index(name)) * _APART  # type: ignore[attr-defined]
         return copy
 
-    def entered(self, call: int, module: nn.Module, hidden: Tensor | None) -> None:
+    def entered(self, call: int, module: Block, hidden: Tensor | None) -> None:
         """A block is called on these rows."""
-        self.calls.append(self.groups[id(module)])
+        self.calls.append(self.groups[module])
         label = _rows(hidden)
         self.rows.append(None if label is None else label.key)
         if label is not None and hidden is not None and hidden.dim() == 3 and hidden.shape[0] != hidden.shape[1]:

@@ -23,7 +23,8 @@ def odd_rows(task: Task) -> str | None:
         given = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
         shapes.append(tuple(given[0].shape) if given else ())
 
-    handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in task.all_blocks]
+    modules = [block for block in task.all_blocks if isinstance(block, nn.Module)]
+    handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in modules]
     try:
         with torch.no_grad():
             task.forward()

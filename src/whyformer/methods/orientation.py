@@ -13,7 +13,7 @@ from whyformer.engine.moments import axis_of_rows
 from whyformer.engine.survey import survey
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.models.structure import block_groups
+from whyformer.models.facts import groups_of
 
 
 def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -27,7 +27,7 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     unknown = {n: s for n, s in sides.items() if s.turned is None and s.modality == "tensor" and s.tensor.dim() == 3}
     if not unknown:
         return inputs
-    blocks = [block for group in block_groups(model).values() for block in group]
+    blocks = [block for group in groups_of(model, inputs.feed).values() for block in group]
     found = {}
     # a model that fails on these inputs does so again where that is told
     told = contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError)

@@ -20,8 +20,8 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
+from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
-from whyformer.models.structure import block_groups
 from whyformer.rules.core import Composite
 
 
@@ -89,14 +89,14 @@ class Sources:
         return survey(self.model, self.inputs.feed, {name: self.inputs.side(name).scored for name in names})
 
     @cached_property
-    def all_blocks(self) -> list[nn.Module]:
+    def all_blocks(self) -> list[Block]:
         """The blocks of all groups, whose calls the structure counts."""
         return [block for blocks in self.groups.values() for block in blocks]
 
     @cached_property
-    def groups(self) -> dict[str, list[nn.Module]]:
+    def groups(self) -> dict[str, list[Block]]:
         """The groups of repeated blocks by name, the main one first."""
-        return block_groups(self.model)
+        return groups_of(self.model, self.inputs.feed)
 
     @cached_property
     def sources(self) -> dict[str, Inputs]:

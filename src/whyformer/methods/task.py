@@ -22,6 +22,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources, readout_row
 from whyformer.methods.together import Together
+from whyformer.models.facts import Block
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.rules.core import Composite
@@ -225,7 +226,7 @@ class Task(Sources):
         return count
 
     @cached_property
-    def _found(self) -> list[nn.Module]:
+    def _found(self) -> list[Block]:
         """The largest group of blocks; where there are several streams, that of the main input's."""
         group = None if self.structure.plain else self.structure.group_of(self.inputs.name)
         return next(iter(self.groups.values()), []) if group is None else self.groups[group]

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whyformer.models import walking
-from whyformer.program.calls import inside, users_hooks_aside
+from whyformer.models.structure import block_groups
+from whyformer.program.blocks import ModuleCall, ProgramBlock
+from whyformer.program.calls import here, inside, users_hooks_aside
 from whyformer.program.facts import Facts, facts_of
 from whyformer.program.operations import tensors_in
 from whyformer.program.record import Recorder
 
+Block = nn.Module | ProgramBlock
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, tuple[Any, dict[Any, Facts]]] = weakref.WeakKeyDictionary()
 
 
 def facts(
     model: nn.Module, feed: Feed, roots: frozenset[Any] = frozenset(), *, again: bool = False,
-    within: AbstractContextManager[None] | None = None,
+    within: AbstractContextManager[None] | None = None, any_roots: bool = False,
 ) -> Facts:  # fmt: skip
     """The facts of the model's program for inputs of this kind.
 
@@ -36,6 +39,7 @@ def facts(
             numbers.
         again: read them off this very input: the model took another way.
         within: the pass runs in it; its kind is part of what they are known for.
+        any_roots: those for other roots serve as well.
     """
     named: dict[Any, Any] = {**dict(enumerate(feed[0])), **feed[1]}
     written = tuple((id(p), 0 if p.is_inference() else p._version) for p in walking.parameters(model))
@@ -45,6 +49,8 @@ def facts(
         _KNOWN[model] = written, known
     kinds = tuple((n, v.dtype, v.dim()) if isinstance(v, Tensor) else (n, type(v)) for n, v in named.items())
     key = (roots, model.training, within is not None, kinds)
+    if any_roots:
+        key = next((other for other in known if other[1:] == key[1:]), key)
     if again or key not in known:
         known[key] = _read(model, feed, roots, within)
     return known[key]
@@ -59,6 +65,7 @@ def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractC
         for tensor in tensors_in((value,)):
             carries = tensor.is_floating_point() and (place in roots if roots else tensor.dim() > 1)
             recorder.begin(place, tensor, carries=carries)
+    modules: list[ModuleCall] = []
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -66,10 +73,48 @@ def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractC
         inside(recorder),
         users_hooks_aside(recorder),
         within or nullcontext(),
+        _listed(recorder, modules),
         recorder,
     ):
         output = model(*args, **kwargs)
-    return facts_of(recorder.finish(output.values() if isinstance(output, Mapping) else (output,)))
+    return facts_of(recorder.finish(output.values() if isinstance(output, Mapping) else (output,)), modules)
+
+
+@contextmanager
+def _listed(recorder: Recorder, calls: list[ModuleCall]) -> Iterator[None]:
+    """Note the calls of modules in containers."""
+    begun: list[tuple[int, int]] = []
+    handles = []
+    for name, modules in block_groups(recorder.model).items():
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            if here.run is recorder:
+                begun.append((len(recorder.program.calls), recorder.carrying((args, kwargs))))
+
+        def after(
+            own: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name, last: nn.Module = modules[-1]
+        ) -> None:
+            if here.run is recorder and begun:
+                (first, entry), now = begun.pop(), len(recorder.program.calls) - 1
+                calls.append(ModuleCall(name, own is last, first, now, entry, recorder.carrying((output,))))
+
+        for module in dict.fromkeys(modules):
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after, with_kwargs=True, prepend=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def groups_of(model: nn.Module, feed: Feed) -> dict[str, list[Block]]:
+    """Name -> blocks: the modules of each container of blocks (:func:`~whyformer.models.structure.block_groups`), the
+    main one first; where those are not what the program shows to be its blocks, the parts of the program."""
+    known = facts(model, feed, any_roots=True)
+    if known.listed:
+        return {name: list(modules) for name, modules in block_groups(model).items()}
+    return {"": [ProgramBlock(i) for i in range(len(known.blocks))]}
 
 
 def _own(value: Any, known: dict[int, Any]) -> Any:

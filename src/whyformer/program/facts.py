@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from whyformer.program.attentions import attentions
+from whyformer.program.blocks import ModuleCall, blocks, fits
 from whyformer.program.operations import is_in_place, plain_name
 from whyformer.program.record import Program
 from whyformer.program.regions import Region, regions
@@ -33,6 +36,9 @@ class Facts:
         calls: the operations, by number.
         steps: call -> the region that it is part of.
         inputs: the calls that read what the model was given, however it is rearranged.
+        blocks: (the call that makes what enters, the call that makes what leaves) of each block; none where the program
+            is no chain of them.
+        listed: whether modules that the model keeps in containers are the blocks.
         opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
 
@@ -40,12 +46,15 @@ class Facts:
     steps: dict[int, Step] = field(default_factory=dict)
     inputs: frozenset[int] = frozenset()
     opaque: frozenset[int] = frozenset()
+    blocks: tuple[tuple[int, int], ...] = ()
+    listed: bool = True
 
 
-def facts_of(program: Program) -> Facts:
-    """All that the engine follows."""
+def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
+    """All that the engine follows; ``modules`` are the calls of those that containers list."""
     steps: dict[int, Step] = {}
-    for region in regions(program):
+    found = regions(program)
+    for region in found:
         first = program.calls[region.calls[0]]
         writes = any(is_in_place(program.calls[n].name) for n in region.calls)
         step = Step(region, (first.number, first.operands.index(region.entry)), region.calls[-1], writes)
@@ -53,4 +62,7 @@ def facts_of(program: Program) -> Facts:
             steps.update(dict.fromkeys(region.calls, step))
     inputs = frozenset(c.number for c in program.calls if any(program.values[o].given for o in c.operands))
     opaque = frozenset(c.number for c in program.calls if any(program.values[r].opaque for r in c.results))
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque)
+    attending = attentions(program, found)
+    spans = blocks(program, attending)
+    listed = not spans or fits(program, modules, attending, spans)
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed)

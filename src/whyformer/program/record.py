@@ -201,6 +201,11 @@ class Recorder(TorchFunctionMode):
         values[number].opaque = self.gradients.in_function()
         return number
 
+    def carrying(self, values: Any) -> int:
+        """The number of the first tensor among arguments or results that carries; −1 where none does."""
+        numbers = [self._known[id(t)][1] for t in tensors_in(values) if id(t) in self._known]
+        return next((n for n in numbers if self.program.values[n].carries), -1)
+
     def _number(
         self, tensor: Tensor, parents: tuple[int, ...], call: int, *, carries: bool = False, weight: bool = False,
         ids: bool = False, written: bool = False,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.hooks import batch_first
+from whyformer.engine.hooks import batch_first, run_block
 from whyformer.engine.mode import Interception
 from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
@@ -172,11 +172,11 @@ def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> T
     the token, so vmap computes it once, and all the rest for k tokens.
     """
     module, args, kwargs, plain = job.call
-    edits = 0
+    edits, begun = 0, False
 
     def edit(token: Tensor, order: int, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
         nonlocal edits
-        if job.which is not None and order not in job.which:
+        if not begun or (job.which is not None and order not in job.which):
             return mixed
         edits += 1
         token = token.to(value.device)  # that of an attention whose block lies elsewhere
@@ -188,12 +188,20 @@ def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> T
         # the block may change its input in place
         return value.clone() if isinstance(value, Tensor) and value.shape == plain.shape else value
 
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+
     def without(token: Tensor) -> Tensor:
+        nonlocal begun
+        begun = False
         run = Pass(batch=task.inputs.batch, rows=recording.run.rows, sequence_first=recording.run.sequence_first)
         order = count()
-        changed = Edit(lambda *attention: edit(token, next(order), *attention))
-        with torch.no_grad(), running(Interception(task.model, GRADIENT, run, (changed,))):
-            output = module(*map(given, args), **{k: given(v) for k, v in kwargs.items()})
+        changed = Edit(lambda *attention: edit(token, next(order) if begun else -1, *attention))
+        mode = Interception(task.model, GRADIENT, run, (changed,))
+        with torch.no_grad(), running(mode):
+            own = tuple(map(given, args)), {k: given(v) for k, v in kwargs.items()}
+            output = run_block(mode, module, own, task.fed(task.inputs), begin)
         return batch_first(output if isinstance(output, Tensor) else output[0], recording.run)
 
     each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
