@@ -14,6 +14,7 @@ import whyformer
 from whyformer.engine import places as room
 from whyformer.engine.places import Places, picture_places
 from whyformer.errors import MethodNotApplicable
+from whyformer.models.facts import facts
 from whyformer.models.structure import find_blocks
 from zoo import CLASSES, HEADS, IMAGES, WIDTH, WINDOWED, build, randomise
 
@@ -275,6 +276,7 @@ def test_a_planted_signal_is_seen_where_it_is() -> None:
 
 def test_the_forward_pass_ends_at_the_first_attention_and_the_model_is_left_as_it_was() -> None:
     model = unfolded((3, 4))
+    facts(model, ((picture(3, 4),), {}))  # reading its program is a whole pass
     entered: list[int] = []
     hooks = [b.register_forward_hook(lambda *_, i=i: entered.append(i)) for i, b in enumerate(model.encoder.layers)]  # type: ignore[union-attr,arg-type,misc]
     before = {k: v.clone() for k, v in model.state_dict().items()}

@@ -458,6 +458,7 @@ def test_a_compiled_part_is_named(x: Tensor) -> None:
         whyformer.explain(model, x, "transformer_attribution")
 
 
+@pytest.mark.filterwarnings("ignore:_compile flag on create_block_mask:DeprecationWarning")
 def test_flex_attention_is_named() -> None:
     from zoo import llama
 

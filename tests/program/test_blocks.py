@@ -66,7 +66,9 @@ def in_place(x: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
     return x
 
 
-def run(block: Callable[..., Tensor], attention: Callable[[Tensor], Tensor], count: int) -> tuple[Program, list[Tensor]]:
+def run(
+    block: Callable[..., Tensor], attention: Callable[[Tensor], Tensor], count: int
+) -> tuple[Program, list[Tensor]]:
     """(the program of so many blocks, what enters each and leaves the last)."""
     states = []
 
@@ -85,7 +87,7 @@ def run(block: Callable[..., Tensor], attention: Callable[[Tensor], Tensor], cou
 @pytest.mark.parametrize("block", [pre, post, parallel, in_place])
 def test_blocks_in_one_forward(block: Callable[..., Tensor], attention: Callable[[Tensor], Tensor]) -> None:
     program, states = run(block, attention, 3)
-    attending = attentions(program, regions(program))
+    attending = [m.call for m in attentions(program, regions(program))]
     assert len(attending) == 3
     found = blocks(program, attending)
     assert len(found) == 3
@@ -97,7 +99,7 @@ def test_blocks_in_one_forward(block: Callable[..., Tensor], attention: Callable
 
 def test_a_block_alone_ends_at_its_last_sum() -> None:
     program, states = run(pre, attend, 1)
-    ((_, last),) = blocks(program, attentions(program, regions(program)))
+    ((_, last),) = blocks(program, [m.call for m in attentions(program, regions(program))])
     assert torch.allclose(program.values[program.calls[last].results[0]].rows[-1], states[-1])
 
 
@@ -118,7 +120,7 @@ def none(_: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("model", [two_towers, shorter, none])
 def test_what_is_no_chain_of_blocks_has_none(model: Callable[..., Tensor]) -> None:
     program = read(model, X)
-    assert blocks(program, attentions(program, regions(program))) == ()
+    assert blocks(program, [m.call for m in attentions(program, regions(program))]) == ()
 
 
 class Kept(nn.Module):

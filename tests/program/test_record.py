@@ -84,7 +84,10 @@ def test_values_are_kept_as_they_were() -> None:
 
 def test_ids_begin_to_carry_where_they_are_looked_up() -> None:
     program = read(lambda m, x: F.embedding(x, m.weight) + m.weight[0], torch.tensor([[0, 2, 1]]))
-    assert [program.values[c.results[0]].carries for c in program.calls if c.name in ("embedding", "add")] == [True, True]
+    assert [program.values[c.results[0]].carries for c in program.calls if c.name in ("embedding", "add")] == [
+        True,
+        True,
+    ]
 
 
 def test_of_a_large_value_a_few_rows_along_each_axis() -> None:

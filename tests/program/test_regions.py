@@ -28,7 +28,10 @@ SOFTMAX: dict[str, Callable[[Tensor], Tensor]] = {
     "p = 1": lambda x: F.normalize(x.exp(), p=1.0, dim=-1),
 }
 NORMS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "var": ("layer_norm", lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()),
+    "var": (
+        "layer_norm",
+        lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt(),
+    ),
     "E[x²] − E[x]²": (
         "layer_norm",
         lambda x: (x - (m := x.mean(-1, keepdim=True))) * ((x * x).mean(-1, keepdim=True) - m * m + 1e-5).rsqrt(),
@@ -37,8 +40,14 @@ NORMS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "rsqrt": ("rms_norm", lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
     "length": ("rms_norm", lambda x: x / x.norm(dim=-1, keepdim=True)),
     "normalize": ("rms_norm", lambda x: F.normalize(x, dim=-1)),
-    "exp of a logarithm": ("rms_norm", lambda x: x * torch.exp(-0.5 * torch.log(x.square().mean(-1, keepdim=True) + 1e-6))),
-    "another axis": ("layer_norm", lambda x: (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()),
+    "exp of a logarithm": (
+        "rms_norm",
+        lambda x: x * torch.exp(-0.5 * torch.log(x.square().mean(-1, keepdim=True) + 1e-6)),
+    ),
+    "another axis": (
+        "layer_norm",
+        lambda x: (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt(),
+    ),
 }
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "GELU": lambda x: 0.5 * x * (1 + torch.erf(x / math.sqrt(2))),

@@ -55,7 +55,9 @@ class AttentionCapture:
         return observe
 
     def _four(self, maps: Tensor) -> Tensor:
-        """``[B·H, Q, K]`` as ``[B, H, Q, K]``."""
+        """``[B·H, Q, K]`` as ``[B, H, Q, K]``, and heads in groups as heads."""
+        if maps.dim() > 4:
+            return maps.flatten(1, -3)
         if maps.dim() == 3:
             batch = self.run.batch if maps.shape[0] % self.run.batch == 0 else 1
             return maps.reshape(batch, -1, *maps.shape[1:])
@@ -187,20 +189,21 @@ class AttentionCapture:
                 result._whyformer_map = True  # type: ignore[attr-defined]
         elif self.aside:
             return result
-        elif (
-            kind == "normalisation"
-            and self.block is not None
-            and self.block not in self.attention_blocks
-            and self.norm_before != self.block
-        ):
-            if not self._wanted():
-                self.norm_before = self.block
-            elif result.requires_grad:  # else it is of no account here: what it makes is a choice (of keys, of experts)
-                self.norm_before = self.block
-                self.add_root(result)
+        elif kind == "normalisation":
+            self._note_norm(result)
         if self.projections is not None and not self.aside:
             self.projections.follow(name, args, kwargs, result, self._post_norm)
         return result
+
+    def _note_norm(self, result: Tensor) -> None:
+        """A normalisation before the attention of a block: what it gives are the block's features."""
+        if self.aside or self.block is None or self.block in self.attention_blocks or self.norm_before == self.block:
+            return
+        if not self._wanted():
+            self.norm_before = self.block
+        elif result.requires_grad:  # else it is of no account here: what it makes is a choice (of keys, of experts)
+            self.norm_before = self.block
+            self.add_root(result)
 
     def _post_norm(self, index: int) -> bool:
         """Whether a normalisation here can be the one after that attention: no next block's first."""

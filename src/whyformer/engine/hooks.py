@@ -45,7 +45,7 @@ def block_hooks(
         nonlocal given
         mode.block, mode.last = recording.blocks, module in lasts
         if calls is not None:
-            given = args, kwargs
+            given, calls.blocks[:] = (args, kwargs), blocks
         recording.blocks += 1
         name, hidden = _hidden(args, kwargs)
         if trace is not None:
@@ -162,19 +162,30 @@ def around(
             handle.remove()
 
 
-def run_block(mode: Interception, block: Block, given: Feed, feed: Feed, begin: Callable[[], None]) -> Any:
-    """What a block returns when it runs once more, in this mode: a module on what it was given, a part of the program
-    with all that lies before it, on what the model was fed. ``begin`` is called where it begins."""
-    if isinstance(block, nn.Module):
+def run_block(
+    mode: Interception, calls: BlockCalls, number: int, given: Feed, feed: Feed, begin: Callable[[], None]
+) -> Any:
+    """What a block call returns when it runs once more, in this mode: a module on what it was given; a part of the
+    program, or a module whose maps are known by their place in the program, with all that lies before it, on what the
+    model was fed. ``begin`` is called where it begins."""
+    block, known = calls.found[number][0], facts(mode.model, feed, any_roots=True)
+    if isinstance(block, nn.Module) and not known.maps:
         begin()
         return block(*given[0], **given[1])
-    mode.facts, found = facts(mode.model, feed, any_roots=True), list[Any]()
+    mode.facts, found, begun = known, list[Any](), -1
+
+    def before(*_: Any) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == number:
+            begin()
 
     def after(*left: Any) -> None:
-        found.append(left[-1])
-        raise Reached
+        if begun == number:
+            found.append(left[-1])
+            raise Reached
 
-    with contextlib.suppress(Reached), around(mode, [block], lambda *_: begin(), after):
+    with contextlib.suppress(Reached), around(mode, calls.blocks, before, after):
         mode.model(*feed[0], **feed[1])
     return found[0]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -39,34 +39,6 @@ def alone(model: nn.Module) -> Iterator[None]:
             f"the model was switched to training mode while it was being explained (module '{training}'), so dropout "
             "may have changed the scores: call model.eval(), or explain a copy: copy.deepcopy(model)"
         )
-
-
-INFERENCE = (
-    "a part of the model runs under torch.inference_mode(), through which nothing can be sent back: use "
-    "torch.no_grad() there, or neither"
-)
-
-
-@contextlib.contextmanager
-def as_written(model: nn.Module, listed: Sequence[nn.Module]) -> Iterator[None]:
-    """A model that was compiled in place (``model.compile()``) runs as it is written; ``listed`` are its modules.
-
-    Raises:
-        ModelError: it uses flex_attention, or an ``inference_mode`` of its own where a graph begins.
-    """
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
-        raise ModelError(
-            "flex_attention is compiled into one kernel that hides its attention: load the model with "
-            "attn_implementation='sdpa' or 'eager' (or call model.set_attn_implementation('sdpa'))"
-        )
-    compiled = any(module._compiled_call_impl is not None for module in listed)
-    try:
-        with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-            yield
-    except RuntimeError as error:
-        if "inference tensor" not in str(error).lower():
-            raise
-        raise ModelError(INFERENCE) from error
 
 
 @contextlib.contextmanager

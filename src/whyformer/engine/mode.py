@@ -21,12 +21,13 @@ from whyformer.engine.attention import AttentionCapture
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUCTS, written_attention
 from whyformer.engine.functions import LookedInto
-from whyformer.engine.isolation import INFERENCE, here
+from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row
 from whyformer.errors import ModelError, Strayed
+from whyformer.models.structure import INFERENCE
 from whyformer.program.blocks import ProgramBlock
 from whyformer.program.calls import Gradients
 from whyformer.program.facts import Facts, Step
@@ -75,6 +76,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.gradients, self.looked_into = Gradients(), LookedInto(self.declared.functions)
         self.inputs: frozenset[int] = frozenset()
         self.functions = False
+        self.entries: dict[int, Tensor] = {}
         self.borders: dict[int, list[Callable[[Tensor], Any]]] = {}
         self.transformed = torch._C._are_functorch_transforms_active()
         if self.flows is not None:
@@ -201,7 +203,15 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 result = _without_graph(func, args, kwargs)
             run.note(number, name, func, args, kwargs, result)
             return result if number != step.leaves else self._leave(run, name, args, result)
+        place = -1 if number < 0 or self.facts is None else self.facts.maps.get(number, -1)
+        if place >= 0:
+            tensors_in((*args, *kwargs.values()))[place]._whyformer_map = True  # type: ignore[attr-defined]
+        if place == 1 and row.kind == "matrix product":
+            with self:
+                return torch.matmul(args[1].mT, args[0].mT).mT
         result = self._dispatch(name, row, func, args, kwargs)
+        if step is not None and not self.composite.audit:
+            self._pass_by(step, number, func, args, kwargs, result)
         if torch.is_grad_enabled():
             for tensor in tensors((result, *args[: is_in_place(name)])):
                 self._see(tensor)
@@ -231,6 +241,20 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if number == step.leaves:
             del self.open[number]
         return run
+
+    def _pass_by(self, step: Step, number: int, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """A region of a pass without rules: its calls are the model's own, a norm or a map is noted where it ends."""
+        region = step.region
+        if number == step.enters[0]:
+            self.entries[number] = tensors_in((*args, *kwargs.values()))[step.enters[1]]
+        if number == step.leaves and step.enters[0] in self.entries:
+            entry = self.entries.pop(step.enters[0])
+            if "norm" in region.kind:
+                self._note_norm(result)
+            elif region.kind == "softmax":
+                self._note("softmax", (entry,), {"dim": region.axis}, result)
+                if self.watch is not None:
+                    self.watch(self, "softmax", func, (entry,), {"dim": region.axis}, result)
 
     def _leave(self, run: RegionRun, name: str, args: tuple[Any, ...], result: Tensor) -> Tensor:
         """The exit of a region: its value, with the rule of the one call that the region stands for."""

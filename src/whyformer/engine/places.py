@@ -15,7 +15,7 @@ from whyformer.engine.mode import Interception
 from whyformer.engine.moments import shares
 from whyformer.engine.probes import AttentionCall, Edit, Features, Maps, Reached, Until
 from whyformer.engine.run import Feed, Root, record, running
-from whyformer.models.facts import Block
+from whyformer.models.facts import Block, facts
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
 
@@ -191,6 +191,8 @@ def _first_attention(model: nn.Module, args: list[Any], kwargs: dict[str, Any], 
 
     mode = Interception(model, _GRADIENT, Pass(batch=1), (Maps(watch),))
     mode.add_root(leaf)
+    known = facts(model, (tuple(args), kwargs), any_roots=True)
+    mode.facts = known if known.maps else None
     try:
         with running(mode):
             model(*args, **kwargs)

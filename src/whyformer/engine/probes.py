@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import operation
 from whyformer.engine.readings import attention_scores, bind, is_map, is_parameter, tensors
 from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Trace
+from whyformer.models.facts import Block
 from whyformer.rules.relevance.attention import masked_softmax
 
 
@@ -146,9 +147,10 @@ class BlockFlows:
 
 @dataclass(frozen=True)
 class BlockCalls:
-    """(module, args, kwargs, output) of each block in order of execution."""
+    """(block, args, kwargs, output) of each call of the ``blocks`` in order of execution."""
 
-    found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = field(default_factory=list)
+    found: list[tuple[Block, tuple[Any, ...], dict[str, Any], Tensor]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

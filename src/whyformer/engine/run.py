@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 from whyformer.engine import again, audit
 from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import batch_first, block_hooks, lookups
-from whyformer.engine.isolation import as_written, inside, users_hooks_aside, without_autocast
+from whyformer.engine.isolation import inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
 from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
@@ -23,7 +23,7 @@ from whyformer.errors import ModelError, Strayed
 from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
-from whyformer.models.structure import first_bad_parameter, sequence_first
+from whyformer.models.structure import as_written, first_bad_parameter, sequence_first
 from whyformer.models.walking import modules
 from whyformer.program.blocks import ProgramBlock
 from whyformer.rules.core import Composite, Pass
@@ -314,12 +314,14 @@ def record(
         again.refuse_unfit(again_blocks, probes, feed)
     graph = root is not None or bool(starts) or mode.flows is not None or mode.features is not None
     gradient = torch.enable_grad() if graph else torch.no_grad()
-    inputs: frozenset[Any] = frozenset()
-    if (composite.audit and composite.rules) or any(isinstance(block, ProgramBlock) for block in blocks):
-        inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
-        within = again.without_caches(again_blocks) if checkpoint else None
-        mode.facts = facts(model, (tuple(args), kwargs), inputs, within=within)
-        mode.inputs = mode.facts.inputs if inputs else frozenset()
+    inputs = frozenset(one.place for one in starts.values() if one.kind == "input")
+    within = again.without_caches(again_blocks) if checkpoint else None
+    by_rules = bool(composite.audit and composite.rules)
+    known = facts(model, (tuple(args), kwargs), inputs, within=within, any_roots=not by_rules)
+    unseen = known.maps or (mode.features is not None and known.written_norms)
+    if by_rules or unseen or any(isinstance(block, ProgramBlock) for block in blocks):
+        mode.facts = known
+        mode.inputs = known.inputs if inputs else frozenset()
     run.take(next((t for t in [*args, *kwargs.values()] if isinstance(t, Tensor)), None))
     try:
         with (

@@ -27,11 +27,11 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     unknown = {n: s for n, s in sides.items() if s.turned is None and s.modality == "tensor" and s.tensor.dim() == 3}
     if not unknown:
         return inputs
-    blocks = [block for group in groups_of(model, inputs.feed).values() for block in group]
     found = {}
     # a model that fails on these inputs does so again where that is told
     told = contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError)
     with told, alone(model), torch.inference_mode(False):
+        blocks = [block for group in groups_of(model, inputs.feed).values() for block in group]
         entries = survey(model, inputs.feed, {name: side.scored for name, side in sides.items()}).entries
         for name, side in unknown.items():
             call = entries[name][0] if name in entries else None

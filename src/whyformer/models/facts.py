@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.models import walking
-from whyformer.models.structure import block_groups
+from whyformer.models.structure import as_written, block_groups
 from whyformer.program.blocks import ModuleCall, ProgramBlock
 from whyformer.program.calls import here, inside, users_hooks_aside
 from whyformer.program.facts import Facts, facts_of
@@ -74,6 +74,7 @@ def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractC
         users_hooks_aside(recorder),
         within or nullcontext(),
         _listed(recorder, modules),
+        as_written(model, walking.modules(model)),
         recorder,
     ):
         output = model(*args, **kwargs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -119,6 +119,34 @@ def refuse_unfit(model: Any) -> None:
         cause = _changed_by_training(module) if training else None
         if cause is not None:
             raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
+
+
+INFERENCE = (
+    "a part of the model runs under torch.inference_mode(), through which nothing can be sent back: use "
+    "torch.no_grad() there, or neither"
+)
+
+
+@contextmanager
+def as_written(model: nn.Module, listed: Sequence[nn.Module]) -> Iterator[None]:
+    """A model that was compiled in place (``model.compile()``) runs as it is written; ``listed`` are its modules.
+
+    Raises:
+        ModelError: it uses flex_attention, or an ``inference_mode`` of its own where a graph begins.
+    """
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
+        raise ModelError(
+            "flex_attention is compiled into one kernel that hides its attention: load the model with "
+            "attn_implementation='sdpa' or 'eager' (or call model.set_attn_implementation('sdpa'))"
+        )
+    compiled = any(module._compiled_call_impl is not None for module in listed)
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
+    except RuntimeError as error:
+        if "inference tensor" not in str(error).lower():
+            raise
+        raise ModelError(INFERENCE) from error
 
 
 def _where(name: str, module: nn.Module) -> str:

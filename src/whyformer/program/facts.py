@@ -39,6 +39,8 @@ class Facts:
         blocks: (the call that makes what enters, the call that makes what leaves) of each block; none where the program
             is no chain of them.
         listed: whether modules that the model keeps in containers are the blocks.
+        maps: call -> the position among its tensor operands of the attention map that it mixes values with, where that
+            is not seen from one call of softmax alone.
         opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
 
@@ -48,6 +50,12 @@ class Facts:
     opaque: frozenset[int] = frozenset()
     blocks: tuple[tuple[int, int], ...] = ()
     listed: bool = True
+    maps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def written_norms(self) -> bool:
+        """Whether a norm is written out in several calls."""
+        return any("norm" in step.region.kind for step in self.steps.values())
 
 
 def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
@@ -62,7 +70,8 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
             steps.update(dict.fromkeys(region.calls, step))
     inputs = frozenset(c.number for c in program.calls if any(program.values[o].given for o in c.operands))
     opaque = frozenset(c.number for c in program.calls if any(program.values[r].opaque for r in c.results))
-    attending = attentions(program, found)
+    mixing = attentions(program, found)
+    attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if not m.direct}
     spans = blocks(program, attending)
     listed = not spans or fits(program, modules, attending, spans)
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed)
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, maps)

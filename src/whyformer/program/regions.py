@@ -112,6 +112,14 @@ class _Search:
         values = self.program.values
         return all(values[o].carries or torch.Size(values[o].shape).numel() == 1 for o in call.operands)
 
+    def shifts(self, call: Call, axis: int) -> bool:
+        """Whether it adds or takes off what is the same along an axis, which a softmax along it does not see."""
+        values = self.program.values
+        constants = [values[o].shape for o in call.operands if not values[o].carries]
+        dims = len(values[call.results[0]].shape)
+        along = [shape[axis - dims] if len(shape) >= dims - axis else 1 for shape in constants]
+        return plain_name(call.name) in ("add", "sub", "rsub") and all(n == 1 for n in along)
+
     def curved(self, call: Call) -> bool:
         """Whether it acts on each element and is not linear there."""
         return self.by_element(call) and (plain_name(call.name) not in _STRAIGHT or self._inverse(call))
@@ -246,7 +254,7 @@ def _softmax(search: _Search, end: int) -> tuple[Region, frozenset[int]] | None:
         axis = next((a for a, kind in axes.items() if a in x and _exponential(x[a], y[a], a, kind)), None)
         if best is not None:
             added = [c for c in calls if c.number not in best[0].calls]
-            if axis is None or not all(map(search.scalar, added)):
+            if axis is None or not all(search.scalar(c) or search.shifts(c, axis) for c in added):
                 break
         if axis is not None:
             dims = len(search.program.values[end].shape)

@@ -121,6 +121,8 @@ def over_gradients(
         if not (how.wants(index, start) if plain else index in chosen):
             return
         if scores is not None:
+            if index not in scores.found:
+                raise task.refuse("what its maps were made of by a softmax is not seen", verdict="is not supported yet")
             weights = scores.found[index]().reshape(weights.shape).to(weights.device)
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused

@@ -89,7 +89,7 @@ def value_zeroing(
     jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
     maps = [
         one / torch.where(one.sum(-1) > 0, one.sum(-1), 1)[..., None]
-        for one in _run(task, recording, jobs, distance, int(batch_size))
+        for one in _run(task, recording, kept, jobs, distance, int(batch_size))
     ]
     values = how.reduce(maps, row, real)
     return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
@@ -120,7 +120,7 @@ def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -
             jobs.append(_Job(b, kept.found[b], frozenset(n - first for n in numbers), *sides))
             places.append((b, queries, keys))
     steps: dict[int, streams.Step] = defaultdict(dict)
-    for (b, queries, keys), one in zip(places, _run(task, recording, jobs, distance, batch_size), strict=True):
+    for (b, queries, keys), one in zip(places, _run(task, recording, kept, jobs, distance, batch_size), strict=True):
         steps[b][queries, keys] = one
     paths = streams.Paths([streams.normalised(steps[b]) for b in sorted(steps)], readouts)
     diagnostics = {"block_passes": sum(len(job.tokens) for job in jobs)}
@@ -148,7 +148,9 @@ class _Job:
         return [t for t in range(self.keys.shape[-1]) if bool(self.keys[:, t].any())]
 
 
-def _run(task: Task, recording: Recording, jobs: list[_Job], distance: Distance, batch_size: int) -> list[Tensor]:
+def _run(
+    task: Task, recording: Recording, calls: BlockCalls, jobs: list[_Job], distance: Distance, batch_size: int
+) -> list[Tensor]:
     """``[B, Q, K]`` of each job."""
     step = max(1, batch_size // task.inputs.batch)
     work = [(n, job.tokens[i : i + step]) for n, job in enumerate(jobs) for i in range(0, len(job.tokens), step)]
@@ -158,20 +160,20 @@ def _run(task: Task, recording: Recording, jobs: list[_Job], distance: Distance,
         for job, one in zip(jobs, plain, strict=True)
     ]
     for n, tokens in task.progress(work, "value zeroing", len(work)):
-        changed = _zeroed(recording, jobs[n], tokens, task)
+        changed = _zeroed(recording, calls, jobs[n], tokens, task)
         maps[n][..., tokens] = _distance(changed, plain[n], distance).permute(1, 2, 0)
     for job, one in zip(jobs, maps, strict=True):
         one *= job.keys[:, None].to(one.device)
     return [recording.run.home(one) for one in maps]
 
 
-def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> Tensor:
+def _zeroed(recording: Recording, calls: BlockCalls, job: _Job, tokens: list[int], task: Task) -> Tensor:
     """``[k, B, N, D]``: the output of the block with the values of each of the k tokens zeroed.
 
     One call of the block on its own arguments: what comes before the product of attention and values does not know of
     the token, so vmap computes it once, and all the rest for k tokens.
     """
-    module, args, kwargs, plain = job.call
+    _, args, kwargs, plain = job.call
     edits, begun = 0, False
 
     def edit(token: Tensor, order: int, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
@@ -201,7 +203,7 @@ def _zeroed(recording: Recording, job: _Job, tokens: list[int], task: Task) -> T
         mode = Interception(task.model, GRADIENT, run, (changed,))
         with torch.no_grad(), running(mode):
             own = tuple(map(given, args)), {k: given(v) for k, v in kwargs.items()}
-            output = run_block(mode, module, own, task.fed(task.inputs), begin)
+            output = run_block(mode, calls, job.block, own, task.fed(task.inputs), begin)
         return batch_first(output if isinstance(output, Tensor) else output[0], recording.run)
 
     each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
