@@ -107,13 +107,9 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
             first = f"{type(error).__name__}: {first}"
         if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
             first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
-        hint = (
-            ""
-            if Path(place).is_dir()
-            else (
-                " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
-                "without asking"
-            )
+        hint = "" if Path(place).is_dir() else (
+            " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
+            "without asking"
         )
         raise LoadError(f"cannot load '{name}': {first}{hint}") from error
     if device is not None:

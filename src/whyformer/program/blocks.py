@@ -159,7 +159,7 @@ def _operations(program: Program, first: int, last: int) -> list[str]:
 
 
 _ROW_BY_ROW = ("view", "activation", "power", "normalisation", "statistic", "selection", "softmax", "silent")
-_MIXERS = frozenset("cumsum roll flip fold unfold pad gather scatter index_select index_add index_put".split())
+_MIXERS = ["cumsum", "roll", "flip", "fold", "unfold", "pad", "gather", "scatter", "index_select", "index_add"]
 
 
 def _mixes_rows(program: Program, module: ModuleCall) -> bool:
