@@ -21,12 +21,13 @@ from whyformer.inputs.given import count_of, wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import unfit
-from whyformer.methods import Method, find
+from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, odd_rows
-from whyformer.methods.finishing import finish
+from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
+from whyformer.models.ends import end_function
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.memory import is_out_of_memory
@@ -110,18 +111,8 @@ OUTPUT = "the output"
 """What the one number of a model for regression is called."""
 
 # no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
-_UNTOLD = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    ZeroDivisionError,
-)
+_UNTOLD = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
+_UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
 
 
 # -- one way in ------------------------------------------------------------------------------------------------------
@@ -132,7 +123,7 @@ class Ready:
     Attributes:
         name: of the model, as it was given, as its config has it, or its class.
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
-        multi_label: True if the classes do not exclude one another.
+        says_multi_label: True if the model says that its classes do not exclude one another.
         checkpoint: whether blocks are run again on the way back.
         singles: each prompt by itself, where the tensors of several prompts do not stack.
     """
@@ -142,11 +133,21 @@ class Ready:
     processor: Any
     name: str
     labels: dict[int, str] | None
-    multi_label: bool
+    says_multi_label: bool
     classes: int | None
     checkpoint: bool = False
     singles: tuple[Ready, ...] = ()
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
+
+    @property
+    def end_function(self) -> str:
+        """The name of the function that the model's logits go through at its end, as far as it was run; "" for none."""
+        return end_function(self.model, *self.inputs.feed)
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether the classes do not exclude one another, as the model says or its end function shows."""
+        return self.says_multi_label or "sigmoid" in self.end_function
 
     @property
     def regresses(self) -> bool:
@@ -276,7 +277,7 @@ class Ready:
 
         def one(part: Scores) -> Explanation:
             inputs = part.inputs or self.inputs
-            made = finish(part, inputs, resolver, method, settings, self.multi_label)
+            made = finish(part, inputs, resolver, method, settings, self.says_multi_label, self.end_function)
             if self.regresses and made.logits.shape[-1] == 1 and made.target_names == [made.label(0)] * len(made):
                 made = replace(made, target_names=[OUTPUT] * len(made))  # a number, of which there is no probability
             return replace(made, model=self.name)
@@ -301,14 +302,6 @@ def out_of_memory(task: Task) -> TooLarge:
     ways += ["half precision (dtype='bfloat16')", "or a shorter or smaller input"]
     many = f" of {batch} inputs" if batch > 1 else ""
     return TooLarge(f"memory ran out in {task.method}{many}: take {', '.join(ways)}")
-
-
-def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
-    """Note in ``diagnostics`` whether the method's scores have a sign, and whether they are of one class."""
-    for part in (explanation, *explanation.parts.values()):
-        part.diagnostics.setdefault("signed", chosen.signs(settings))
-        if not chosen.class_specific:
-            part.diagnostics.setdefault("class_specific", False)
 
 
 def begin(

@@ -20,6 +20,7 @@ from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError, Strayed
+from whyformer.models.ends import end_of, watching
 from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -334,8 +335,11 @@ def record(
             without_autocast(composite.carrier),
             as_written(model, listed),
         ):
-            output = model(*args, **kwargs)
+            with watching(model, args, kwargs) as calls:
+                output = model(*args, **kwargs)
             mode.ended()
+            with mode.uncounted():
+                end = end_of(Output(model, output, *feed, samples), calls)
     except Strayed:
         facts(model, feed, inputs, again=True, within=again.without_caches(again_blocks) if checkpoint else None)
         raise
@@ -347,8 +351,8 @@ def record(
         for projection in mode.projections.found.values():
             projection.turn(lambda tokens: batch_first(tokens, run), run.home)
     with torch.inference_mode(False), torch.enable_grad() if graph else torch.no_grad():
-        cut, recording.read = with_leaves(output)
-        recording.output = Output(model, cut, *feed, samples)
+        (cut, end), recording.read = with_leaves((output, end))
+        recording.output = Output(model, cut, *feed, samples, end)
         recording.logits = read(recording.output)
     run.batch = recording.logits.shape[0]
     if not bool(torch.isfinite(recording.logits).all()):

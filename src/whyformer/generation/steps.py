@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready, note_claims
+from whyformer.explaining import Ready
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
@@ -22,6 +22,7 @@ from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.pieces import pieces
 from whyformer.inputs.prompts import with_pictures
 from whyformer.methods import find
+from whyformer.methods.finishing import note_claims
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.task import Scores
 from whyformer.models.kinds import LANGUAGE, is_language_model

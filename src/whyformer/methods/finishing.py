@@ -10,15 +10,17 @@ import torch
 from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
+from whyformer.methods.registry import Method
 from whyformer.methods.task import Scores
 from whyformer.targets import Resolver
 
 
 def finish(
     scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
-    multi_label: bool,
+    multi_label: bool, end: str = "",
 ) -> Explanation:  # fmt: skip
-    """The explanation of laid-out scores; special tokens and padding get none."""
+    """The explanation of laid-out scores; special tokens and padding get none. ``end`` is the function that the model's
+    logits go through at its end, which a target of ours is read before."""
     values, logits = scores.values.detach().cpu(), scores.logits.detach()
     level, grid, frames = "token", None, None
     if scores.kind == "pixel":
@@ -41,6 +43,8 @@ def finish(
     diagnostics = dict(scores.diagnostics)
     if (written := resolver.written()) is not None:
         diagnostics["target"] = written
+    if end and not callable(resolver.reading):
+        diagnostics["end_function"], multi_label = end, multi_label or "sigmoid" in end
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
     features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
@@ -53,3 +57,11 @@ def finish(
         target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
         diagnostics=diagnostics,
     )  # fmt: skip
+
+
+def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
+    """Note in ``diagnostics`` whether the method's scores have a sign, and whether they are of one class."""
+    for part in (explanation, *explanation.parts.values()):
+        part.diagnostics.setdefault("signed", chosen.signs(settings))
+        if not chosen.class_specific:
+            part.diagnostics.setdefault("class_specific", False)

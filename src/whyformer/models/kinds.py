@@ -11,7 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from whyformer.models.output import Output, decodes, fed
+from whyformer.models.ends import fed
+from whyformer.models.output import Output, decodes
 
 LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from whyformer.errors import InputError
 
@@ -25,6 +26,28 @@ def decodes(model: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
+class End:
+    """The function that a model's logits go through at its end.
+
+    Attributes:
+        name: "sigmoid", "softmax", "log_softmax" or "logsigmoid"; "" where there is none, and only the axis of samples
+            is restored that the model leaves out for one sample.
+        axis: the axis along which it normalises, from the end.
+        value: what it was applied to, in the shape of what it returned, with an axis of samples.
+    """
+
+    name: str
+    axis: int
+    value: Tensor
+
+    def applied(self) -> Tensor:
+        """What the function makes of it: what the model returned."""
+        if not self.name:
+            return self.value
+        return getattr(functional, self.name)(self.value, **({"dim": self.axis} if "softmax" in self.name else {}))
+
+
+@dataclass(frozen=True)
 class Output:
     """What a model returned, and for what.
 
@@ -32,6 +55,7 @@ class Output:
         raw: as the model's forward gives it.
         args, kwargs: what was fed.
         samples: ``[B]`` which sample of the batch that is explained each row is a copy of; None if row i is sample i.
+        end: the function that the logits went through at the model's end, where there is one.
     """
 
     model: nn.Module
@@ -39,6 +63,16 @@ class Output:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     samples: Tensor | None = None
+    end: End | None = None
+
+    def with_end(self, end: End | None) -> Output:
+        """The same with this end function."""
+        return self if end is None else replace(self, end=end)
+
+    def as_returned(self) -> Output:
+        """The same with its end function as a part of what is read."""
+        end = self.end
+        return self if end is None or not end.name else replace(self, end=End("", end.axis, end.applied()))
 
     @cached_property
     def named(self) -> dict[str, Tensor]:
@@ -52,20 +86,18 @@ class Output:
             found = enumerate(raw)
         else:
             found = getattr(raw, "__dict__", {}).items()
-        return {str(n): t for n, t in found if isinstance(t, Tensor) and t.dim()}
+        tensors = {str(n): t for n, t in found if isinstance(t, Tensor)}
+        return tensors if len(tensors) == 1 else {n: t for n, t in tensors.items() if t.dim() or n == "logits"}
 
-    @cached_property
+    @property
     def logits(self) -> Tensor | None:
-        """The tensor that is called logits, or that can be nothing else; None where there are several heads or none. Of
-        one sample whose axis was squeezed away, with that axis."""
-        found = self._logits
-        if found is None or found.dim() > 1:
-            return found
-        rows = next((len(v) for v in self.given.values() if isinstance(v, Tensor) and v.dim()), None)
-        return found.reshape(1, -1) if not found.dim() or (rows == 1 and len(found) > 1) else found
+        """The tensor that is called logits, or that can be nothing else; None where there are several heads or none.
+        Where the model ends in a function of its logits, what that was applied to."""
+        return self.returned if self.end is None else self.end.value
 
     @cached_property
-    def _logits(self) -> Tensor | None:
+    def returned(self) -> Tensor | None:
+        """That tensor as the model returned it."""
         for name in ("logits", "logits_per_image"):
             if name in self.named:
                 return self.named[name]
@@ -104,6 +136,18 @@ class Output:
         ids = ((n, t) for n, t in self.given.items() if isinstance(t, Tensor) and t.dim() == 2)
         beside = ("mask", "type", "position")
         return next(((n, t) for n, t in ids if not t.is_floating_point() and not any(b in n for b in beside)), None)
+
+    def rows(self, value: Tensor) -> Tensor:
+        """``[1, C]`` of a tensor ``[C]`` or a single number, where one sample was fed; else the tensor."""
+        if value.dim() > 1:
+            return value
+        one = len(self.samples) == 1 if self.samples is not None else self._one_fed
+        return value.reshape(1, -1) if one else value
+
+    @property
+    def _one_fed(self) -> bool:
+        fed = [v for v in self.given.values() if isinstance(v, Tensor) and v.dim() > 1]
+        return bool(fed) and all(len(v) == 1 for v in fed)
 
     @cached_property
     def batch(self) -> int:
@@ -167,17 +211,6 @@ def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     return mask if isinstance(mask, Tensor) else None
 
 
-def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
-    """The output for changed arguments; None where the model does not take them."""
-    args = tuple(change(a) if isinstance(a, Tensor) else a for a in output.args)
-    kwargs = {n: change(v) if isinstance(v, Tensor) else v for n, v in output.kwargs.items()}
-    try:
-        with torch.no_grad():
-            return Output(output.model, output.model(*args, **kwargs), args, kwargs)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
-
-
 def with_leaves(raw: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
     """The same output with each tensor that has a graph replaced by a leaf, and the pairs (tensor, leaf).
 
@@ -191,6 +224,8 @@ def with_leaves(raw: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
                 return value
             pairs.append((value, value.detach().requires_grad_()))
             return pairs[-1][1]
+        if isinstance(value, End):
+            return replace(value, value=cut(value.value))
         if isinstance(value, Mapping) and is_dataclass(value) and not isinstance(value, type):
             return replace(value, **{n: cut(v) for n, v in value.items()})
         if isinstance(value, dict):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, ModelError
+from whyformer.models.ends import forward
 from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
 from whyformer.models.output import Output
 
@@ -21,9 +22,9 @@ def plain_logits(
     samples: Tensor | None = None,
 ) -> Tensor:
     """``[B, C]`` logits of a forward pass without gradients, on the model's device; ``read`` as :func:`row_of`."""
-    kwargs = kwargs or {}
+    output = forward(model, args, kwargs, samples)
     with torch.no_grad():
-        return (read or row_of)(Output(model, model(*args, **kwargs), args, kwargs, samples))
+        return (read or row_of)(output)
 
 
 def row_of(output: Output) -> Tensor:

@@ -206,10 +206,13 @@ def _numbered(raw: dict[Any, Any]) -> dict[int, str] | None:
 
 
 def class_count(model: nn.Module) -> int | None:
-    """Number of classes where the model says so: a classifier's config, or timm's ``num_classes``."""
+    """Number of classes where the model says so, a classifier's config or timm's ``num_classes``, and its last weights
+    give out so many: else the output says."""
     config = getattr(model, "config", None)
     if config is None:
         count = getattr(model, "num_classes", None)
     else:  # every config has num_labels, also that of a language model
         count = getattr(config, "num_labels", None) if "Classification" in type(model).__name__ else None
-    return count if isinstance(count, int) and count > 0 else None
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    known = isinstance(count, int) and count > 0 and bool(weights) and count in weights[-1].shape
+    return count if known else None

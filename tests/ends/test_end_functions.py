@@ -1,0 +1,175 @@
+"""A model that ends in a sigmoid, a softmax or its logarithm is explained as the same model without that function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from whyformer import explain, targets
+from whyformer.evaluation import evaluate
+from whyformer.models.output import Output
+
+METHODS = ["attnlrp", "cp_lrp", "libragrad", "lrp_ah", "lrp_ah_ln", "lrp", "transformer_attribution", "gae", "gradcam",
+           "input_x_gradient", "integrated_gradients", "occlusion", "rollout", "decompx", "partial_lrp"]  # fmt: skip
+
+ENDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "sigmoid": ("sigmoid", torch.sigmoid),
+    "module": ("sigmoid", nn.Sigmoid()),
+    "sigmoid by hand": ("sigmoid", lambda z: 1 / (1 + torch.exp(-z))),
+    "softmax": ("softmax", lambda z: z.softmax(-1)),
+    "softmax by hand": ("softmax", lambda z: (e := (z - z.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True)),
+    "exp of log_softmax": ("softmax", lambda z: nn.functional.log_softmax(z, 1).exp()),
+    "log_softmax": ("log_softmax", nn.LogSoftmax(-1)),
+    "z - logsumexp": ("log_softmax", lambda z: z - z.logsumexp(-1, keepdim=True)),
+    "logsigmoid": ("logsigmoid", nn.functional.logsigmoid),
+    "two classes": ("softmax", lambda z: z[:, :2].softmax(-1)),
+}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        x = x + self.project((weights @ v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))
+
+
+class Model(nn.Module):
+    """A classifier of pictures, whose logits go through ``end``."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor] | None = None, classes: int = 4, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.cls = nn.Parameter(torch.randn(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, 17, width) * 0.5)
+        self.blocks = nn.ModuleList([Block(width, 2) for _ in range(2)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.end = end
+        self.double().eval().requires_grad_(False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patches(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.places
+        for block in self.blocks:
+            x = block(x)
+        z = self.head(self.norm(x)[:, 0])
+        return z if self.end is None else self.end(z)
+
+
+def pictures(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def plain(end: str) -> Model:
+    return Model((lambda z: z[:, :2]) if end == "two classes" else None)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_same_scores_as_without_the_end_function(end: str) -> None:
+    name, function = ENDS[end]
+    model, bare = Model(function), plain(end)
+    for target in (None, 0, 1, [1, 0], targets.Contrast(0, 1)):
+        found, wanted = (explain(m, pictures(), "attnlrp", target) for m in (model, bare))
+        torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.logits, wanted.logits)
+        assert found.diagnostics["end_function"] == name and "end_function" not in wanted.diagnostics
+    assert "sigmoid" not in name or found.multi_label
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("end", ["sigmoid by hand", "softmax", "log_softmax"])
+def test_every_method(end: str, method: str) -> None:
+    found, wanted = (explain(m, pictures(), method, 1) for m in (Model(ENDS[end][1]), Model()))
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("end", ["sigmoid", "softmax", "log_softmax"])
+@pytest.mark.parametrize("method", ["lrp", "input_x_gradient", "occlusion"])
+def test_a_function_of_the_users_own_is_about_what_the_model_returns(end: str, method: str) -> None:
+    function = ENDS[end][1]
+    found = explain(Model(function), pictures(), method, lambda p: p[:, 2])
+    wanted = explain(Model(), pictures(), method, lambda z: function(z)[:, 2])
+    torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
+    assert "end_function" not in found.diagnostics
+
+
+def test_probabilities_are_the_models() -> None:
+    for end in ("sigmoid", "softmax", "log_softmax"):
+        model = Model(ENDS[end][1])
+        found = explain(model, pictures(), "gae", 0)
+        returned = model(pictures())
+        torch.testing.assert_close(found.probabilities(), returned.exp() if end == "log_softmax" else returned)
+
+
+def test_the_probability_as_target() -> None:
+    found, wanted = (
+        explain(m, pictures(), "lrp_ah_ln", targets.Probability(2)) for m in (Model(ENDS["softmax"][1]), Model())
+    )
+    torch.testing.assert_close(found.scores, wanted.scores)
+
+
+def test_what_only_looks_like_an_end_is_none() -> None:
+    """Numbers between 0 and 1 that no such function made; a sigmoid inside of the model."""
+    for end in (lambda z: z.sigmoid() ** 2, lambda z: z.clamp(0, 1), lambda z: -z.abs(), lambda z: z.sigmoid()[:, 1:]):
+        found = explain(Model(end), pictures(), "occlusion", 1)
+        assert "end_function" not in found.diagnostics
+        torch.testing.assert_close(found.logits, Model(end)(pictures()))
+
+
+def test_a_head_of_zeros_is_no_end() -> None:
+    model = Model(lambda z: z * 0 + 0.5)
+    assert "end_function" not in explain(model, pictures(), "occlusion", 1).diagnostics
+
+
+def test_the_value_read_may_be_reshaped_and_may_lie_in_a_dict() -> None:
+    wanted = explain(Model(classes=1), pictures(), "attnlrp", 0)
+    ends = (lambda z: z.sigmoid().squeeze(-1), lambda z: z.squeeze(-1).sigmoid(), lambda z: {"logits": z.sigmoid()})
+    for end in ends:
+        found = explain(Model(end, classes=1), pictures(), "attnlrp", 0)
+        torch.testing.assert_close(found.scores, wanted.scores)
+
+
+def test_evaluation_follows() -> None:
+    figures = [evaluate(m, pictures(), explain(m, pictures(), "gae", 1)) for m in (Model(ENDS["softmax"][1]), Model())]
+    assert str(figures[0]) == str(figures[1])
+
+
+def test_a_model_without_end_is_run_as_often_as_before() -> None:
+    model, calls = Model(lambda z: z + 100), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    explain(model, pictures(), "input_x_gradient", 1)
+    first = len(calls)
+    explain(model, pictures(), "input_x_gradient", 1)
+    assert len(calls) - first <= first
+    assert isinstance(Output(model, model(pictures())).logits, Tensor)
+
+
+def test_token_logits() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    bert = BertForMaskedLM(config).double().eval()
+
+    class Probable(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert, self.config = bert, config
+
+        def forward(self, input_ids: Tensor) -> Tensor:
+            return self.bert(input_ids=input_ids).logits.softmax(-1)
+
+    ids = torch.randint(4, 40, (2, 7))
+    found, wanted = (explain(m, ids, "attnlrp", targets.Token(3, 17)) for m in (Probable().eval(), bert))
+    torch.testing.assert_close(found.scores, wanted.scores)
