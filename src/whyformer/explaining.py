@@ -20,9 +20,9 @@ from whyformer.inputs import Inputs, prepare
 from whyformer.inputs.given import count_of, wants_processor
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import is_prompt, unstackable
-from whyformer.inputs.unfit import unfit
+from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
-from whyformer.methods.diagnosis import check_samples, odd_rows
+from whyformer.methods.diagnosis import check_samples, odd_rows, with_unscored
 from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
@@ -233,7 +233,8 @@ class Ready:
         try:
             with task.at_work():
                 scores = chosen.run(task, full)
-                check_samples(scores.logits, self.inputs)
+                check_samples(task, scores.logits)
+                scores = with_unscored(task, scores)
                 explanation = self.finish(scores, resolver, method, full)
         except Exception as error:
             told = self.told(error, task)
@@ -268,7 +269,8 @@ class Ready:
         try:
             task.value(task.forward())
         except FOREIGN_ERRORS:  # without the method too
-            return None
+            reason = no_table(self.inputs, error)
+            return None if reason is None else InputError(reason)
         said = odd_rows(task) or f"it ended in {type(error).__name__}: {error}"
         return task.refuse(said, verdict="is not supported yet")
 

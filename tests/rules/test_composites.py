@@ -17,6 +17,8 @@ from whyformer.composites.named import conservative
 from whyformer.engine import operations as ops
 from whyformer.engine.run import record
 from whyformer.errors import ModelError, UnknownOperation
+from whyformer.models.output import Output
+from whyformer.models.readout import read_logits
 from whyformer.rules.core import Composite
 
 B, N, D = 2, 4, 6
@@ -284,10 +286,16 @@ def _multi_head(m: One, x: Tensor) -> Tensor:
     return inner(x, x, x, need_weights=False)[0]
 
 
+def as_returned(output: Output) -> torch.Tensor:
+    """The operation itself is looked at, also where a model that ended in it would be explained without it."""
+    assert output.returned is not None
+    return read_logits(output.returned)
+
+
 def both_passes(name: str, composite: Composite, *, relevance: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(value, what arrives at x, seed, x)."""
     model, x = One(EXAMPLES[name]), random(B, N, D)
-    recording = record(model, ((x,), {}), composite, root="input", root_input=0)
+    recording = record(model, ((x,), {}), composite, root="input", root_input=0, read=as_returned)
     seed = random(*recording.logits.shape, seed=20)
     (flow,) = recording.backward(seed, relevance=relevance)
     return recording.logits.detach(), flow, seed, x

@@ -128,11 +128,14 @@ def _entering(leaf: Tensor, hidden: Tensor, picture: bool, merged: bool, turned:
         return _laid_out(leaf, rows, sample=sample, each=len(leaf) // len(hidden), holes=True)
     packed = merged and leaf.dim() > 3
     sound = merged and not packed and len(leaf) == len(hidden)
-    fed = None if sound and leaf.dim() == 2 else _fed(leaf, rows, -2 if turned else -1, sample)
+    numbers = sound and leaf.dim() == 2
+    fed = _fed(leaf, rows, -2 if turned else -1, sample, single=numbers)
+    if numbers and fed is not None and not _once(fed[fed >= 0]):  # no table, of which each number is a token
+        fed = None
     if fed is None:
         moments = shares(leaf, rows, sample, 2 if turned else 1) if sound else None
         return None if moments is None else Places(moments, None, len(rows))
-    if leaf.dim() == 2 or packed:
+    if (leaf.dim() == 2 and not numbers) or packed:
         fed = fed.reshape(len(hidden), -1)[sample]
     # of patches a tower may have merged several into one row, of words none
     alone = fed[fed >= 0]
@@ -215,12 +218,15 @@ def _features(
     return leaf, batch_first(features[0], recording.run) if features else None
 
 
-def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: int = 1) -> Tensor | None:
+def _fed(
+    picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: int = 1, single: bool = False
+) -> Tensor | None:
     """``[..., H, W]`` the row of ``[N, D]`` that each pixel feeds, −1 for none; None where some pixel feeds several.
 
     Args:
         axis: of the channels; −1 for the vectors of a text.
         sample: the one whose rows these are; each: how many pictures it has.
+        single: whether each number of ``[B, F]`` is an element by itself.
     """
     half = rows.dtype in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
@@ -232,7 +238,9 @@ def _fed(picture: Tensor, rows: Tensor, axis: int = -3, sample: int = 0, each: i
         seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
         flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
         whole = [torch.zeros_like(picture) if f is None else f for f in flows]
-        if each > 1:
+        if single:
+            whole = [f[..., None] for f in whole]
+        elif each > 1:
             whole = [f.unflatten(0, (-1, each)) for f in whole]
         elif axis == -1 and picture.dim() > 3:  # packed patches of vectors of several axes
             whole = [f.flatten(1) for f in whole]

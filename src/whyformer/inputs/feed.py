@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import torch
@@ -90,3 +91,27 @@ def place_of(model: nn.Module) -> torch.device:
     if wanted is not None:
         return torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
+_BESIDE = re.compile(
+    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
+)
+
+
+def stands_beside(name: str) -> bool:
+    """Whether an argument of that name stands beside features: masks, kinds and positions of tokens, labels, boxes."""
+    return _BESIDE.search(name) is not None
+
+
+def is_table(tensor: Tensor, samples: int | None) -> bool:
+    """Whether this is one number for each feature, or for each moment of a sound, of so many samples."""
+    return tensor.is_floating_point() and tensor.dim() == 2 and samples in (None, len(tensor))
+
+
+def called(model: nn.Module, place: int) -> str:
+    """What the model's forward calls an argument given by position."""
+    try:
+        names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        return names[place]
+    except (TypeError, ValueError, IndexError):
+        return f"input {place}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
-from whyformer.inputs.feed import naming, place_of, put_right
+from whyformer.inputs.feed import called, is_table, naming, place_of, put_right, stands_beside
 from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
@@ -98,7 +96,7 @@ def _move(made: Inputs, model: nn.Module) -> Inputs:
     )
     if moved.batch == 0:
         raise InputError("the batch is empty")
-    name = moved.name or (moved.scored if isinstance(moved.scored, str) else _called(model, moved.scored))
+    name = moved.name or (moved.scored if isinstance(moved.scored, str) else called(model, moved.scored))
     others = {n: _on(one, device) for n, one in moved.others.items()}
     return replace(_on(moved, device), name=name, others=others)
 
@@ -116,8 +114,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         raise InputError("no tensor among the inputs")
     if any(t.dim() and t.shape[0] == 0 for _, t in tensors):
         raise InputError("the batch is empty")
-    names, whole = {n: n if isinstance(n, str) else _called(model, n) for n, _ in tensors}, dict(tensors)
-    content = [(n, t) for n, t in tensors if not _BESIDE.search(names[n])] or tensors
+    names, whole = {n: n if isinstance(n, str) else called(model, n) for n, _ in tensors}, dict(tensors)
+    content = [(n, t) for n, t in tensors if not stands_beside(names[n])] or tensors
     pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
     ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
@@ -131,14 +129,13 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     several = bool(pictures and ids) and several_each(dict(content)[pictures[0]], dict(content)[ids[0]], model)
     vectors = [*vectors, *patches]
     found = [*ids, *pictures, *vectors] if several or patches else [*pictures, *ids, *vectors]
-    if not found:  # a sound: one number at each moment
-        found = [n for n, t in content if t.is_floating_point() and t.dim() == 2 and _SOUND.search(names[n])]
+    count = len(whole[found[0]]) if found else None
+    found += [n for n, t in content if n not in found and is_table(t, count)]
     if not found:
         shapes = ", ".join(f"{n}: {list(t.shape)} {t.dtype}" for n, t in tensors)
         raise InputError(
-            f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token "
-            "ids [B, N] or vectors [B, N, D]; "
-            "an unbatched sample needs a leading axis of 1"
+            f"cannot tell which tensor to explain ({shapes}): expected pixels [B, C, H, W], token ids [B, N], vectors "
+            "[B, N, D], or numbers [B, F] (a table, a sound)"
         )
     made = []
     for place in found:
@@ -147,23 +144,6 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
         made.append(replace(one, scored=place, name=names[place]))
     main, *others = made
     return replace(main, args=args, kwargs=kwargs, others={o.name: o for o in others})
-
-
-# what stands beside features: masks, kinds and positions of tokens, labels, boxes ...
-_BESIDE = re.compile(
-    r"mask|type|segment|position|label|box|(^|_)pos|point|grid|sizes|shapes|ratio|pooling|crops|length|cache|langs|noise|timestep|indices"
-)
-
-_SOUND = re.compile(r"input_values|wave|audio|speech|sound")
-
-
-def _called(model: nn.Module, place: int) -> str:
-    """What the model's forward calls an argument given by position."""
-    try:
-        names = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-        return names[place]
-    except (TypeError, ValueError, IndexError):
-        return f"input {place}"
 
 
 def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:

@@ -17,6 +17,18 @@ def unfit(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     return _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _misnamed(model, inputs.kwargs)
 
 
+def no_table(inputs: Inputs, error: Exception) -> str | None:
+    """Why a model that fails on numbers ``[B, F]`` may do so: they are one sample of another kind."""
+    if inputs.modality != "tensor" or inputs.tensor.dim() != 2:
+        return None
+    count, wide = inputs.tensor.shape
+    return (
+        f"the model fails on {inputs.name} [{count}, {wide}], read as {count} samples of {wide} numbers "
+        f"({' '.join(str(error).split())[:160]}): it takes pixels [B, C, H, W], ids [B, N] or vectors [B, N, D], and "
+        "an unbatched sample needs a leading axis of 1"
+    )
+
+
 def _wrong_size(model: nn.Module, inputs: Inputs) -> str | None:
     """Why a model may have failed on pictures: they are not of the channels or the size that it takes."""
     shape, wanted = list(inputs.tensor.shape), channels(model)

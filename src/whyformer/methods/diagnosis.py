@@ -1,15 +1,17 @@
-"""Why a method that needs one row for each token may have failed: what a model's blocks hand on, measured."""
+"""What is measured around a method: why it may have failed, and which inputs it leaves out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import InputError
-from whyformer.inputs import Inputs
-from whyformer.methods.task import Task
+from whyformer.errors import InputError, WhyformerError
+from whyformer.inputs import Inputs, called, stands_beside
+from whyformer.methods.task import Scores, Task
 
 
 def odd_rows(task: Task) -> str | None:
@@ -47,10 +49,74 @@ def odd_rows(task: Task) -> str | None:
     return None
 
 
-def check_samples(logits: Tensor, inputs: Inputs) -> None:
-    """Refuse rows of logits of several samples that are one in the input (whose pictures are packed into one row)."""
+def check_samples(task: Task, logits: Tensor) -> None:
+    """Refuse rows of logits of several samples that are one in the input (whose pictures are packed into one row), and
+    rows of numbers ``[N, D]`` that are one sample."""
+    inputs = task.inputs
     if len(logits) != inputs.batch:
         raise InputError(
             f"the model gives {len(logits)} rows of logits for {inputs.batch} of {inputs.name}, so which belongs to "
             "which is unknown: explain the samples one at a time"
         )
+    if inputs.modality != "tensor" or inputs.tensor.dim() > 2 or inputs.batch == 1:
+        return
+    alone = task.forward(inputs.select(slice(0, 1)))[0].detach().to(logits)
+    if bool(((alone - logits[0]).abs() > 1e-2 * (1 + logits[0].abs())).any()):
+        raise InputError(
+            f"the rows of {inputs.name} {list(inputs.tensor.shape)} are no samples, for the model says something else "
+            "of the first of them alone: one sample [N, D] needs a leading axis of 1"
+        )
+
+
+def with_unscored(task: Task, scores: Scores) -> Scores:
+    """The scores, with a warning that names the inputs which the prediction depends on and which get none; also
+    ``diagnostics["unscored"]``.
+
+    Masks, kinds and positions of tokens, and texts that are the classes, are none of these. Costs one plain forward
+    pass for each input without scores, which is changed there.
+    """
+    left = [name for name, changed in _without(task, scores) if _matters(task, changed, scores.logits)]
+    if not left:
+        return scores
+    way = "input_x_gradient gives scores to every input"
+    if not set(left) <= task.inputs.others.keys():
+        way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
+    said = f"the prediction depends on {', '.join(left)} too, to which {task.method} gives no scores: {way}"
+    known = scores.diagnostics.get("warnings", [])
+    return replace(scores, diagnostics={**scores.diagnostics, "unscored": left, "warnings": [*known, said]})
+
+
+def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
+    """(name, the inputs with that one changed) of each that gets no scores."""
+    inputs = task.inputs
+    scored = {inputs.scored, *(one.inputs.scored for one in scores.parts.values() if one.inputs is not None)}
+    given: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
+    for place, value in given:
+        if place in scored or place in inputs.shared or not isinstance(value, Tensor) or value.dtype == torch.bool:
+            continue
+        name = place if isinstance(place, str) else called(task.model, place)
+        if value.dim() and not stands_beside(name):
+            other = _changed(value)
+            args = tuple(other if i == place else a for i, a in enumerate(inputs.args))
+            kwargs = {n: other if n == place else v for n, v in inputs.kwargs.items()}
+            yield name, replace(inputs, args=args, kwargs=kwargs)
+
+
+def _changed(value: Tensor) -> Tensor:
+    """Other numbers of the same size; other ids among those that are there."""
+    if value.is_floating_point():
+        noise = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+        return value + noise * (value.abs().mean() + 1)
+    others = value.flatten().roll(1).reshape(value.shape)
+    return others if bool((others != value).any()) else torch.where(value > 0, value - 1, value + 1)
+
+
+def _matters(task: Task, changed: Inputs, logits: Tensor) -> bool:
+    """Whether the row that the target is about becomes another."""
+    try:
+        moved = task.forward(changed)
+    except WhyformerError:  # it is used, at least
+        return True
+    logits = logits.detach().to(moved)
+    bound = 64 * torch.finfo(moved.dtype).eps * (1 + logits.abs().max())
+    return moved.shape != logits.shape or bool(((moved - logits).abs() > bound).any())

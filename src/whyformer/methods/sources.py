@@ -227,7 +227,7 @@ class Sources:
         if name not in (self.inputs.name, *self.inputs.others):
             return False
         packed = name != self.inputs.name and (
-            (side.modality == "tensor" and side.tensor.dim() != 3)
+            (side.modality == "tensor" and side.tensor.dim() != 3 and side.tensor.shape[:-1] != (self.inputs.batch,))
             or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures of each prompt
         )
         return packed or side.choices is not None

@@ -120,7 +120,11 @@ class Pass:
 
 @dataclass
 class Call:
-    """One recorded operation: its tensor operands, its output, and which operands carry relevance."""
+    """One recorded operation: its tensor operands, its output, and which operands carry relevance.
+
+    Attributes:
+        needs: which operands this pass goes on to; constant: which carry nothing in any pass.
+    """
 
     operands: tuple[Tensor, ...]
     output: Tensor | None
@@ -128,6 +132,7 @@ class Call:
     compute: Callable[..., Tensor]
     run: Pass
     info: dict[str, Any]
+    constant: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -235,8 +240,9 @@ class Ruled(torch.autograd.Function):
             ctx.read = ctx.output = None
         if output is not None and output._version != ctx.version:  # changed in place since
             output = ctx.compute(*operands)
-        needs = ctx.run.reached(ctx.needs_input_grad[4:], ctx.next_functions)
-        call = Call(operands, output, needs, ctx.compute, ctx.run, ctx.info)
+        carries = ctx.needs_input_grad[4:]
+        needs = ctx.run.reached(carries, ctx.next_functions)
+        call = Call(operands, output, needs, ctx.compute, ctx.run, ctx.info, tuple(not c for c in carries))
         if ctx.run.relevance:
             if rule.relevance is None:
                 raise TypeError(f"the rule '{rule.name}' carries multipliers, not relevance")

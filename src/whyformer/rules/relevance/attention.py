@@ -122,7 +122,7 @@ def attention_relevance(
         if not any(call.needs[:2]):
             return [None, None, r_v]
         if bias is not None:
-            masked = Call((scores, bias), None, (True, False), torch.add, call.run, {})
+            masked = Call((scores, bias), None, (True, False), torch.add, call.run, {}, (False, True))
             passed = add(masked, r_weights)[0]
             assert passed is not None
             r_weights = passed

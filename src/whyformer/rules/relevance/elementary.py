@@ -49,8 +49,22 @@ def _parts(function: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -
     return torch.view_as_complex(function(*(torch.view_as_real(v.contiguous().resolve_conj()) for v in (x.to(y), y))))
 
 
+def _shifted(call: Call, relevance: Tensor) -> Grads | None:
+    """R to what carries, where the other operand is a constant that is the same for all rows: a bias, written
+    ``[1, 1, D]`` or ``[D]`` alike, or what attention adds to the scores of a key whoever looks (ALiBi, which a
+    longer text moves by a number that softmax does not see). None where it is none."""
+    for i, (operand, constant) in enumerate(zip(call.operands, call.constant, strict=False)):
+        if constant and relevance.dim() > 1 < relevance.shape[-2] and (operand.dim() < 2 or operand.shape[-2] == 1):
+            return [None if i == j else unbroadcast(relevance, o.shape) for j, o in enumerate(call.operands)]
+    return None
+
+
 def add_plain(call: Call, relevance: Tensor) -> Grads:
-    """R_u = u ⊙ R / (u + v): conserves, but single values may explode where u and v cancel (TA Eq. 8–9)."""
+    """R_u = u ⊙ R / (u + v): conserves, but single values may explode where u and v cancel (TA Eq. 8–9). A shift that
+    is the same for all rows takes nothing."""
+    shifted = _shifted(call, relevance)
+    if shifted is not None:
+        return shifted
     s = safe_divide(relevance, call.compute(*call.operands))
     live = s != 0  # a mask's −inf must not meet a zero
     signs = call.info.get("signs", (1, 1))
@@ -61,7 +75,11 @@ def add_plain(call: Call, relevance: Tensor) -> Grads:
 
 
 def add_normalised(call: Call, relevance: Tensor) -> Grads:
-    """R̄_u = R_u · |ΣR_u| / (|ΣR_u| + |ΣR_v|) · ΣR / ΣR_u, sums per sample (TA Eq. 9–10, Lemma 2)."""
+    """R̄_u = R_u · |ΣR_u| / (|ΣR_u| + |ΣR_v|) · ΣR / ΣR_u, sums per sample (TA Eq. 9–10, Lemma 2). A
+    shift that is the same for all rows takes nothing."""
+    shifted = _shifted(call, relevance)
+    if shifted is not None:
+        return shifted
     s = safe_divide(relevance, call.compute(*call.operands))
     live = s != 0
     signs = call.info.get("signs", (1, 1))
