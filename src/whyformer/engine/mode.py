@@ -322,8 +322,10 @@ class Interception(AttentionCapture, TorchFunctionMode):
             picked = isinstance(result, Tensor) and not isinstance(result, nn.Parameter)
             if row.kind == "view" and picked and args and is_parameter(args[0]):
                 result._whyformer_picked = name == "__getitem__" and isinstance(args[1], Tensor)
-            if not isinstance(result, nn.Parameter):
-                self._of_weights(args, kwargs, result)
+            if not isinstance(result, nn.Parameter) and self._makes_weights(row, args):
+                for tensor in tensors((result,)):
+                    if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
+                        tensor._whyformer_parameter = True  # type: ignore[attr-defined]
             return self._note(name, args, kwargs, result)
         args, kwargs = self._own_only(args, kwargs)
         audit.hidden(self, args)
@@ -331,13 +333,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
             args = packed.unwrapped(name, func, args)
         return self._note(name, args, kwargs, self._carried(name, row, func, args, kwargs))
 
-    def _of_weights(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """What is computed from parameters, and from nothing that depends on an input, is a parameter."""
-        given = [t for t in tensors((*args, *kwargs.values())) if t.is_floating_point()]
-        if any(map(is_parameter, given)) and all(is_parameter(t) or t.numel() == 1 for t in given):
-            for tensor in tensors((result,)):
-                if tensor.is_floating_point() and not isinstance(tensor, nn.Parameter):
-                    tensor._whyformer_parameter = True  # type: ignore[attr-defined]
+    def _makes_weights(self, row: Operation, args: tuple[Any, ...]) -> bool:
+        """Whether this call computes weights from weights; where no facts are followed, whether it rearranges some."""
+        if self.facts is not None:
+            return self.number - 1 in self.facts.weights
+        return row.kind == "view" and bool(args) and is_parameter(args[0]) and len(tensors(args)) == 1
 
     def _carried(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation by its rule, and know a norm's statistic again."""

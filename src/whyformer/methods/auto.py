@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from whyformer.errors import MethodNotApplicable, UnknownOperation
+from whyformer.errors import MethodNotApplicable, ModelError, UnknownOperation
+from whyformer.methods.applying import ODD
 from whyformer.methods.registry import METHODS, method
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import speaks
@@ -33,8 +34,6 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
 }
 """(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
 this rests on is in docs/results.md."""
-_ODD = (ArithmeticError, ZeroDivisionError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError)
-"""What a method may end in on a model that it was not made for; no subclasses, such as running out of memory."""
 
 
 @method(
@@ -66,11 +65,13 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         full = chosen.complete(settings)
         try:
             scores = chosen.function(replace(task, method=name), **full)
-        except (MethodNotApplicable, UnknownOperation) as error:
+        except (MethodNotApplicable, UnknownOperation, ModelError) as error:
+            if isinstance(error, ModelError) and (name, settings) == choices[-1]:  # a fault of the model's
+                raise
             passed_over[named] = str(error)
             continue
         except Exception as error:
-            if type(error) not in _ODD or (name, settings) == choices[-1]:  # memory, or the model's own fault
+            if type(error) not in ODD or (name, settings) == choices[-1]:  # memory, or the model's own fault
                 raise
             passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue

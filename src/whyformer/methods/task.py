@@ -302,16 +302,11 @@ class Task(Sources):
     # -- checks on what was seen -----------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """The error for a model on which this method cannot work; names methods that do apply."""
-        from whyformer.methods.registry import METHODS
+        from whyformer.methods.applying import applying
 
-        others = ", ".join(
-            sorted(
-                name
-                for name, m in METHODS.items()
-                if m.anywhere and m.modality in ("both", self.inputs.modality) and name != self.method
-            )
-        )
-        return MethodNotApplicable(f"{self.method} {verdict} on this model: {reason}. Methods that apply: {others}")
+        others = ", ".join(name for name in applying(self) if name != self.method)
+        said = f"{self.method} {verdict} on this model: {reason}"
+        return MethodNotApplicable(f"{said}. Methods that apply: {others}" if others else said)
 
     def global_maps(self, maps: dict[int, Tensor], tokens: int | None = None) -> list[Tensor]:
         """The maps of all blocks in order, checked to be ``[B, N, N]`` over the same N tokens.

@@ -96,8 +96,16 @@ def _end(program: Program, line: list[int], place: int, steps: list[str] | None)
     """Where on the chain the last block ends: behind the same operations as in the block before it, or, of one block
     alone, at the last sum of two branches."""
     if steps is not None:
-        end = place + len(steps)
-        return end if _names(program, line[place + 1 : end + 1]) == steps else None
+        left = [name for name in steps if kind_of(name) != "view"]
+        for i in range(place + 1, len(line)):
+            (name,) = _names(program, line[i : i + 1])
+            if kind_of(name) == "view":
+                continue
+            if name != left.pop(0):
+                return None
+            if not left:
+                return i
+        return None
     sums = [i for i in range(place + 1, len(line)) if _joins(program, line[i])]
     shape = program.values[line[place]].shape
     return max((i for i in sums if program.values[line[i]].shape == shape), default=None)

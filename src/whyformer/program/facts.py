@@ -41,6 +41,7 @@ class Facts:
         listed: whether modules that the model keeps in containers are the blocks.
         maps: call -> the position among its tensor operands of the attention map that it mixes values with, where that
             is not seen from one call of softmax alone.
+        weights: the calls that compute weights from weights.
         opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
 
@@ -50,6 +51,7 @@ class Facts:
     opaque: frozenset[int] = frozenset()
     blocks: tuple[tuple[int, int], ...] = ()
     listed: bool = True
+    weights: frozenset[int] = frozenset()
     maps: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -70,8 +72,10 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
             steps.update(dict.fromkeys(region.calls, step))
     inputs = frozenset(c.number for c in program.calls if any(program.values[o].given for o in c.operands))
     opaque = frozenset(c.number for c in program.calls if any(program.values[r].opaque for r in c.results))
+    values = program.values
+    weights = frozenset(c.number for c in program.calls if c.results and all(values[r].weight for r in c.results))
     mixing = attentions(program, found)
     attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if not m.direct}
     spans = blocks(program, attending)
     listed = not spans or fits(program, modules, attending, spans)
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, maps)
+    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, weights, maps)

@@ -109,6 +109,7 @@ class Recorder(TorchFunctionMode):
         self.program, self.gradients = Program(), Gradients()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._writers: dict[int, int] = {}
+        self._free: set[int] = set()  # values that depend on no input
         self._weights = {_place(p) for p in model.parameters()}
         self._constants = {_place(b) for b in model.buffers()}
         self._names = {id(m): name for name, m in model.named_modules()} if modules else {}
@@ -159,9 +160,8 @@ class Recorder(TorchFunctionMode):
         carries = graph and any(v.carries for v in values)
         ids = any(v.ids for v in values)
         begins = graph and not carries and ids and (name in _LOOKUPS or "one_hot" in name)
-        constant = [v.call < 0 and not (v.parents or v.ids or v.carries) for v in values]
-        weight = all(v.weight or c for v, c in zip(values, constant, strict=True))
-        weight = weight and any(v.weight for v in values)
+        free = all(v in self._free for v in parents)
+        weight = free and any(v.weight for v in values)
         unknown = bool(operands) and not silent and kind_of(name) == ""
         opaque = self.gradients.in_function() and (unknown or any(v.opaque for v in values))
         results = tuple(
@@ -174,6 +174,7 @@ class Recorder(TorchFunctionMode):
         if carries and kind_of(name) == "view" and all(v.given for v in values if v.carries):
             for result in results:
                 program.values[result].given = True
+        self._free.update(results if free else ())
         for result, tensor in zip(results, made, strict=True):
             program.values[result].opaque = opaque and tensor.is_floating_point()
         if not silent:
@@ -192,7 +193,9 @@ class Recorder(TorchFunctionMode):
             return self._number(tensor, parents, call, carries=carries)
         weight = _place(tensor) in self._weights
         if weight or not tensor.is_floating_point() or tensor.numel() < 2 or _place(tensor) in self._constants:
-            return self._number(tensor, (), -1, weight=weight)
+            number = self._number(tensor, (), -1, weight=weight)
+            self._free.add(number)
+            return number
         # nobody saw it being made (an autograd function, a kernel): of what was last made in its shape
         values = self.program.values
         shape = tuple(tensor.shape)

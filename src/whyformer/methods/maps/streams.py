@@ -137,6 +137,7 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
 
 def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:
     """(recording, rows -> ``[B, N]`` readout), as :meth:`Task.readout_pass` for each stream that is read out."""
+    task.blocks("the last block")
     ends = task.structure.ends()
     recording = task.record(GRADIENT, *probes, root="output", blocks=task.all_blocks, ends=ends)
     flows = recording.backward(recording.logits.detach())

@@ -1,0 +1,84 @@
+"""Which methods apply to a model, tried: what a refusal names as the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from whyformer.errors import WhyformerError
+from whyformer.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from whyformer.methods.task import Task
+
+ODD = (
+    ArithmeticError,
+    AttributeError,
+    ZeroDivisionError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a method may end in on a model that it was not made for."""
+_LARGE = 3e8
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, list[str]]] = WeakKeyDictionary()
+
+
+class Begun(Exception):  # noqa: N818 - a signal, never told
+    """A method has done the first part of its work."""
+
+
+def applying(task: Task) -> list[str]:
+    """Names of the methods that apply to a task's model and kind of input, of those that need no map over all tokens.
+
+    Each is tried once for a model and kind of input: its first pass, or the first of many. Of a large model (300
+    million parameters) only gradient × input is tried, and what takes the same pass is named.
+    """
+    inputs = task.inputs
+    facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.checkpoint)
+    kind = (*facts, inputs.name, *inputs.others)
+    known = _KNOWN.setdefault(task.model, {})
+    if kind not in known:
+        known[kind] = []  # of what is refused meanwhile nothing is named
+        known[kind] = _tried(task)
+    return known[kind]
+
+
+def _tried(task: Task) -> list[str]:
+    if not _applies(task, "input_x_gradient"):
+        gradients = {"input_x_gradient", "saliency", "integrated_gradients", "smoothgrad", "auto"}
+    else:
+        gradients = set()
+    if sum(p.numel() for p in task.model.parameters()) > _LARGE:
+        return [] if gradients else ["auto", "input_x_gradient", "saliency"]
+    fitting = (n for n, m in METHODS.items() if m.anywhere and m.modality in ("both", task.inputs.modality))
+    same = {"auto", "input_x_gradient", "saliency"}  # the last choice of auto is gradient × input
+    return sorted(n for n in fitting if n not in gradients and (n in same or _applies(task, n)))
+
+
+def _applies(task: Task, name: str) -> bool:
+    """Whether the first part of a method's work ends well."""
+    tried = replace(task, method=name, progress=_first, recordings=[], replay=None, together=None)
+    try:
+        METHODS[name].run(tried, METHODS[name].complete({}))
+    except Begun:
+        return True
+    except (WhyformerError, *ODD):  # running out of memory too
+        return False
+    finally:
+        for recording in filter(None, (reference() for reference in tried.recordings)):
+            recording.release()
+    return True
+
+
+def _first(items: Iterable[Any], *_: Any) -> Iterator[Any]:
+    for item in items:
+        yield item
+        raise Begun
