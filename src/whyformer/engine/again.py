@@ -24,7 +24,7 @@ from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
 from whyformer.models.walking import modules
 
-_STATE = ("attentions", "block", "last", "norm_before", "number", "statistics", "watch")
+_STATE = ("attentions", "block", "entered", "last", "norm_before", "number", "statistics", "watch")
 _WITHOUT = "leave checkpoint=True out, and explain a shorter text or use half precision where memory is short"
 
 

@@ -35,6 +35,7 @@ class AttentionCapture:
     grouped: bool
     attention_blocks: list[int | None]
     norm_before: int | None
+    entered: torch.Size
     block_input: Tensor | None
 
     def add_root(self, tensor: Tensor) -> Tensor:
@@ -198,6 +199,8 @@ class AttentionCapture:
     def _note_norm(self, result: Tensor) -> None:
         """A normalisation before the attention of a block: what it gives are the block's features."""
         if self.aside or self.block is None or self.block in self.attention_blocks or self.norm_before == self.block:
+            return
+        if self.entered[-1:] != result.shape[-1:] or self.entered.numel() != result.numel():  # of queries, of a window
             return
         if not self._wanted():
             self.norm_before = self.block

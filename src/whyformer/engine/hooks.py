@@ -50,6 +50,7 @@ def block_hooks(
         name, hidden = _hidden(args, kwargs)
         if trace is not None:
             trace.entered(mode.block, module, hidden)
+        mode.entered = torch.Size() if hidden is None else hidden.shape
         if hidden is None:
             return None
         if until is not None and until.call == mode.block:

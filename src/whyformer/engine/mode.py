@@ -56,6 +56,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     grouped: bool = False
     attention_blocks: list[int | None] = field(default_factory=list)
     norm_before: int | None = None
+    entered: torch.Size = field(default_factory=torch.Size)
     block_input: Tensor | None = None
     statistics: bool = False
     waiting: int = 0

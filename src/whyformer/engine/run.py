@@ -341,7 +341,8 @@ def record(
             with mode.uncounted():
                 end = end_of(Output(model, output, *feed, samples), calls)
     except Strayed:
-        facts(model, feed, inputs, again=True, within=again.without_caches(again_blocks) if checkpoint else None)
+        within = again.without_caches(again_blocks) if checkpoint else None
+        facts(model, (tuple(args), kwargs), inputs, again=True, within=within)
         raise
     made = output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
     audit.hidden(mode, tuple(made))

@@ -17,7 +17,7 @@ from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
 from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording, record
-from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
+from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources, readout_row
@@ -97,7 +97,12 @@ class Task(Sources):
         if self.replay is not None:
             return self.replay.record(self.inputs, composite, probes, options)
         shared = None if self.together is None else self.together.record(self, composite, probes, options)
-        recording = shared or record(self.model, self.fed(self.inputs), composite, *probes, **options)
+        try:
+            recording = shared or record(self.model, self.fed(self.inputs), composite, *probes, **options)
+        except Strayed:
+            if probes:  # they have seen a part of it: all begins once more
+                raise
+            recording = record(self.model, self.fed(self.inputs), composite, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
 

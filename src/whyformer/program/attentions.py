@@ -24,11 +24,13 @@ class Mixing:
     Attributes:
         call: that mixes.
         weights: the position of the map among its tensor operands; −1 of a fused one.
+        square: whether its map is of rows by the same rows, more than one.
         direct: whether the map is what one call of softmax gave along its last axis, in this shape or only rearranged.
     """
 
     call: Call
     weights: int = -1
+    square: bool = False
     direct: bool = True
 
 
@@ -52,7 +54,8 @@ def attentions(program: Program, regions: Iterable[Region]) -> list[Mixing]:
                 if plain_name(call.name) in _PRODUCTS and len(carrying) > 1:
                     known = found.get(call.number)
                     if known is None or (direct and not known.direct):
-                        found[call.number] = Mixing(call, place, direct and place == 0)
+                        queries, keys = ([1, 1, *program.values[now].shape])[-2:]
+                        found[call.number] = Mixing(call, place, queries == keys > 1, direct and place == 0)
                 elif steps < _STEPS and _same_sizes(program, call, now):
                     new = [r for r in call.results if r not in seen and program.values[r].carries]
                     seen.update(new)

@@ -39,8 +39,8 @@ class Facts:
         blocks: (the call that makes what enters, the call that makes what leaves) of each block; none where the program
             is no chain of them.
         listed: whether modules that the model keeps in containers are the blocks.
-        maps: call -> the position among its tensor operands of the attention map that it mixes values with, where that
-            is not seen from one call of softmax alone.
+        maps: call -> the position among its tensor operands of the attention map ``[..., N, N]`` that it mixes values
+            with, where that is not seen from one call of softmax alone.
         weights: the calls that compute weights from weights.
         opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
@@ -75,7 +75,7 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
     values = program.values
     weights = frozenset(c.number for c in program.calls if c.results and all(values[r].weight for r in c.results))
     mixing = attentions(program, found)
-    attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if not m.direct}
+    attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if m.square and not m.direct}
     spans = blocks(program, attending)
     listed = not spans or fits(program, modules, attending, spans)
     return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, weights, maps)
