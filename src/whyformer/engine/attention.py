@@ -12,6 +12,7 @@ from whyformer.engine.adjoints import attention_of_rows
 from whyformer.engine.operations import operation
 from whyformer.engine.probes import AttentionCall, Edit, Features, Flows, Maps, Projections
 from whyformer.engine.readings import bind, is_map
+from whyformer.program.operations import operation_name, plain_name
 from whyformer.rules.core import Call, Composite, Pass, Rule, Ruled
 from whyformer.rules.relevance.attention import attention_gradient, causal_mask
 
@@ -211,6 +212,21 @@ class AttentionCapture:
     def _post_norm(self, index: int) -> bool:
         """Whether a normalisation here can be the one after that attention: no next block's first."""
         return self.block == self.attention_blocks[index] and self.block != self.norm_before
+
+
+def samples_first(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int) -> Tensor:
+    """An attention of ``[H·B, N, d]`` or ``[H, B, N, d]``, as one of ``[B, H, N, d]``."""
+    flat = args[0].dim() == 3
+
+    def turned(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 3 or (flat and value.shape[0] % samples):
+            return value
+        lead = value.unflatten(0, (-1, samples)) if flat else value[None] if value.dim() == 3 else value
+        return lead.transpose(0, 1)
+
+    function = torch.matmul if plain_name(operation_name(func)) == "bmm" else func
+    made = function(*map(turned, args), **{k: turned(v) for k, v in kwargs.items()}).transpose(0, 1)
+    return made.flatten(0, 1) if flat else made
 
 
 def _observed(call: Call, flow: Tensor) -> Sequence[Tensor | None]:

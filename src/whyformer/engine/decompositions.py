@@ -142,7 +142,7 @@ def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] 
     if letters is None:
         return None
     left, right, out = letters
-    batch = [c for c in left if c in right and c in out]
+    batch = [c for c in out if c in left and c in right]
     shared = [c for c in left if c in right and c not in out]
     own = ([c for c in left if c not in right], [c for c in right if c not in left])
     whole = all(len(set(x)) == len(x) for x in letters) and set(out) == {*batch, *own[0], *own[1]}

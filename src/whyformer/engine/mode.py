@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whyformer.engine import adjoints, audit, packed
-from whyformer.engine.attention import AttentionCapture
+from whyformer.engine.attention import AttentionCapture, samples_first
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUCTS, written_attention
 from whyformer.engine.functions import LookedInto
@@ -210,6 +210,15 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if place == 1 and row.kind == "matrix product":
             with self:
                 return torch.matmul(args[1].mT, args[0].mT).mT
+        if self.facts is not None and self.probes and self.run.batch > 1:
+            if number in self.facts.scattered:
+                raise ModelError(
+                    "an attention of this model keeps several samples in one axis, in an order that could not be "
+                    "measured, so which map belongs to which sample is unknown: explain one sample at a time"
+                )
+            if number in self.facts.heads_first:
+                with self:
+                    return samples_first(func, args, kwargs, self.run.batch)
         result = self._dispatch(name, row, func, args, kwargs)
         if step is not None and not self.composite.audit:
             self._pass_by(step, number, func, args, kwargs, result)

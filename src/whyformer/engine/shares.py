@@ -166,14 +166,11 @@ class Shares:
             left = [p.remainder() if a else None for p, a in zip(carried, apart, strict=True)]
             return call(*(z if x is None else x.expand_as(z) for x, z in zip(left, zeros, strict=True)))
 
-        late, alone, view = (
-            len(carried) == 1 and carried[0].late,
-            all(p.alone for p in carried),
-            operation(name).kind == "view",
-        )
+        late, alone = all(p.late for p in carried), all(p.alone for p in carried)
+        view = operation(name).kind == "view"
         parts = self._parts(one, make, bias, late=late, alone=alone, keep=not view)
-        if view and len(carried) == 1 and name not in _INSERTING:
-            parts.shown = lambda chunk: _each_share(call, carried[0].at(chunk))
+        if view and (name in _JOINING if len(carried) == len(tensors(args)) > 1 else name not in _INSERTING):
+            parts.shown = lambda chunk: _each_share(call, *(p.at(chunk) for p in carried))
         return parts
 
     def _mixed(self, name: str, func: Any, args: Any, kwargs: Any, one: Tensor, item: int | None) -> Parts | None:
@@ -237,10 +234,10 @@ class Shares:
         return self._parts(one, lambda c: centred(carried.at(c)) * scale, shift, alone=carried.alone, keep=True)
 
 
-_INSERTING = {
-    "cat", "concat", "concatenate", "copy_", "diagonal_scatter", "dstack", "fill_", "hstack", "index_copy",
-    "index_fill", "index_put", "masked_fill", "masked_scatter", "pad", "scatter", "select_scatter", "slice_scatter",
-    "stack", "vstack", "where", "__setitem__", "zero_",
+_JOINING = {"cat", "concat", "concatenate", "dstack", "hstack", "stack", "vstack"}
+_INSERTING = _JOINING | {
+    "copy_", "diagonal_scatter", "fill_", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter",
+    "pad", "scatter", "select_scatter", "slice_scatter", "where", "__setitem__", "zero_",
 }  # fmt: skip
 _WRITTEN = {"copy_", "fill_", "zero_"}
 _BILINEAR = {"mul", "div", "matmul", "bmm", "mm", "mv", "einsum", "linear", "conv1d", "conv2d", "conv3d", "tensordot"}

@@ -15,9 +15,9 @@ from whyformer.models import walking
 from whyformer.models.structure import as_written, block_groups
 from whyformer.program.blocks import ModuleCall, ProgramBlock
 from whyformer.program.calls import here, inside, users_hooks_aside
-from whyformer.program.facts import Facts, facts_of
+from whyformer.program.facts import Facts, facts_of, with_samples
 from whyformer.program.operations import tensors_in
-from whyformer.program.record import Recorder
+from whyformer.program.record import Program, Recorder
 
 Block = nn.Module | ProgramBlock
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
@@ -51,12 +51,38 @@ def facts(
     key = (roots, model.training, within is not None, kinds)
     if any_roots:
         key = next((other for other in known if other[1:] == key[1:]), key)
-    if again or key not in known:
-        known[key] = _read(model, feed, roots, within)
+    samples = next((v.shape[0] for v in named.values() if isinstance(v, Tensor) and v.dim()), 1)
+    if again or key not in known or (known[key].undecided and samples > 1):
+        known[key] = _read(model, feed, roots, within, samples)
     return known[key]
 
 
-def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractContextManager[None] | None) -> Facts:
+def _read(
+    model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractContextManager[None] | None, samples: int
+) -> Facts:
+    program, modules = _written(model, feed, roots, within)
+    found = facts_of(program, modules, samples)
+    if found.undecided and samples > 1:
+        rolled, _ = _written(model, _rolled(feed, samples), roots, within)
+        found = with_samples(found, program, rolled, samples)
+    return found
+
+
+def _rolled(feed: Feed, samples: int) -> Feed:
+    """The last sample first."""
+
+    def roll(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or value.shape[0] % samples:
+            return value
+        return value.detach().roll(value.shape[0] // samples, 0)
+
+    return tuple(map(roll, feed[0])), {k: roll(v) for k, v in feed[1].items()}
+
+
+def _written(
+    model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractContextManager[None] | None
+) -> tuple[Program, list[ModuleCall]]:
+    """A plain pass, written down, and the calls of modules in containers."""
     known: dict[int, Any] = {}
     args, kwargs = (_own(v, known) for v in feed)
     recorder = Recorder(model)
@@ -78,7 +104,7 @@ def _read(model: nn.Module, feed: Feed, roots: frozenset[Any], within: AbstractC
         recorder,
     ):
         output = model(*args, **kwargs)
-    return facts_of(recorder.finish(output.values() if isinstance(output, Mapping) else (output,)), modules)
+    return recorder.finish(output.values() if isinstance(output, Mapping) else (output,)), modules
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from whyformer.program.attentions import attentions
 from whyformer.program.blocks import ModuleCall, blocks, fits
 from whyformer.program.operations import is_in_place, plain_name
 from whyformer.program.record import Program
 from whyformer.program.regions import Region, regions
+from whyformer.program.samples import leading, undecided
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Facts:
         listed: whether modules that the model keeps in containers are the blocks.
         maps: call -> the position among its tensor operands of the attention map ``[..., N, N]`` that it mixes values
             with, where that is not seen from one call of softmax alone.
+        undecided: the attentions whose shape leaves open whether their leading axes hold heads or samples first; one
+            sample, or several equal ones, cannot tell.
+        heads_first: those in which it is heads.
+        scattered: those of one leading axis in which it is neither.
         weights: the calls that compute weights from weights.
         opaque: the calls in autograd functions of which it is not known what they work on or do.
     """
@@ -53,6 +58,9 @@ class Facts:
     listed: bool = True
     weights: frozenset[int] = frozenset()
     maps: dict[int, int] = field(default_factory=dict)
+    undecided: frozenset[int] = frozenset()
+    heads_first: frozenset[int] = frozenset()
+    scattered: frozenset[int] = frozenset()
 
     @property
     def written_norms(self) -> bool:
@@ -60,7 +68,7 @@ class Facts:
         return any("norm" in step.region.kind for step in self.steps.values())
 
 
-def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
+def facts_of(program: Program, modules: Sequence[ModuleCall] = (), samples: int = 1) -> Facts:
     """All that the engine follows; ``modules`` are the calls of those that containers list."""
     steps: dict[int, Step] = {}
     found = regions(program)
@@ -78,4 +86,15 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = ()) -> Facts:
     attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if m.square and not m.direct}
     spans = blocks(program, attending)
     listed = not spans or fits(program, modules, attending, spans)
-    return Facts(tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, weights, maps)
+    return Facts(
+        tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, weights, maps,
+        undecided(program, mixing, samples),
+    )  # fmt: skip
+
+
+def with_samples(facts: Facts, program: Program, rolled: Program, samples: int) -> Facts:
+    """The same facts, with the order of heads and samples as another pass shows it, of the last sample first."""
+    order = leading(program, rolled, facts.undecided, samples)
+    equal, ahead, none = (frozenset(n for n, first in order.items() if first == o) for o in ("either", "heads", ""))
+    flat = frozenset(n for n in none if len(program.values[program.calls[n].results[0]].shape) == 3)
+    return replace(facts, undecided=equal, heads_first=ahead, scattered=flat)
