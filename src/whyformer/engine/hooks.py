@@ -57,7 +57,7 @@ def block_hooks(
             until.found.append((batch_first(hidden, mode.run), dict(recording.begun)))
             raise Reached
         if entering is not None and mode.block == 0:
-            hidden = batch_first(entering.rows, mode.run, back=True)
+            hidden = laid_out_as(hidden, entering.rows, mode.run)
         starting = [entry for entry, one in entries.items() if one.place == mode.block]
         if starting:
             for entry in starting:
@@ -87,11 +87,11 @@ def block_hooks(
         """The rows that enter a block, those of one input (or all) beginning the graph."""
         value = values.get(name, batch_first(hidden, mode.run))
         leaf = recording.begun[name] = mode.add_root(value.detach().clone().requires_grad_())
-        rows = batch_first(leaf.clone(), mode.run, back=True)  # a copy: the block may change it in place
+        rows = laid_out_as(hidden, leaf.clone(), mode.run)  # a copy: the block may change it in place
         if one.rows is None:
             return rows
         mine = one.rows.to(leaf.device).reshape(*one.rows.shape, *[1] * (leaf.dim() - 2)).expand_as(leaf)
-        return torch.where(batch_first(mine, mode.run, back=True), rows, hidden)
+        return torch.where(laid_out_as(hidden, mine, mode.run), rows, hidden)
 
     def leave(module: Block, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         found = tensors_of(output)
@@ -121,7 +121,7 @@ def block_hooks(
                     mode.roots.clear()
                 value = values.get("", batch_first(hidden, mode.run))
                 leaf = mode.add_root(value.detach().clone().requires_grad_())
-                output = put(output, path, batch_first(leaf.clone(), mode.run, back=True))
+                output = put(output, path, laid_out_as(hidden, leaf.clone(), mode.run))
                 recording.ended.append(name)
             elif hidden.requires_grad:
                 recording.outputs[name] = _tapped(hidden, _listen(recording, name))
@@ -191,10 +191,15 @@ def run_block(
     return found[0]
 
 
-def batch_first(tokens: Tensor, run: Pass, *, back: bool = False) -> Tensor:
-    """``[N, B, D]`` of a model that lays out tokens so as ``[B, N, D]`` (or ``back``); anything else as it is."""
-    swap = run.sequence_first and tokens.dim() == 3 and tokens.shape[0 if back else 1] in (run.batch, run.rows)
+def batch_first(tokens: Tensor, run: Pass) -> Tensor:
+    """``[N, B, D]`` of a model that lays out tokens so as ``[B, N, D]``; anything else as it is."""
+    swap = run.sequence_first and tokens.dim() == 3 and tokens.shape[1] in (run.batch, run.rows)
     return tokens.transpose(0, 1) if swap else tokens
+
+
+def laid_out_as(like: Tensor, rows: Tensor, run: Pass) -> Tensor:
+    """``[B, N, D]`` as the model lays out what is ``like`` it."""
+    return rows if batch_first(like, run) is like else rows.transpose(0, 1)
 
 
 def _tapped(hidden: Tensor, listener: Callable[[Tensor], None]) -> Tensor:

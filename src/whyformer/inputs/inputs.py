@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.mosaic import Mosaic
 
@@ -78,6 +79,19 @@ class Inputs:
     @property
     def batch(self) -> int:
         return int(self.tensor.shape[0])
+
+    def check_rows(self, logits: Tensor) -> None:
+        """Refuse logits of another number of samples: several that are one in the input (whose pictures are packed into
+        one row), or an input ``[N, B, ...]`` of a model that takes tokens before samples."""
+        if len(logits) == self.batch:
+            return
+        said = f"the model gives {len(logits)} rows of logits for {self.batch} of {self.name}"
+        if self.tensor.dim() > 1 and self.tensor.shape[1] == len(logits):
+            raise InputError(
+                f"{said}, whose second axis has {len(logits)}: samples come first, so give a module that hands "
+                f"{self.name}.transpose(0, 1) on to the model, and {self.name} [B, N, ...]"
+            )
+        raise InputError(f"{said}, so which belongs to which is unknown: explain the samples one at a time")
 
     @property
     def choices(self) -> int | None:

@@ -50,14 +50,9 @@ def odd_rows(task: Task) -> str | None:
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
-    """Refuse rows of logits of several samples that are one in the input (whose pictures are packed into one row), and
-    rows of numbers ``[N, D]`` that are one sample."""
+    """Refuse rows of logits that are not those of the samples, and rows of numbers ``[N, D]`` that are one sample."""
     inputs = task.inputs
-    if len(logits) != inputs.batch:
-        raise InputError(
-            f"the model gives {len(logits)} rows of logits for {inputs.batch} of {inputs.name}, so which belongs to "
-            "which is unknown: explain the samples one at a time"
-        )
+    inputs.check_rows(logits)
     if inputs.modality != "tensor" or inputs.tensor.dim() > 2 or inputs.batch == 1:
         return
     alone = task.forward(inputs.select(slice(0, 1)))[0].detach().to(logits)

@@ -62,6 +62,7 @@ class Task(Sources):
 
     def seed(self, logits: Tensor) -> Tensor:
         """∂target/∂logits ``[B, C]``: what the backward passes start from (one-hot for a logit)."""
+        self.inputs.check_rows(logits)
         leaf = logits.detach().requires_grad_()
         with torch.enable_grad():
             value = self.resolve(leaf.detach())(leaf)
@@ -243,12 +244,11 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: that cannot be measured.
         """
-        if not self.structure.plain:
-            for key in self.structure.firsts:
-                if self.inputs.name in key:
-                    known, rows, grid = self.rows(self.inputs.name, key)
-                    if known == tokens and bool((rows == rows[:1]).all()) and bool((rows >= 0).all()):
-                        return Places(rows[0], grid, tokens)
+        firsts = [] if self.structure.plain else [key for key in self.structure.firsts if self.inputs.name in key]
+        for known, rows, grid in (self.rows(self.inputs.name, key) for key in firsts):
+            if known == tokens and bool((rows == rows[:1]).all()) and bool((rows >= 0).all()):
+                return Places(rows[0], grid, tokens)
+        if not self.structure.plain and (self.inputs.others or block is None):
             raise self.refuse(
                 f"which part of the picture each of its {tokens} tokens stands for differs from sample to sample, or "
                 "cannot be measured; explain one at a time",

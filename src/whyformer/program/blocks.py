@@ -97,6 +97,8 @@ def _end(program: Program, line: list[int], place: int, steps: list[str] | None)
     alone, at the last sum of two branches."""
     if steps is not None:
         left = [name for name in steps if kind_of(name) != "view"]
+        if not left:
+            return None
         for i in range(place + 1, len(line)):
             (name,) = _names(program, line[i : i + 1])
             if kind_of(name) == "view":

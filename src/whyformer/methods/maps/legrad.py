@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.hooks import batch_first
+from whyformer.engine.hooks import batch_first, laid_out_as
 from whyformer.engine.probes import BlockCalls, Flows
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
@@ -63,7 +63,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
         head = task.record(COMPOSITES[composite], root="output", root_value=mean)
         seed = copies.seed(head.logits)
         (gradient,) = head.backward(seed)
-        start = batch_first(gradient.sum(1, keepdim=True) * share, recording.run, back=True)
+        start = laid_out_as(outputs[own], gradient.sum(1, keepdim=True) * share, recording.run)
         recording.backward(seed, keep=True, at=[(outputs[own], start.to(outputs[own].device))])
     task.global_maps(shapes, hidden.shape[1])
     if not maps:
