@@ -25,7 +25,7 @@ from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
-from whyformer.engine.regions import RegionRun, kind_row
+from whyformer.engine.regions import RegionRun, kind_row, norm_of_values
 from whyformer.errors import ModelError, Strayed
 from whyformer.models.structure import INFERENCE
 from whyformer.program.blocks import ProgramBlock
@@ -261,6 +261,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
             entry = self.entries.pop(step.enters[0])
             if "norm" in region.kind:
                 self._note_norm(result)
+                if self.projections is not None and not self.aside and region.axis == -1:
+                    written = norm_of_values(region, entry, result)
+                    self.projections.follow(region.kind, (entry,), {}, result, self._post_norm, written)
             elif region.kind == "softmax":
                 self._note("softmax", (entry,), {"dim": region.axis}, result)
                 if self.watch is not None:

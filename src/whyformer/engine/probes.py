@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from whyformer.engine.isolation import here
-from whyformer.engine.operations import operation
+from whyformer.engine.norms import MeasuredNorm
+from whyformer.engine.operations import is_in_place, operation
 from whyformer.engine.readings import attention_scores, bind, is_map, is_parameter, tensors
 from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Trace
@@ -197,26 +197,14 @@ class FirstLayer:
 
 
 @dataclass
-class Norm:
-    """A LayerNorm behind a sum: γ ``[D]``, β ``[D]`` or None, the summed vectors ``[B, N, D]`` and ε."""
-
-    weight: Tensor
-    bias: Tensor | None
-    summed: Tensor
-    eps: float
-
-    def inverse_deviation(self) -> Tensor:
-        """1/σ_i ``[B, N]``"""
-        return (self.summed.var(-1, unbiased=False) + self.eps).rsqrt()
-
-
-@dataclass
 class Projection:
     """The output projection W_O of an attention, with what follows it on the way to the end of the block.
 
     Attributes:
         weight: ``[D, H·d]``; bias ``[D]`` or None. A constant scale of the branch (LayerScale) is part of both.
-        summed: ``[B, N, D]`` the first sum that the branch enters, or None.
+        behind: the normalisations of the branch before it is added, in order.
+        branch: ``[B, N, D]`` what is added; summed: the first sum that it enters; further: the next sum, of that with
+            something else. None where none was seen.
         norm: in post-norm models, the normalisation of that sum.
         second: the normalisation of the sum that its output enters in turn (behind the MLP).
         joined: the attentions whose heads it takes, in order: several where each head attends by itself.
@@ -225,19 +213,32 @@ class Projection:
     index: int
     weight: Tensor
     bias: Tensor | None
+    behind: list[MeasuredNorm] = field(default_factory=list)
+    branch: Tensor | None = None
     summed: Tensor | None = None
-    norm: Norm | None = None
-    second: Norm | None = None
+    further: Tensor | None = None
+    norm: MeasuredNorm | None = None
+    second: MeasuredNorm | None = None
     joined: tuple[int, ...] = ()
 
     def turn(self, turned: Callable[[Tensor], Tensor], move: Callable[[Tensor], Tensor]) -> None:
         """Lay the vectors out batch first, all on one device."""
         self.weight, self.bias = move(self.weight), None if self.bias is None else move(self.bias)
-        self.summed = None if self.summed is None else move(turned(self.summed))
-        for norm in (self.norm, self.second):
-            if norm is not None:
-                norm.weight, norm.bias = move(norm.weight), None if norm.bias is None else move(norm.bias)
-                norm.summed = move(turned(norm.summed))
+        if self.summed is not None and self.branch is not None:
+            self.branch, self.summed = move(turned(self.branch)), move(turned(self.summed))
+            self.further = None if self.further is None else move(turned(self.further))
+        for one in (*self.behind, self.norm, self.second):
+            if one is not None:
+                one.turn(turned, move)
+
+    def scale(self, factor: Tensor | float) -> None:
+        """The branch is multiplied by a constant ``[D]``."""
+        if self.behind:
+            last = self.behind[-1]
+            last.weight, last.bias = last.weight * factor, None if last.bias is None else last.bias * factor
+        else:
+            self.weight = (self.weight.mT * factor).mT
+            self.bias = None if self.bias is None else self.bias * factor
 
 
 @dataclass(frozen=True)
@@ -248,12 +249,14 @@ class Projections:
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def follow(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, post_norm: Callable[[int], bool]
-    ) -> None:
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, post_norm: Callable[[int], bool],
+        written: MeasuredNorm | None = None,
+    ) -> None:  # fmt: skip
         """Follow an attention's output to the layer that projects it, and on to the sums and norms of its block.
 
         Args:
             post_norm: whether a normalisation here can be one after that attention.
+            written: the normalisation that several calls compute.
         """
         marked = [a for a in tensors(args[:2]) if hasattr(a, "_whyformer_mixed")]
         if not marked or not isinstance(result, Tensor):
@@ -273,34 +276,49 @@ class Projections:
         elif stage == "mixed" and row.name in ("cat", "stack") and len(marked) == len(tensors(args[:2])):
             several = [one._whyformer_mixed[1] for one in marked]
             self.joined[index] = tuple(n for one in several for n in self.joined.get(one, (one,)))
-        elif stage == "projected" and row.name == "mul":
-            scale = args[1] if source is args[0] else args[0]
-            if is_parameter(scale) and scale.dim() == 1:
-                scale = scale.detach()
-            elif not isinstance(scale, int | float):
+        elif stage == "projected" and row.name in ("mul", "div", "addcmul"):
+            others = [a for a in (*args, *kwargs.values()) if a is not source]
+            factors = others[1:] if row.name == "addcmul" else others
+            if not all(isinstance(f, int | float) or (is_parameter(f) and f.dim() <= 1) for f in factors):
                 return
-            projection = self.found[index]
-            projection.weight = (projection.weight.mT * scale).mT
-            projection.bias = None if projection.bias is None else projection.bias * scale
+            if row.name == "div" and args[0] is not source:
+                return
+            for factor in (f.detach() if isinstance(f, Tensor) else f for f in factors):
+                self.found[index].scale(1 / factor if row.name == "div" else factor)
+            if row.name == "addcmul":
+                stage = self._sum(index, stage, result, result - others[0])
         elif stage in _SUMS and row.name == "add":
+            times = kwargs.get("alpha", 1) if len(args) > 1 and source is args[1] else 1
             if stage == "projected":
-                self.found[index].summed = result.detach().clone()
-            stage = _SUMS[stage]
-        elif stage in _SUMS.values() and name == "layer_norm" and post_norm(index):
-            a = bind("input normalized_shape weight bias eps", args, kwargs, weight=None, bias=None, eps=1e-5)
-            weight = torch.ones_like(result[0, 0]) if a["weight"] is None else a["weight"].detach()
-            shift = None if a["bias"] is None else a["bias"].detach()
-            norm = Norm(weight, shift, a["input"].detach().clone(), a["eps"])
-            if stage == "summed":
-                self.found[index].norm, stage = norm, "normed"
+                self.found[index].scale(times)
+            inside = source is result or (source is args[0] and is_in_place(name))
+            added = result - args[1] * kwargs.get("alpha", 1) if inside else source * times
+            stage = self._sum(index, stage, result, added)
+        elif written is not None or name in ("layer_norm", "rms_norm"):
+            one = written or MeasuredNorm.of_call(name, args, kwargs, result)
+            if stage == "projected":
+                self.found[index].behind.append(one)
+            elif stage == "summed" and post_norm(index):
+                self.found[index].norm, stage = one, "normed"
+            elif stage == "summed again" and post_norm(index):
+                self.found[index].second, stage = one, "done"
             else:
-                self.found[index].second, stage = norm, "done"
+                return
         elif stage == "summed" and row.name == "add":  # the sum itself goes on, so what normalised it was a branch
             self.found[index].norm = self.found[index].second = None
+            self.found[index].further = result.detach().clone()
             return
         elif row.kind != "view":
             return
         result._whyformer_mixed = (stage, index)  # type: ignore[attr-defined]
+
+
+    def _sum(self, index: int, stage: str, result: Tensor, added: Tensor) -> str:
+        """The first sum that a branch enters, or one behind its norm."""
+        if stage == "projected":
+            projection = self.found[index]
+            projection.summed, projection.branch = result.detach().clone(), added.detach().clone()
+        return _SUMS[stage]
 
 
 _SUMS = {"projected": "summed", "normed": "summed again"}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whyformer.engine.norms import MeasuredNorm
 from whyformer.engine.operations import Operation, is_in_place, operation
 from whyformer.engine.readings import Reading, tensors
 from whyformer.program.facts import Step
@@ -117,6 +118,18 @@ class RegionRun:
             "axes": 1, "dims": (axis,), "centred": region.kind == "layer_norm",
             "as torch": (scale ** (-1 / power), eps if power == 2 else 0.0),
         }  # fmt: skip
+
+
+def norm_of_values(region: Region, x: Tensor, y: Tensor) -> MeasuredNorm:
+    """The norm that made y ``[..., D]`` of x: 1/σ from the fit, weight and bias from all rows."""
+    power, scale, eps = region.fit
+    x, y = (t.detach() if t.dtype == torch.float64 else t.detach().float() for t in (x, y))
+    c = x - x.mean(-1, keepdim=True) if region.kind == "layer_norm" else x
+    inverse = (scale * (c.square().mean(-1, keepdim=True) ** (power / 2) + eps)) ** (-1 / power)
+    given, made = (c * inverse).flatten(0, -2), y.flatten(0, -2)
+    spread = given - given.mean(0)
+    weight = (spread * made).sum(0) / spread.square().sum(0)
+    return MeasuredNorm(weight, (made - given * weight).mean(0), inverse, region.kind == "layer_norm")
 
 
 def kind_row(kind: str) -> Operation:

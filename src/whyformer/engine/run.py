@@ -320,7 +320,7 @@ def record(
     by_rules = bool(composite.audit and composite.rules)
     known = facts(model, (tuple(args), kwargs), inputs, within=within, any_roots=not by_rules)
     unseen = (probes and (known.maps or known.heads_first or known.scattered)) or (
-        mode.features is not None and known.written_norms
+        (mode.features is not None or mode.projections is not None) and known.written_norms
     )
     if by_rules or unseen or any(isinstance(block, ProgramBlock) for block in blocks):
         mode.facts = known

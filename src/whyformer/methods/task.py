@@ -304,6 +304,15 @@ class Task(Sources):
         places = scores.places or self.places(scores.values.shape[-1])
         return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid)
 
+    def same_rows(self, made: Tensor, wanted: Tensor) -> bool:
+        """Whether these ``[B, N, D]`` are equal but for rounding, at all rows but padding."""
+        if made.shape != wanted.shape:
+            return False
+        mask = self.inputs.row_mask
+        real = mask if mask is not None and mask.shape == made.shape[:2] else torch.ones(made.shape[:2]).bool()
+        off, size = (made - wanted)[real.to(made.device)], wanted[real.to(made.device)]
+        return float(off.norm()) <= torch.finfo(made.dtype).eps ** 0.5 * 4 * float(size.norm())
+
     # -- checks on what was seen -----------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """The error for a model on which this method cannot work; names methods that do apply."""

@@ -38,8 +38,8 @@ def leading(program: Program, rolled: Program, calls: Iterable[int], samples: in
         return dict.fromkeys(calls, "")
     found = {}
     for number in calls:
-        values = [p.values[p.calls[number].results[0]] for p in (program, rolled)]
-        fits = [name for place, name in enumerate(("samples", "heads")) if _as_rolled(*values, samples, place)]
+        before, after = (p.values[p.calls[number].results[0]] for p in (program, rolled))
+        fits = [name for place, name in enumerate(("samples", "heads")) if _as_rolled(before, after, samples, place)]
         found[number] = "either" if len(fits) > 1 else "".join(fits)
     return found
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from whyformer.engine.probes import AttentionCall, BlockInputs, Maps, Norm, Projection, Projections
+from whyformer.engine.norms import MeasuredNorm
+from whyformer.engine.probes import AttentionCall, BlockInputs, Maps, Projection, Projections
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
@@ -38,19 +39,23 @@ class Mixture:
     projection: Projection
     factor: Tensor | None = None
 
-    def normed(self, norm: Norm | None) -> Mixture:
+    def normed(self, norm: MeasuredNorm | None) -> Mixture:
         """After a LayerNorm taken apart, (v − mean v) ⊙ γ / σ_i with σ_i of the true sum; β belongs to no part."""
         if norm is None:
             return self
-        gamma, inverse = norm.weight, norm.inverse_deviation()
-
-        def linear(v: Tensor) -> Tensor:
-            return (v - v.mean(-1, keepdim=True)) * gamma
-
-        residual = None if self.residual is None else linear(self.residual)
-        constant = None if self.constant is None else linear(self.constant)
+        inverse = norm.inverse[..., 0]
+        residual = None if self.residual is None else norm.of_part(self.residual)
+        constant = None if self.constant is None else norm.of_part(self.constant)
         factor = inverse if self.factor is None else self.factor * inverse
-        return replace(self, parts=linear(self.parts), residual=residual, constant=constant, factor=factor)
+        return replace(self, parts=norm.of_part(self.parts), residual=residual, constant=constant, factor=factor)
+
+    def branch(self, norm: MeasuredNorm) -> Mixture:
+        """After a norm of the attention's output alone, before it is added: 1/σ_i is part of α_ij."""
+        constant = None if self.constant is None else norm.of_part(self.constant) * norm.inverse
+        if norm.bias is not None:
+            constant = norm.bias if constant is None else constant + norm.bias
+        weights = self.weights * norm.inverse[:, None]
+        return replace(self, weights=weights, parts=norm.of_part(self.parts), constant=constant)
 
     def by_heads(self) -> Tensor:
         """‖α^h_ij f_h(x_j)‖ ``[B, H, N, N]``."""
@@ -225,19 +230,31 @@ class _Watched:
         block = calls[0].block
         assert block is not None
         bare = Mixture(weights, parts, None, projection.bias, projection)
-        residual: Tensor | None = self.inputs.found[block]
-        if block in self.blocks[: group[0]] or self.inputs.found[block].shape != (*weights.shape[::2], parts.shape[-1]):
-            # of an attention behind another one, or inside a bottleneck
-            summed = projection.summed
-            if summed is not None and summed.shape != bare.total().shape:
-                raise task.refuse(
-                    "its attention works in windows or over other rows than its blocks pass on, so what a row keeps of "
-                    "itself is no part of the map"
-                )
-            residual = None if summed is None else summed - bare.total()
-        if residual is None:
+        for norm in projection.behind:
+            bare = bare.branch(norm)
+        return replace(bare, residual=self._residual(task, bare, self.inputs.found[block]))
+
+    def _residual(self, task: Task, bare: Mixture, entered: Tensor) -> Tensor:
+        """What the attention's output is added to: what entered the block, that normalised or scaled, or what an
+        attention before it made of it. Where another branch is added first, what is added next."""
+        projection, total = bare.projection, bare.total()
+        branch, summed, further = projection.branch, projection.summed, projection.further
+        if branch is None or summed is None:
             raise task.refuse("what its attention's output is added to was not seen", verdict="is not supported yet")
-        return replace(bare, residual=residual)
+        if branch.shape != total.shape:
+            raise task.refuse(
+                "its attention works in windows or over other rows than its blocks pass on, so what a row keeps of "
+                "itself is no part of the map"
+            )
+        if not task.same_rows(total, branch):
+            raise task.refuse(
+                "what its attention puts out is changed behind its projection before it is added, in a way that these "
+                "vectors do not follow"
+            )
+        residual = summed - branch
+        if further is not None and further.shape == entered.shape and task.same_rows(further - summed, entered):
+            return entered
+        return residual
 
 
 def over_mixtures(
@@ -261,14 +278,8 @@ def residual_mixtures(task: Task) -> tuple[Any, dict[int, Mixture], Tensor]:
     """
     recording, mixtures, row = mixtures_of(task)
     for index, mixture in mixtures.items():
-        found, made = mixture.projection.summed, mixture.total()
-        tolerance = torch.finfo(made.dtype).eps ** 0.5 * 4
-        real = torch.ones_like(row, dtype=torch.bool) if task.inputs.row_mask is None else task.inputs.row_mask
-        if (
-            found is None
-            or found.shape != made.shape
-            or (float((found - made)[real].norm()) > tolerance * float(found[real].norm()))
-        ):
+        found = mixture.projection.summed
+        if found is None or not task.same_rows(mixture.total(), found):
             raise task.refuse(
                 f"in block {index}, what its attention puts out is not simply added to what entered the block, so no "
                 "state of the model is the sum of these vectors"
