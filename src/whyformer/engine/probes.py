@@ -11,7 +11,7 @@ from torch import Tensor
 from whyformer.engine.isolation import here
 from whyformer.engine.norms import MeasuredNorm
 from whyformer.engine.operations import is_in_place, operation
-from whyformer.engine.readings import attention_scores, bind, is_map, is_parameter, tensors
+from whyformer.engine.readings import attention_scores, bind, is_map, tensors
 from whyformer.engine.shares import Shares
 from whyformer.engine.trace import Trace
 from whyformer.models.facts import Block
@@ -231,14 +231,14 @@ class Projection:
             if one is not None:
                 one.turn(turned, move)
 
-    def scale(self, factor: Tensor | float) -> None:
-        """The branch is multiplied by a constant ``[D]``."""
-        if self.behind:
-            last = self.behind[-1]
-            last.weight, last.bias = last.weight * factor, None if last.bias is None else last.bias * factor
-        else:
+    def scale(self, stage: str, factor: Tensor | float) -> None:
+        """What is there at this stage is multiplied by a constant ``[D]``."""
+        last = {"normed": self.norm, "done": self.second}.get(stage, self.behind[-1] if self.behind else None)
+        if last is None:
             self.weight = (self.weight.mT * factor).mT
             self.bias = None if self.bias is None else self.bias * factor
+        else:
+            last.weight, last.bias = last.weight * factor, None if last.bias is None else last.bias * factor
 
 
 @dataclass(frozen=True)
@@ -276,21 +276,18 @@ class Projections:
         elif stage == "mixed" and row.name in ("cat", "stack") and len(marked) == len(tensors(args[:2])):
             several = [one._whyformer_mixed[1] for one in marked]
             self.joined[index] = tuple(n for one in several for n in self.joined.get(one, (one,)))
-        elif stage == "projected" and row.name in ("mul", "div", "addcmul"):
+        elif row.name in _FACTORS.get(stage, ()) and (stage != "done" or post_norm(index)):
             others = [a for a in (*args, *kwargs.values()) if a is not source]
-            factors = others[1:] if row.name == "addcmul" else others
-            if not all(isinstance(f, int | float) or (is_parameter(f) and f.dim() <= 1) for f in factors):
+            factors = [_factor(f, result) for f in (others[1:] if row.name == "addcmul" else others)]
+            if any(f is None for f in factors) or (row.name == "div" and args[0] is not source):
                 return
-            if row.name == "div" and args[0] is not source:
-                return
-            for factor in (f.detach() if isinstance(f, Tensor) else f for f in factors):
-                self.found[index].scale(1 / factor if row.name == "div" else factor)
+            for factor in factors:
+                self.found[index].scale(stage, 1 / factor if row.name == "div" else factor)
             if row.name == "addcmul":
                 stage = self._sum(index, stage, result, result - others[0])
         elif stage in _SUMS and row.name == "add":
             times = kwargs.get("alpha", 1) if len(args) > 1 and source is args[1] else 1
-            if stage == "projected":
-                self.found[index].scale(times)
+            self.found[index].scale(stage, times)
             inside = source is result or (source is args[0] and is_in_place(name))
             added = result - args[1] * kwargs.get("alpha", 1) if inside else source * times
             stage = self._sum(index, stage, result, added)
@@ -321,6 +318,14 @@ class Projections:
         return _SUMS[stage]
 
 
+def _factor(value: Any, result: Tensor) -> Any:
+    """A number, or a vector ``[D]``, by which all rows are multiplied; None where they are not."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return value.detach().reshape(()) if isinstance(value, Tensor) else value
+    return value.detach().flatten() if value.shape[-1] == value.numel() == result.shape[-1] else None
+
+
+_FACTORS = {"projected": ("mul", "div", "addcmul"), "normed": ("mul", "div"), "done": ("mul", "div")}
 _SUMS = {"projected": "summed", "normed": "summed again"}
 
 
