@@ -3,13 +3,13 @@ pictures cut into patches; what an operation computes going forward stays its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.engine.readings import Arguments, bind
+from whyformer.engine.readings import Arguments, bind, tensors
 from whyformer.rules.core import Pass
 from whyformer.rules.relevance.attention import masked_softmax
 
@@ -214,3 +214,33 @@ class LayerOfPatches(torch.autograd.Function):
         laid = patches.view(len(flow), *flow.shape[2:], *weight.shape[1:])  # [B, h, w, C, s, s]
         order = [0, axes + 1, *(i for a in range(axes) for i in (1 + a, axes + 2 + a))]
         return None, None, laid.permute(order).reshape(ctx.shape)
+
+
+def in_order(name: str, result: Any) -> Any:
+    """What flows back to a ``batch_norm`` laid out in the usual order: of one sample with its channels last torch 2.13
+    reads the wrong values there on a CPU."""
+    if name == "batch_norm" and isinstance(result, Tensor) and result.requires_grad:
+        result.register_hook(lambda flow: flow.contiguous())
+    return result
+
+
+def without_graph(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """As under ``torch.no_grad()``, without building that context for each of a model's operations.
+
+    Where no graph could begin nothing is switched: a view made without gradients could not be written to later.
+    """
+    if not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                break
+        elif isinstance(value, list | tuple) and any(t.requires_grad for t in tensors((value,))):
+            break
+    else:
+        return func(*args, **kwargs)
+    torch._C._set_grad_enabled(False)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch._C._set_grad_enabled(True)

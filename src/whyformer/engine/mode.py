@@ -6,7 +6,7 @@ into each operation. So "multiply by a constant" and "multiply two branches" tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from whyformer.engine import adjoints, audit, packed
+from whyformer.engine.adjoints import without_graph
 from whyformer.engine.attention import AttentionCapture, samples_first
 from whyformer.engine.declared import gather, run_declared, watch_function
 from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUCTS, written_attention
@@ -201,7 +202,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 for tensor in tensors((result,)):
                     self._see(tensor)
             else:
-                result = _without_graph(func, args, kwargs)
+                result = without_graph(func, args, kwargs)
             run.note(number, name, func, args, kwargs, result)
             return result if number != step.leaves else self._leave(run, name, args, result)
         place = -1 if number < 0 or self.facts is None else self.facts.maps.get(number, -1)
@@ -329,7 +330,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 mixed._whyformer_mixed = ("mixed", self.attentions - 1)
             return mixed
         if not carried:
-            result = _without_graph(func, args, kwargs)
+            result = without_graph(func, args, kwargs)
             if self.kept:
                 packed.note(self.kept, args, kwargs, result)
             picked = isinstance(result, Tensor) and not isinstance(result, nn.Parameter)
@@ -347,8 +348,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
         return self._note(name, args, kwargs, self._carried(name, row, func, args, kwargs))
 
     def _makes_weights(self, row: Operation, args: tuple[Any, ...]) -> bool:
-        """Whether this call computes weights from weights; where no facts are followed, whether it rearranges some."""
-        if self.facts is not None:
+        """Whether this call computes weights from weights; one of our own, or where no facts are followed, whether it
+        rearranges some."""
+        if self.facts is not None and self.depth == 1:
             return self.number - 1 in self.facts.weights
         return row.kind == "view" and bool(args) and is_parameter(args[0]) and len(tensors(args)) == 1
 
@@ -360,11 +362,11 @@ class Interception(AttentionCapture, TorchFunctionMode):
             result = self._native(name, func, args, kwargs)
             if not row.kind:
                 audit.without_derivative(self, name, result)
-            return _in_order(name, result)
+            return adjoints.in_order(name, result)
         reading = row.read(row, func, args, kwargs)
         if reading.role == "layer" and self.number - 1 in self.inputs:
             reading.role = "input layer"
-        result = _in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
+        result = adjoints.in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
         self._mark(name, reading, args, kwargs, result)
         if row.read is largest:
             for tensor in tensors((result,)):
@@ -416,7 +418,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return rule.shared(func(*args, **kwargs))
         operands = rule.held(reading.operands)
         if not any(map(carries, operands)):
-            return _without_graph(reading.compute, operands, {})
+            return without_graph(reading.compute, operands, {})
         return Ruled.apply(rule, self.run, reading.compute, reading.info, *operands)
 
     def _native(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -481,33 +483,3 @@ class Interception(AttentionCapture, TorchFunctionMode):
             return value
 
         return tuple([own(a) for a in args]), {k: own(v) for k, v in kwargs.items()} if kwargs else kwargs
-
-
-def _in_order(name: str, result: Any) -> Any:
-    """What flows back to a ``batch_norm`` laid out in the usual order: of one sample with its channels last torch 2.13
-    reads the wrong values there on a CPU."""
-    if name == "batch_norm" and isinstance(result, Tensor) and result.requires_grad:
-        result.register_hook(lambda flow: flow.contiguous())
-    return result
-
-
-def _without_graph(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """As under ``torch.no_grad()``, without building that context for each of a model's operations.
-
-    Where no graph could begin nothing is switched: a view made without gradients could not be written to later.
-    """
-    if not torch.is_grad_enabled():
-        return func(*args, **kwargs)
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            if value.requires_grad:
-                break
-        elif isinstance(value, _LISTED) and any(t.requires_grad for t in tensors((value,))):
-            break
-    else:
-        return func(*args, **kwargs)
-    torch._C._set_grad_enabled(False)
-    try:
-        return func(*args, **kwargs)
-    finally:
-        torch._C._set_grad_enabled(True)

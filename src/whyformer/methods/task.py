@@ -351,8 +351,9 @@ class Task(Sources):
         )
 
     def _several_in_a_block(self, attentions: Collection[int]) -> bool:
-        """Whether two of these attentions of the last recording are in one block."""
-        recording = self.recordings[-1]() if self.recordings else None
-        blocks = [] if recording is None else [recording.mode.attention_blocks[i] for i in attentions]
+        """Whether two of these attentions are in one block, in the recording that saw most of them."""
+        there = [one.mode.attention_blocks for one in (reference() for reference in self.recordings) if one is not None]
+        seen = max(there, key=len, default=[])
+        blocks = [seen[i] for i in attentions] if seen else []
         known = [b for b in blocks if b is not None]
         return len(known) > len(set(known))

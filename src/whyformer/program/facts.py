@@ -42,8 +42,8 @@ class Facts:
         listed: whether modules that the model keeps in containers are the blocks.
         maps: call -> the position among its tensor operands of the attention map ``[..., N, N]`` that it mixes values
             with, where that is not seen from one call of softmax alone.
-        undecided: the attentions whose shape leaves open whether their leading axes hold heads or samples first; one
-            sample, or several equal ones, cannot tell.
+        undecided: the attentions whose shape leaves open whether their leading axes hold heads or samples first, which
+            one sample cannot tell.
         heads_first: those in which it is heads.
         scattered: those of one leading axis in which it is neither.
         weights: the calls that compute weights from weights.
@@ -95,6 +95,6 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = (), samples: int 
 def with_samples(facts: Facts, program: Program, rolled: Program, samples: int) -> Facts:
     """The same facts, with the order of heads and samples as another pass shows it, of the last sample first."""
     order = leading(program, rolled, facts.undecided, samples)
-    equal, ahead, none = (frozenset(n for n, first in order.items() if first == o) for o in ("either", "heads", ""))
+    ahead, none = (frozenset(n for n, first in order.items() if first == other) for other in ("heads", ""))
     flat = frozenset(n for n in none if len(program.values[program.calls[n].results[0]].shape) == 3)
-    return replace(facts, undecided=equal, heads_first=ahead, scattered=flat)
+    return replace(facts, undecided=frozenset(), heads_first=ahead, scattered=flat)

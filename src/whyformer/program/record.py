@@ -109,7 +109,7 @@ class Recorder(TorchFunctionMode):
         self.program, self.gradients = Program(), Gradients()
         self._known: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
         self._writers: dict[int, int] = {}
-        self._free: set[int] = set()  # values that depend on no input
+        self._free: set[int] = set()  # values that depend on no input, and indices of no input's own
         self._weights = {_place(p) for p in model.parameters()}
         self._constants = {_place(b) for b in model.buffers()}
         self._names = {id(m): name for name, m in model.named_modules()} if modules else {}
@@ -177,6 +177,8 @@ class Recorder(TorchFunctionMode):
         self._free.update(results if free else ())
         for result, tensor in zip(results, made, strict=True):
             program.values[result].opaque = opaque and tensor.is_floating_point()
+            if not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or ids):
+                self._free.add(result)  # which weights are picked (of an expert) is no part of them
         if not silent:
             program.calls.append(Call(number, name, tuple(operands), results))
 

@@ -28,8 +28,8 @@ _PRODUCTS = ("matmul", "bmm")
 
 
 def leading(program: Program, rolled: Program, calls: Iterable[int], samples: int) -> dict[int, str]:
-    """Of each of these calls, what its leading axes hold first: "samples", "heads", "" (neither) or "either", as it
-    is where the samples are equal.
+    """Of each of these calls, what its leading axes hold first: "samples", "heads" or "" (neither). It shows in equal
+    samples too, for heads are not equal.
 
     Args:
         rolled: the program of the same samples, the last of them first.
@@ -40,7 +40,7 @@ def leading(program: Program, rolled: Program, calls: Iterable[int], samples: in
     for number in calls:
         before, after = (p.values[p.calls[number].results[0]] for p in (program, rolled))
         fits = [name for place, name in enumerate(("samples", "heads")) if _as_rolled(before, after, samples, place)]
-        found[number] = "either" if len(fits) > 1 else "".join(fits)
+        found[number] = fits[0] if fits else ""
     return found
 
 
