@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -171,6 +172,11 @@ def einsum_product(equation: str, a: Tensor, b: Tensor) -> Callable[[], Tensor] 
     return run
 
 
+def inner(x: Tensor, y: Tensor) -> Any:
+    """``inner``: a linear layer where the second has rows."""
+    return functional.linear(x, y) if y.dim() == 2 else NotImplemented
+
+
 def _explicit(equation: str) -> str:
     """With the output that torch takes where none is said: the letters that stand once, in order."""
     equation = equation.replace(" ", "")
@@ -273,7 +279,11 @@ NORMS: dict[str, Callable[..., Any]] = {
     "native_layer_norm": native_layer_norm,
 }  # fmt: skip
 # Where they carry, or mix by an attention map; NotImplemented where the call is no such thing.
-PRODUCTS: dict[str, Callable[..., Any]] = {"einsum": einsum}
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "einsum": einsum, "inner": inner,
+    "linalg_multi_dot": lambda factors: functools.reduce(torch.matmul, factors),
+    "chain_matmul": lambda *factors: functools.reduce(torch.matmul, factors),
+}  # fmt: skip
 # Where the composite has no row for the operation itself.
 PARTS: dict[str, Callable[..., Any]] = {
     "addmm": affine_addmm,
