@@ -311,7 +311,8 @@ class Task(Sources):
         mask = self.inputs.row_mask
         real = mask if mask is not None and mask.shape == made.shape[:2] else torch.ones(made.shape[:2]).bool()
         off, size = (made - wanted)[real.to(made.device)], wanted[real.to(made.device)]
-        return float(off.norm()) <= torch.finfo(made.dtype).eps ** 0.5 * 4 * float(size.norm())
+        tolerance = max(1e-5, torch.finfo(made.dtype).eps ** 0.5 * 4)  # norms of a float64 model may work in float32
+        return float(off.norm()) <= tolerance * float(size.norm())
 
     # -- checks on what was seen -----------------------------------------------------------------------------
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
