@@ -280,10 +280,11 @@ NORMS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 # Where they carry, or mix by an attention map; NotImplemented where the call is no such thing.
 PRODUCTS: dict[str, Callable[..., Any]] = {
-    "einsum": einsum, "inner": inner,
+    "einsum": einsum,
+    "inner": inner,
     "linalg_multi_dot": lambda factors: functools.reduce(torch.matmul, factors),
     "chain_matmul": lambda *factors: functools.reduce(torch.matmul, factors),
-}  # fmt: skip
+}
 # Where the composite has no row for the operation itself.
 PARTS: dict[str, Callable[..., Any]] = {
     "addmm": affine_addmm,

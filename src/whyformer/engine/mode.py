@@ -205,21 +205,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 result = without_graph(func, args, kwargs)
             run.note(number, name, func, args, kwargs, result)
             return result if number != step.leaves else self._leave(run, name, args, result)
-        place = -1 if number < 0 or self.facts is None else self.facts.maps.get(number, -1)
-        if place >= 0:
-            tensors_in((*args, *kwargs.values()))[place]._whyformer_map = True  # type: ignore[attr-defined]
-        if place == 1 and row.kind == "matrix product":
-            with self:
-                return torch.matmul(args[1].mT, args[0].mT).mT
-        if self.facts is not None and self.probes and self.run.batch > 1:
-            if number in self.facts.scattered:
-                raise ModelError(
-                    "an attention of this model keeps several samples in one axis, in an order that could not be "
-                    "measured, so which map belongs to which sample is unknown: explain one sample at a time"
-                )
-            if number in self.facts.heads_first:
-                with self:
-                    return samples_first(func, args, kwargs, self.run.batch)
+        rearranged = self._rearranged(number, row, func, args, kwargs) if number >= 0 else NotImplemented
+        if rearranged is not NotImplemented:
+            return rearranged
         result = self._dispatch(name, row, func, args, kwargs)
         if step is not None and not self.composite.audit:
             self._pass_by(step, number, func, args, kwargs, result)
@@ -227,6 +215,30 @@ class Interception(AttentionCapture, TorchFunctionMode):
             for tensor in tensors((result, *args[: is_in_place(name)])):
                 self._see(tensor)
         return result if self.watch is None else self.watch(self, name, func, args, kwargs, result)
+
+    def _rearranged(
+        self, number: int, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An attention by a map that stands second, or with heads before samples, as one ``[B, H, Q, K]`` @ values;
+        NotImplemented for any other call."""
+        assert self.facts is not None
+        place = self.facts.maps.get(number, -1)
+        if place >= 0:
+            tensors_in((*args, *kwargs.values()))[place]._whyformer_map = True  # type: ignore[attr-defined]
+        if place == 1 and row.kind == "matrix product":
+            with self:
+                return torch.matmul(args[1].mT, args[0].mT).mT
+        if not self.probes or self.run.batch == 1:
+            return NotImplemented
+        if number in self.facts.scattered:
+            raise ModelError(
+                "an attention of this model keeps several samples in one axis, in an order that could not be "
+                "measured, so which map belongs to which sample is unknown: explain one sample at a time"
+            )
+        if number not in self.facts.heads_first:
+            return NotImplemented
+        with self:
+            return samples_first(func, args, kwargs, self.run.batch)
 
     def _see(self, tensor: Tensor) -> None:
         """The mode knows what it was computed from."""

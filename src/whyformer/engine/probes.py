@@ -249,9 +249,14 @@ class Projections:
     joined: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def follow(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, post_norm: Callable[[int], bool],
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        post_norm: Callable[[int], bool],
         written: MeasuredNorm | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Follow an attention's output to the layer that projects it, and on to the sums and norms of its block.
 
         Args:
@@ -286,21 +291,13 @@ class Projections:
             if row.name == "addcmul":
                 stage = self._sum(index, stage, result, result - others[0])
         elif stage in _SUMS and row.name == "add":
-            times = kwargs.get("alpha", 1) if len(args) > 1 and source is args[1] else 1
-            self.found[index].scale(stage, times)
-            inside = source is result or (source is args[0] and is_in_place(name))
-            added = result - args[1] * kwargs.get("alpha", 1) if inside else source * times
-            stage = self._sum(index, stage, result, added)
-        elif written is not None or name in ("layer_norm", "rms_norm"):
-            one = written or MeasuredNorm.of_call(name, args, kwargs, result)
-            if stage == "projected":
-                self.found[index].behind.append(one)
-            elif stage == "summed" and post_norm(index):
-                self.found[index].norm, stage = one, "normed"
-            elif stage == "summed again" and post_norm(index):
-                self.found[index].second, stage = one, "done"
-            else:
-                return
+            times = kwargs.get("alpha", 1)
+            own = times if len(args) > 1 and source is args[1] else 1
+            self.found[index].scale(stage, own)
+            written_to = source is args[0] and is_in_place(name)
+            stage = self._sum(index, stage, result, result - args[1] * times if written_to else source * own)
+        elif (written is not None or name in ("layer_norm", "rms_norm")) and (stage == "projected" or post_norm(index)):
+            stage = self._norm(index, stage, written or MeasuredNorm.of_call(name, args, kwargs, result))
         elif stage == "summed" and row.name == "add":  # the sum itself goes on, so what normalised it was a branch
             self.found[index].norm = self.found[index].second = None
             self.found[index].further = result.detach().clone()
@@ -309,6 +306,19 @@ class Projections:
             return
         result._whyformer_mixed = (stage, index)  # type: ignore[attr-defined]
 
+
+    def _norm(self, index: int, stage: str, norm: MeasuredNorm) -> str:
+        """A norm of the branch, of the sum, or of the sum behind that."""
+        projection = self.found[index]
+        if stage == "projected":
+            projection.behind.append(norm)
+        elif stage == "summed":
+            projection.norm, stage = norm, "normed"
+        elif stage == "summed again":
+            projection.second, stage = norm, "done"
+        else:  # another norm on the way: it is followed no further
+            stage = ""
+        return stage
 
     def _sum(self, index: int, stage: str, result: Tensor, added: Tensor) -> str:
         """The first sum that a branch enters, or one behind its norm."""

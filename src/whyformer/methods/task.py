@@ -310,7 +310,7 @@ class Task(Sources):
             return False
         mask = self.inputs.row_mask
         real = mask if mask is not None and mask.shape == made.shape[:2] else torch.ones(made.shape[:2]).bool()
-        off, size = (made - wanted)[real.to(made.device)], wanted[real.to(made.device)]
+        off, size = (made - wanted).detach()[real.to(made.device)], wanted.detach()[real.to(made.device)]
         tolerance = max(1e-5, torch.finfo(made.dtype).eps ** 0.5 * 4)  # norms of a float64 model may work in float32
         return float(off.norm()) <= tolerance * float(size.norm())
 

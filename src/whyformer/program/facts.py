@@ -86,10 +86,9 @@ def facts_of(program: Program, modules: Sequence[ModuleCall] = (), samples: int 
     attending, maps = [m.call for m in mixing], {m.call.number: m.weights for m in mixing if m.square and not m.direct}
     spans = blocks(program, attending)
     listed = not spans or fits(program, modules, attending, spans)
-    return Facts(
-        tuple(plain_name(c.name) for c in program.calls), steps, inputs, opaque, spans, listed, weights, maps,
-        undecided(program, mixing, samples),
-    )  # fmt: skip
+    calls = tuple(plain_name(c.name) for c in program.calls)
+    leading_open = undecided(program, mixing, samples)
+    return Facts(calls, steps, inputs, opaque, spans, listed, weights, maps, leading_open)
 
 
 def with_samples(facts: Facts, program: Program, rolled: Program, samples: int) -> Facts:
