@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HANG
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 # Executed in a process of its own, as Jupyter would; what a kernel needs of the tests' setup goes by its startup files.
@@ -18,7 +20,7 @@ RUN = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
 nbformat.validate(notebook)
-nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": sys.argv[2]}}).execute()
+nbclient.NotebookClient(notebook, timeout=int(sys.argv[4]), resources={"metadata": {"path": sys.argv[2]}}).execute()
 nbformat.write(notebook, sys.argv[3])
 """
 STARTUP = """
@@ -56,8 +58,8 @@ def test_it_runs_and_shows_what_is_stored(path, tmp_path):
     }  # fmt: skip
     made = tmp_path / "made.ipynb"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, str(path), str(path.parent), str(made)], env=environment, capture_output=True,
-        text=True, timeout=600, check=False,
+        [sys.executable, "-W", "ignore", "-c", RUN, str(path), str(path.parent), str(made), str(HANG)], env=environment, capture_output=True,
+        text=True, timeout=HANG, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert outputs(json.loads(made.read_text())) == outputs(json.loads(path.read_text()))

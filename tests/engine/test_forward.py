@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import whyformer
 from snapshot import assert_unchanged, snapshot
+from waiting import HANG
 from whyformer.composites.chefer import deep_taylor, layerwise
 from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import conservative
@@ -185,7 +186,7 @@ def together(*jobs: Any, repeats: int = 4) -> list[list[Any]]:
     def work(i: int) -> None:
         try:
             for _ in range(repeats):
-                barrier.wait(timeout=60)
+                barrier.wait(HANG)
                 results[i].append(jobs[i]())
         except BaseException as error:
             errors.append(error)
@@ -195,7 +196,7 @@ def together(*jobs: Any, repeats: int = 4) -> list[list[Any]]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(HANG)
     if errors:
         raise errors[0]
     return results

@@ -18,6 +18,7 @@ from made import contents, ended, in_a_process, text_model, text_table
 from typer.testing import CliRunner
 
 import whyformer
+from waiting import HANG
 from whyformer.apps.cli import app
 from whyformer.jobs import attempts as notes
 from whyformer.jobs import batching, local
@@ -59,7 +60,7 @@ def segfault() -> None:
 
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # until it comes
+    time.sleep(HANG)  # until it comes
 
 
 def dying_in_the_model(monkeypatch, rows: set[int], die=segfault) -> None:
@@ -216,17 +217,24 @@ def test_a_batch_that_ends_the_process_though_none_of_its_rows_does_is_halved(op
 
 def test_reading_that_dies_in_several_threads_is_done_by_one(opened, tmp_path, monkeypatch):
     """A library that reads files and is not safe for threads: no row alone ends the process."""
-    original, busy = notes.read_one, threading.Lock()
+    original, busy, ahead, several = notes.read_one, threading.Lock(), local.ahead, threading.Event()
+
+    def by_threads(items, read, workers, most):
+        if workers > 1:
+            several.set()
+        return ahead(items, read, workers, most)
 
     def read_one(row):
         if not busy.acquire(blocking=False):
             segfault()
         try:
-            time.sleep(0.01)
+            if several.is_set():
+                time.sleep(HANG)  # until another thread comes, which ends the process
             return original(row)
         finally:
             busy.release()
 
+    monkeypatch.setattr(local, "ahead", by_threads)
     monkeypatch.setattr(notes, "read_one", read_one)
     deaths = runs_until_the_end(lambda: explain_opened(into(opened, tmp_path / "out"), None, lambda text: None))
     assert deaths == 3  # once in each part

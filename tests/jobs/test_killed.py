@@ -94,10 +94,11 @@ def killed(opened: Opened, generator: random.Random, out: Path, whole_job: float
 
 
 def rounds(ready, tmp_path: Path, least: int, enough: int, first: int = 0) -> int:
-    """Kill jobs of ``least`` seeds, and of more until there were ``enough`` kills: that depends on the machine's speed."""
+    """Kill jobs of ``least`` seeds, and of more until there were ``enough`` kills: that depends on the machine's speed, and on
+    whether it changes; kills in a write do not."""
     opened, whole, whole_job = ready
     kills = 0
-    for seed in range(first, first + 4 * least):
+    for seed in range(first, first + 40 * least):
         out = tmp_path / str(seed)
         kills += killed(opened, random.Random(seed), out, whole_job)
         found = contents(out)

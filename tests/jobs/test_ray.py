@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from made import contents, text_model, text_table
 
+from waiting import HANG, wait_for
 from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 SCRIPT = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 sys.modules["torchvision"] = None  # of the tests, and does not fit torch
 from whyformer.jobs import ray as engine
@@ -35,6 +35,8 @@ class Dying(engine.Maker):
     # the first actor that reaches part 2 dies in the middle of it, once
     def __call__(self, batch):
         from whyformer.jobs import batching
+        while HOLD and max(batch["number"]) >= 10:  # until this process is killed
+            time.sleep(0.1)
         marker = Path(OUT).parent / "died"
         if KILL and 2 in batch["number"].tolist() and not marker.exists():
             original = batching.Session.explain
@@ -50,9 +52,9 @@ print("finished", len(maps))
 """
 
 
-def scripted(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> tuple[str, dict[str, str]]:
-    """A program that runs the job, and its environment."""
-    given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors}
+def scripted(model: str, place: Path, out: Path, *, kill: bool, actors: int, hold: bool = False) -> tuple[str, dict[str, str]]:
+    """A program that runs the job, and its environment. ``hold``: it waits before part 10, and never ends."""
+    given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors, "HOLD": hold}
     script = "\n".join(f"{k} = {v!r}" for k, v in given.items()) + SCRIPT
     path = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return script, {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}
@@ -60,7 +62,7 @@ def scripted(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> 
 
 def run(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> str:
     script, env = scripted(model, place, out, kill=kill, actors=actors)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -82,17 +84,19 @@ def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 120, bad=(4,))
     options = {"methods": ("transformer_attribution", "gae"), "rows_per_part": 6, "batch_size": 4}
     run_job(Job(model=model, input=str(place), out=str(tmp_path / "local"), **options))
-    script, env = scripted(model, place, tmp_path / "ray", kill=False, actors=2)
-    script = script.replace('methods=("gae",)', 'methods=("transformer_attribution", "gae")')
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, start_new_session=True)
-    journal, deadline = tmp_path / "ray" / "journal.jsonl", time.monotonic() + 300
-    while not (journal.exists() and journal.read_bytes().count(b"\n") >= 2) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    held, script = (
+        scripted(model, place, tmp_path / "ray", kill=False, actors=2, hold=hold)[0].replace('methods=("gae",)', 'methods=("transformer_attribution", "gae")')
+        for hold in (True, False)
+    )
+    _, env = scripted(model, place, tmp_path / "ray", kill=False, actors=2)
+    process = subprocess.Popen([sys.executable, "-c", held], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env, start_new_session=True)
+    journal = tmp_path / "ray" / "journal.jsonl"
+    wait_for(lambda: (journal.exists() and journal.read_bytes().count(b"\n") >= 2) or process.poll() is not None, "two parts in the journal")
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert not json.loads((tmp_path / "ray" / "manifest.json").read_text())["complete"]
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=500, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
@@ -102,6 +106,6 @@ def test_a_job_that_is_stopped_in_the_middle_ends_at_once(tmp_path):
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 60, bad=(1,))
     script, env = scripted(model, place, tmp_path / "ray", kill=False, actors=1)
     script = script.replace("actors=ACTORS", "actors=ACTORS, max_failures=0")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=200, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=HANG, check=False)
     assert done.returncode == 1
     assert "TooManyFailures" in done.stderr.splitlines()[-1]

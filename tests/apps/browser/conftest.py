@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
+from waiting import HANG
+
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -19,6 +21,9 @@ ARGUMENTS = [
 ROOT = Path(__file__).parents[3]
 SCREENSHOTS = ROOT / "screenshots"
 AXE = Path(os.environ.get("WHYFORMER_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
+PATIENCE = int(os.environ.get("WHYFORMER_PATIENCE", 1000 * HANG))
+"""Milliseconds: the machine may be busy with other tests."""
+STILL = "document.getAnimations().every((one) => one.playState !== 'running' || one.effect.getComputedTiming().iterations === Infinity)"
 _HERE = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")
 
 
@@ -50,6 +55,7 @@ def browser() -> Iterator[Any]:
 def page(browser: Any) -> Iterator[Any]:
     """A fresh page of its own profile. ``page.requested``: addresses asked for; ``page.complaints``: what its console says."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(PATIENCE)
     made = context.new_page()
     made.requested, made.complaints = [], []
     made.on("request", lambda request: made.requested.append(request.url))
@@ -76,7 +82,7 @@ def visit(browser: Any) -> Iterator[Any]:
 
     def opened(address: str, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", **options)
-        context.set_default_timeout(int(os.environ.get("WHYFORMER_PATIENCE", 120_000)))  # the machine may be busy with other tests
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         made = context.new_page()
         made.on("request", lambda request: None if _HERE.match(request.url) else outside.append(request.url))
@@ -99,12 +105,13 @@ def shoot(screenshots: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def axe() -> Any:
-    """``axe(page)``: what axe-core finds that is serious or critical, as readable lines."""
+    """``axe(page)``: what axe-core finds that is serious or critical, as readable lines, once nothing fades in or out."""
     if not AXE.is_file():
         _missing(f"axe-core in {AXE} (npm install --no-save axe-core)")
     script = AXE.read_text(encoding="utf-8")
 
     def run(page: Any) -> list[str]:
+        page.wait_for_function(STILL)
         page.evaluate(script)
         found = page.evaluate("async () => (await axe.run(document)).violations")
         return [f"{v['id']}: {n['html'][:200]}" for v in found if v["impact"] in ("serious", "critical") for n in v["nodes"]]

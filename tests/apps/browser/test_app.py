@@ -13,6 +13,7 @@ from PIL import Image
 
 pytest.importorskip("gradio", reason="needs whyformer[app]")
 
+from waiting import HANG, wait_for
 from whyformer.apps.web import Catalogue, PageLimits, serve
 from whyformer.apps.web.work import Watch
 
@@ -61,7 +62,7 @@ def pick(page, box, *names):
     """Choose from a list by typing, as the keyboard does it. An answer that arrives meanwhile may close the list: again."""
     for name in names:
         field, option = page.locator(f"{box} input"), page.locator(f"{box} [role=option]").first
-        for patience in (5_000, 10_000, 120_000):
+        for patience in (5_000, 10_000, None):
             field.blur()
             field.click()
             field.fill(name)
@@ -69,7 +70,7 @@ def pick(page, box, *names):
                 option.wait_for(timeout=patience)
                 break
             except playwright.TimeoutError:
-                if patience == 120_000:
+                if patience is None:
                     raise
         page.keyboard.press("Enter")
         field.blur()
@@ -282,7 +283,7 @@ def test_what_waits_in_the_queue_can_be_cancelled(site, visit, catalogue):
     go_on = threading.Event()
 
     def held_up(*_):
-        go_on.wait(120)
+        go_on.wait(HANG)
 
     handle = catalogue.load("bundled:digits").model.register_forward_pre_hook(held_up)
     try:
@@ -363,8 +364,7 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     explain(page)
     picture, column = page.locator(".wf-map").first.bounding_box(), page.locator("#wf-answer").bounding_box()
     assert picture["width"] >= min(0.95 * column["width"] - 30, 0.79 * size[1])
-    page.wait_for_timeout(1000)
-    assert page.locator(".wf-map").first.bounding_box()["y"] < size[1]  # the map has come into sight
+    wait_for(lambda: page.locator(".wf-map").first.bounding_box()["y"] < size[1], "the map to come into sight")
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
@@ -490,7 +490,6 @@ def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
     for summary in page.locator("#wf-settings summary").all():
         summary.click()
     explain(page)
-    page.wait_for_timeout(500)  # gradio fades its status in
     assert axe(page) == []
     shoot(page, f"app-axe-{'dark' if dark else 'light'}")
     type_in(page)
@@ -498,10 +497,8 @@ def test_nothing_serious_for_axe(site, visit, axe, dark, shoot):
     explain(page)
     page.locator(".wf-word").nth(2).click()
     page.locator(".wf-attended").wait_for()
-    page.wait_for_timeout(500)
     assert axe(page) == []
     page.locator("#wf-model input").fill("../../etc")
     page.keyboard.press("Enter")
     says(page, "no model id")
-    page.wait_for_timeout(500)
     assert axe(page) == []

@@ -60,7 +60,6 @@ def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark
     served = page.evaluate(LIT)
     assert served
     assert set(served) <= {"8", "</s>"}  # only words of the answer
-    page.wait_for_timeout(500)
     assert axe(page) == []
     said = page.locator("#wf-code").inner_text()
     assert "whyformer.explain_generation(" in said

@@ -16,6 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from show.made import ATTACK
+from waiting import HANG
 from whyformer.apps import cli
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +30,7 @@ def whyformer(*arguments: str, stdin: str | bytes = "", cwd: Path | None = None,
     """Run the command in a process of its own, without a network."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1", **environment}
     raw = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], input=raw, capture_output=True, cwd=cwd, env=env, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], input=raw, capture_output=True, cwd=cwd, env=env, timeout=HANG, check=False)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from waiting import HANG
 from whyformer.apps.cli import completion
 from whyformer.benchmarks import BENCHMARKS
 from whyformer.methods import METHODS
@@ -28,7 +29,7 @@ def _names(tmp_path_factory):
 
 
 def asked(**protocol: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**ENVIRONMENT, **protocol}, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={**ENVIRONMENT, **protocol}, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return [line for line in done.stdout.splitlines() if line]
@@ -71,7 +72,7 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
 def test_it_is_quick_because_torch_is_not_imported():
     code = PROGRAM.replace("main()", "import atexit; atexit.register(lambda: print('torch' in sys.modules, 'numpy' in sys.modules)); main()")
     environment = {**ENVIRONMENT, "_WHYFORMER_COMPLETE": "complete_bash", "COMP_WORDS": "whyformer\nexplain\nx\n-s\n", "COMP_CWORD": "4"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
     assert done.stdout.splitlines()[-1] == "False False"
 
 
@@ -118,7 +119,7 @@ COMP_WORDS=(whyformer explain x --model bund); COMP_CWORD=4
 _whyformer_completion whyformer
 echo "got ${COMPREPLY[*]}"
 """
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, env=environment, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     assert "-F _whyformer_completion whyformer" in done.stdout
     assert done.stdout.splitlines()[-1] == "got bundled:digits bundled:sst2 bundled:reader"

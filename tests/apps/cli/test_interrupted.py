@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from waiting import HANG, wait_for
 from whyformer.apps.cli import app
 
 ROOT = Path(__file__).parents[3]
@@ -58,13 +58,10 @@ def test_a_real_interrupt(name: str, tmp_path: Path) -> None:
     # without the tests' own torchvision, which only imports with their help
     place = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(line, cwd=tmp_path, env=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    for _ in range(600):
-        if any(path.stat().st_size for path in tmp_path.glob(begun)) or process.poll() is not None:
-            break
-        time.sleep(0.1)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob(begun)) or process.poll() is not None, begun)
     assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG)
     assert process.returncode == 130, err
     assert err.endswith(said)
     assert "Traceback" not in err

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from waiting import HANG
 from whyformer.apps import cli
 from whyformer.apps.cli.output import COMMANDS, make_schema
 
@@ -180,7 +181,7 @@ def test_who_stops_reading_gets_no_complaint():
     done.stdout.close()
     assert b"rror" not in done.stderr.read()
     done.stderr.close()
-    done.wait(timeout=60)
+    done.wait(HANG)
 
 
 def in_terminal(program, *arguments):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import httpx
 import pytest
 import uvicorn
 
+from waiting import HANG, wait_for
 from whyformer.apps.server import Limits
 from whyformer.apps.server.service import build
 from whyformer.jobs.batching import Session
@@ -22,14 +22,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address():
     loaded = load("bundled:sst2")
-    app = build(Session(loaded.model, loaded.processor, loaded.name, ()), "text", Limits(characters=500, seconds=30))
+    app = build(Session(loaded.model, loaded.processor, loaded.name, ()), "text", Limits(characters=500, seconds=HANG))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
-        while not server.started:
-            time.sleep(0.05)
+        wait_for(lambda: server.started, "the server")
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
         server.should_exit = True
         thread.join()
@@ -42,8 +41,8 @@ def test_nothing_that_is_sent_breaks_what_the_description_says(address):
     # valid by the description, and still refused (400): a text of blanks, a class that the model does not have
     found = subprocess.run(
         [sys.executable, "-m", "schemathesis.cli", "run", f"{address}/openapi.json", "--exclude-checks", "positive_data_acceptance", "--max-examples", "40",
-         "--seed", "1", "--request-timeout", "40", "--no-color"],
-        capture_output=True, text=True, timeout=550, check=False,
+         "--seed", "1", "--request-timeout", str(HANG), "--no-color"],
+        capture_output=True, text=True, timeout=HANG, check=False,
     )  # fmt: skip
     assert found.returncode == 0, (found.stdout + found.stderr)[-5000:]
     assert httpx.get(f"{address}/ready").status_code == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import jsonschema
@@ -22,9 +24,10 @@ import torch
 from PIL import Image
 
 import whyformer
+from waiting import HANG, wait_for
 from whyformer.apps import http
 from whyformer.apps.cli.output import make_schema
-from whyformer.apps.server import Limits
+from whyformer.apps.server import Limits, batches
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
 from whyformer.apps.server.running import check_keys
 from whyformer.apps.server.service import build
@@ -36,6 +39,11 @@ from whyformer.models import load
 testclient = pytest.importorskip("starlette.testclient")
 ROOT = Path(__file__).parents[3]
 KEY = "a-key-of-sixteen-characters"
+
+
+def limits(**more) -> Limits:
+    """Of a server whose requests may take as long as they need."""
+    return Limits(**{"seconds": HANG, "grace": HANG, **more})
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ def served(app, host: str = "127.0.0.1:8000", **options):
 
 @pytest.fixture
 def client(sst2):
-    with served(build(sst2, "text", Limits(size=5000, characters=300))) as made:
+    with served(build(sst2, "text", limits(size=5000, characters=300))) as made:
         yield made
 
 
@@ -79,7 +87,7 @@ def test_an_answer_is_what_explain_gives(client):
 
 def test_a_picture_is_the_body(digits):
     raw = (ROOT / "examples/pictures/digits_37.png").read_bytes()
-    with served(build(digits, "image", Limits(pixels=10_000_000))) as client:
+    with served(build(digits, "image", limits(pixels=10_000_000))) as client:
         answer = client.post("/v1/explain/picture?target=3&method=rollout", content=raw)
         assert answer.status_code == 200, answer.text
         e = whyformer.explain("bundled:digits", ROOT / "examples/pictures/digits_37.png", "rollout", 3)
@@ -88,7 +96,7 @@ def test_a_picture_is_the_body(digits):
         for bad, status in [(b"no picture", 400), (b"", 400), (raw[:90], 400)]:
             assert client.post("/v1/explain/picture", content=bad).status_code == status
         assert asked(client, "a text").status_code == 400
-    with served(build(digits, "image", Limits(pixels=100))) as client:
+    with served(build(digits, "image", limits(pixels=100))) as client:
         assert client.post("/v1/explain/picture", content=raw).status_code == 413
 
 
@@ -129,7 +137,7 @@ def test_running_out_of_memory_has_its_status(sst2, monkeypatch):
     def full(self, *args, **kwargs):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
-    with served(build(sst2, "text", Limits())) as client:
+    with served(build(sst2, "text", limits())) as client:
         monkeypatch.setattr(Task, "at_work", full)
         answer = asked(client, "A charming film, though it drags. " * 8, method="gae")
         assert answer.status_code == 413
@@ -145,7 +153,7 @@ def test_a_body_without_a_length_is_counted_while_it_arrives(client):
 
 
 def test_a_key_is_asked_for(sst2):
-    with served(build(sst2, "text", Limits(), (KEY, "another key, long enough")), "any.example") as client:
+    with served(build(sst2, "text", limits(), (KEY, "another key, long enough")), "any.example") as client:
         assert asked(client, "a film").status_code == 401
         assert asked(client, "a film").headers["www-authenticate"] == "Bearer"
         for headers in ({"Authorization": f"Bearer {KEY}"}, {"Authorization": f"bearer  {KEY}"}, {"X-API-Key": "another key, long enough"}):
@@ -165,12 +173,12 @@ def test_a_key_is_asked_for(sst2):
 
 
 def test_without_a_key_it_answers_to_names_of_this_machine_alone(sst2):
-    with served(build(sst2, "text", Limits())) as client:
+    with served(build(sst2, "text", limits())) as client:
         for host in ("evil.example:8000", "testserver", "localhost.evil.example", ""):
             assert client.get("/health", headers={"host": host}).status_code == 400, host
         for host in ("127.0.0.1:8000", "localhost", "[::1]:8000"):
             assert client.get("/health", headers={"host": host}).status_code == 200, host
-    with served(build(sst2, "text", Limits(), hosts=("127.0.0.5",)), "127.0.0.5:8000") as client:
+    with served(build(sst2, "text", limits(), hosts=("127.0.0.5",)), "127.0.0.5:8000") as client:
         assert client.get("/health").status_code == 200
 
 
@@ -210,7 +218,7 @@ def test_64_clients_at_once_get_their_own_answers(sst2):
     texts = [f"{'Very ' * (i % 3)}{words[i % 8]} and {words[i // 8]} film number {i}." for i in range(64)]
     methods = ["gae", "input_x_gradient"]
     wanted = {(t, m): e for m in methods for t, e in zip(texts, whyformer.explain_many(sst2.model, texts, m, processor=sst2.processor), strict=True)}
-    with served(build(sst2, "text", Limits(batch=16, wait=0.02))) as client:
+    with served(build(sst2, "text", limits(batch=16, wait=0.02))) as client:
 
         def one(i: int) -> list:
             return [asked(client, texts[i], method=m).json()["explanations"][0] for m in methods]
@@ -226,7 +234,7 @@ def test_64_clients_at_once_get_their_own_answers(sst2):
     assert count < 128  # some were explained together
 
 
-def waiting(content: str = "a film", seconds: float = 30, **more) -> Asked:
+def waiting(content: str = "a film", seconds: float = HANG, **more) -> Asked:
     return Asked(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
 
 
@@ -236,13 +244,13 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
 
     def slow(self, reads, size):
         begun.set()
-        assert go.wait(30)
+        assert go.wait(HANG)
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
     batcher = Batcher(sst2, 1, 0.001, 2)
     answers = [batcher.submit(waiting())]
-    assert begun.wait(30)
+    assert begun.wait(HANG)
     answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
     with pytest.raises(Full):
         batcher.submit(waiting())
@@ -251,25 +259,25 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
     closing = threading.Thread(target=batcher.close)
     go.set()
     closing.start()
-    assert answers[0].result(30).method == "gae"
-    assert answers[2].result(30).texts == ["film 1"]
-    assert answers[3].result(30).texts == ["film 2"]
-    closing.join(30)
+    assert answers[0].result(HANG).method == "gae"
+    assert answers[2].result(HANG).texts == ["film 1"]
+    assert answers[3].result(HANG).texts == ["film 2"]
+    closing.join(HANG)
     assert answers[1].cancelled()
     with pytest.raises(Full):
         batcher.submit(waiting())
 
 
-def test_work_that_takes_too_long_is_ended(sst2):
-    batcher = Batcher(sst2, 4, 0.001, 8)
-    start = time.monotonic()
-    late = batcher.submit(waiting(seconds=0.2, method="integrated_gradients", settings={"steps": 1000}))
+def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
+    batcher, looks = Batcher(sst2, 4, 0.001, 8), itertools.count()
+    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # a clock that goes on when it is read
+    late = batcher.submit(Asked("a film", "integrated_gradients", {"steps": 1000}, None, until=0))
     with pytest.raises(TimeIsUp):
-        late.result(60)
-    assert time.monotonic() - start < 30
+        late.result(HANG)
+    assert next(looks) == 2  # after the first step, and none was taken after it
     with pytest.raises(Refused, match="the text is empty"):
-        batcher.submit(waiting(" ")).result(30)
-    assert batcher.submit(waiting()).result(30).method == "gae"  # and the thread lives
+        batcher.submit(waiting(" ")).result(HANG)
+    assert batcher.submit(waiting()).result(HANG).method == "gae"  # and the thread lives
     batcher.close()
 
 
@@ -291,32 +299,24 @@ def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatc
     def slow(self, reads, size):
         explained.extend(read.content for read in reads)
         begun.set()
-        assert go.wait(30)
+        assert go.wait(HANG)
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
-    batcher = Batcher(sst2, 3, 30, 8)
+    batcher = Batcher(sst2, 3, HANG, 8)
     first, second, third = (batcher.submit(waiting(m, method=m)) for m in ("gae", "rollout", "saliency"))
-    assert begun.wait(30)
+    assert begun.wait(HANG)
     second.cancel()
     go.set()
-    assert first.result(30).method == "gae"
-    assert third.result(30).method == "saliency"
+    assert first.result(HANG).method == "gae"
+    assert third.result(HANG).method == "saliency"
     assert explained == ["gae", "saliency"]
     batcher.close()
 
 
-def test_a_full_queue_and_a_late_answer_have_their_statuses(sst2, monkeypatch):
-    original = Session.explain
-    monkeypatch.setattr(Session, "explain", lambda self, reads, size: (time.sleep(0.6), original(self, reads, size))[1])
-    with served(build(sst2, "text", Limits(batch=1, queue=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
-        statuses = [a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(8))]
-    assert set(statuses) == {429, 504}
-
-
 # -- clients that go, and the end -----------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def running(app, grace: float = 30):
+def running(app, grace: float = HANG):
     """The application behind uvicorn: (its address, a function that ends it, and waits for that)."""
     with http.listen("127.0.0.1", [0]) as sock:
         server = http.Server(app, grace)
@@ -325,7 +325,7 @@ def running(app, grace: float = 30):
 
         def end() -> None:
             server.should_exit = True
-            thread.join(60)
+            thread.join(HANG)
             assert not thread.is_alive()
 
         try:
@@ -336,9 +336,13 @@ def running(app, grace: float = 30):
 
 def posted(address, text: str) -> socket.socket:
     body = json.dumps({"text": text}).encode()
-    line = socket.create_connection(address, timeout=60)
+    line = socket.create_connection(address, timeout=HANG)
     line.sendall(b"POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     return line
+
+
+def reached(address) -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{address[1]}")
 
 
 @pytest.fixture
@@ -350,7 +354,7 @@ def held(monkeypatch):
     def slow(self, reads, size):
         explained.extend(read.content for read in reads)
         begun.set()
-        assert go.wait(60)
+        assert go.wait(HANG)
         return original(self, reads, size)
 
     monkeypatch.setattr(Session, "explain", slow)
@@ -358,23 +362,39 @@ def held(monkeypatch):
     go.set()
 
 
+def test_a_full_queue_has_its_status(sst2, held):
+    go, begun, _ = held
+    with served(build(sst2, "text", limits(batch=1, queue=1))) as client, ThreadPoolExecutor(8) as pool:
+        first = pool.submit(asked, client, "first")
+        assert begun.wait(HANG)
+        second = pool.submit(asked, client, "second")
+        wait_for(lambda: client.get("/ready").status_code == 503, "a full queue")
+        assert {a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(6))} == {429}
+        go.set()
+        assert [first.result().status_code, second.result().status_code] == [200, 200]
+
+
+def test_a_late_answer_has_its_status(sst2, held):
+    go, _, _ = held
+    with served(build(sst2, "text", Limits(batch=1, seconds=0.3))) as client, ThreadPoolExecutor(8) as pool:
+        assert {a.status_code for a in pool.map(lambda i: asked(client, f"film {i}"), range(8))} == {504}
+        go.set()
+
+
+def is_waiting(client, count: int) -> None:
+    wait_for(lambda: client.get("/ready").json()["waiting"] == count, f"{count} requests in the queue")
+
+
 def test_a_request_whose_client_is_gone_leaves_the_queue(sst2, held):
     go, begun, explained = held
-    with running(build(sst2, "text", Limits(batch=1))) as (address, _), httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as client:
-
-        def wait_for(count: int) -> None:
-            until = time.monotonic() + 60
-            while client.get("/ready").json()["waiting"] != count:
-                assert time.monotonic() < until
-                time.sleep(0.01)
-
+    with running(build(sst2, "text", limits(batch=1))) as (address, _), reached(address) as client:
         with posted(address, "first") as first:
-            assert begun.wait(60)
+            assert begun.wait(HANG)
             lines = [posted(address, f"gone {i}") for i in range(10)]
-            wait_for(10)
+            is_waiting(client, 10)
             for line in lines:
                 line.close()
-            wait_for(0)
+            is_waiting(client, 0)
             go.set()
             assert first.recv(12) == b"HTTP/1.1 200"
         assert asked(client, "last").status_code == 200
@@ -385,7 +405,7 @@ def test_a_request_whose_client_is_gone_leaves_the_queue(sst2, held):
 def test_a_body_that_ends_early_is_no_request(sst2, held):
     go, _, explained = held
     go.set()
-    with running(build(sst2, "text", Limits())) as (address, _), httpx.Client(base_url=f"http://127.0.0.1:{address[1]}", timeout=60) as client:
+    with running(build(sst2, "text", limits())) as (address, _), reached(address) as client:
         with socket.create_connection(address) as line:
             line.sendall(b'POST /v1/explain/text HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"text": "a film"}')
         assert asked(client, "whole").status_code == 200
@@ -394,8 +414,9 @@ def test_a_body_that_ends_early_is_no_request(sst2, held):
 
 def test_what_is_not_finished_within_the_grace_is_told_so(sst2, held, capfd):
     _, begun, _ = held
-    with running(build(sst2, "text", Limits(batch=1)), grace=0.5) as (address, end), posted(address, "first") as first, posted(address, "second") as second:
-        assert begun.wait(60)
+    with running(build(sst2, "text", limits(batch=1)), grace=0.5) as (address, end), reached(address) as client, posted(address, "first") as first, posted(address, "second") as second:
+        assert begun.wait(HANG)
+        is_waiting(client, 1)
         end()
         assert first.recv(12) == second.recv(12) == b"HTTP/1.1 503"
     assert "Traceback" not in capfd.readouterr().err
@@ -405,25 +426,31 @@ def test_what_is_not_finished_within_the_grace_is_told_so(sst2, held, capfd):
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
 
 
+def accepted(client) -> float:
+    """The requests that wait or are explained, or were."""
+    said = dict(line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(("whyformer_waiting", "whyformer_batch_sum")))
+    return float(said["whyformer_waiting"]) + float(said["whyformer_batch_sum"])
+
+
 def test_a_server_that_is_told_to_end_finishes_what_it_accepted(free_port):
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "WHYFORMER_API_KEY": KEY}
-    command = [sys.executable, "-c", PROGRAM, "serve", "bundled:sst2", "--port", str(port), "--wait", "400", "--json"]
+    command = [sys.executable, "-c", PROGRAM, "serve", "bundled:sst2", "--port", str(port), "--wait", "2000", "--seconds", str(HANG), "--grace", str(HANG), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True) as process:
         line = process.stdout.readline()
         try:
             assert line, process.stderr.read()[-2000:]
             assert json.loads(line)["url"] == f"http://127.0.0.1:{port}"
             headers = {"Authorization": f"Bearer {KEY}"}
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client, ThreadPoolExecutor(5) as pool:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client, ThreadPoolExecutor(5) as pool:
                 assert client.get("/ready").status_code == 200
                 answers = [pool.submit(client.post, "/v1/explain/text", json={"text": f"film number {i}"}) for i in range(5)]
-                time.sleep(0.2)  # they wait for others
+                wait_for(lambda: accepted(client) == 5, "five requests that wait for others")
                 process.send_signal(signal.SIGTERM)
                 found = [a.result() for a in answers]
             assert [a.status_code for a in found] == [200] * 5
             assert [a.json()["explanations"][0]["texts"] for a in found] == [[f"film number {i}"] for i in range(5)]
-            process.wait(60)
+            process.wait(HANG)
         finally:
             process.kill()
     assert process.returncode in (0, -signal.SIGTERM)

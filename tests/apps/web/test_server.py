@@ -14,6 +14,7 @@ import pytest
 
 import whyformer
 from apps.web.visiting import PICTURES, SENTENCE
+from waiting import HANG
 from whyformer.apps.web import PageLimits, running, server
 from whyformer.apps.web.gate import MOST_JSON
 from whyformer.apps.web.running import USER
@@ -119,7 +120,7 @@ def raw_call(site, given):
     full = {"text": "", "picture": None, "model": "", "methods": ["transformer_attribution"], "targets": [], "settings": {}, "truncate": False, "measure": False} | given
     started = httpx.post(f"{site}/gradio_api/call/explain", json={"data": list(full.values())})
     started.raise_for_status()
-    with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}", timeout=60) as stream:
+    with httpx.stream("GET", f"{site}/gradio_api/call/explain/{started.json()['event_id']}") as stream:
         event = ""
         for line in stream.iter_lines():
             if line.startswith("event:"):
@@ -158,7 +159,7 @@ def test_no_file_but_an_upload_is_served(site, path, tmp_path):
 def raw_get(site, target):
     """GET without the client tidying up the path."""
     host, _, port = site.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as wire:
+    with socket.create_connection((host, int(port)), timeout=HANG) as wire:
         wire.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
         raw = b""
         while chunk := wire.recv(65536):
