@@ -35,8 +35,8 @@ class Dying(engine.Maker):
     # the first actor that reaches part 2 dies in the middle of it, once
     def __call__(self, batch):
         from whyformer.jobs import batching
-        while HOLD and max(batch["number"]) >= 10:  # until this process is killed
-            time.sleep(0.1)
+        if HOLD and max(batch["number"]) >= 10:
+            time.sleep(HANG)  # to be killed before it goes on
         marker = Path(OUT).parent / "died"
         if KILL and 2 in batch["number"].tolist() and not marker.exists():
             original = batching.Session.explain
@@ -54,7 +54,7 @@ print("finished", len(maps))
 
 def scripted(model: str, place: Path, out: Path, *, kill: bool, actors: int, hold: bool = False) -> tuple[str, dict[str, str]]:
     """A program that runs the job, and its environment. ``hold``: it waits before part 10, and never ends."""
-    given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors, "HOLD": hold}
+    given = {"MODEL": model, "PLACE": str(place), "OUT": str(out), "KILL": kill, "ACTORS": actors, "HOLD": hold, "HANG": HANG}
     script = "\n".join(f"{k} = {v!r}" for k, v in given.items()) + SCRIPT
     path = os.pathsep.join([str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return script, {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"}

@@ -106,7 +106,7 @@ def test_two_runs_may_not_write_to_one_folder(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys, time
+import json, sys, time
 import torch
 library = torch.library.Library("torchvision", "FRAGMENT")
 for name in ("nms", "qnms"):
@@ -114,13 +114,14 @@ for name in ("nms", "qnms"):
     except RuntimeError: pass
 torch.set_num_threads(1)
 sys.path[:0] = [TESTS, SRC]
+from waiting import HANG
 from zoo_evaluate import processor, tiny_vit
 from whyformer.benchmarks.runner import run_benchmark
 def track(work, title, total):
     for one in work:
         yield one
-        while len({line.split('"key"')[0] for line in open(OUT + "/records.jsonl")}) >= 7:  # to be killed before the last sample
-            time.sleep(0.1)
+        if len({json.loads(line)["sample"] for line in open(OUT + "/records.jsonl")}) >= 7:
+            time.sleep(HANG)  # to be killed before the last sample
 run_benchmark("segmentation", tiny_vit(), DATA, OUT, methods="raw_attention,rollout", processor=processor(), samples_per_batch=1, track=track)
 print("finished")
 """

@@ -335,12 +335,14 @@ def test_a_reload_keeps_a_sentence_and_its_settings(site, visit):
     page.get_by_role("button", name="Settings").click()
     page.locator("#wf-settings summary").last.click()
     layer = page.locator("[data-key=start_layer]")
-    for _ in range(3):  # what the model says of the sentence may arrive in between, and draws the settings anew
+
+    def stays():  # what the model says of the sentence may arrive in between, and draws the settings anew
         layer.fill("1")
         layer.dispatch_event("change")
         page.wait_for_timeout(500)
-        if layer.input_value() == "1":
-            break
+        return layer.input_value() == "1"
+
+    wait_for(stays, "the setting to stay")
     explain(page)
     page.locator("#wf-code").get_by_text("start_layer=1").first.wait_for()
     page.reload()
