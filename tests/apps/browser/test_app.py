@@ -366,7 +366,13 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     explain(page)
     picture, column = page.locator(".wf-map").first.bounding_box(), page.locator("#wf-answer").bounding_box()
     assert picture["width"] >= min(0.95 * column["width"] - 30, 0.79 * size[1])
-    wait_for(lambda: page.locator(".wf-map").first.bounding_box()["y"] < size[1], "the map to come into sight")
+
+    def at_rest_in_sight():
+        before = page.locator(".wf-map").first.bounding_box()["y"]
+        page.wait_for_timeout(300)
+        return page.locator(".wf-map").first.bounding_box()["y"] == before < size[1]
+
+    wait_for(at_rest_in_sight, "the map to come into sight, and the page to come to rest")
     shoot(page, f"app-example-{size[0]}")
     page.evaluate("scrollTo(0, 0)")
     page.get_by_label("a sentence").check()
