@@ -31,7 +31,8 @@ ARROWS = {
     "evaluate": set(),
     "program": set(),
     "models": {"errors", "program"},
-    "rules": {"errors"},
+    "tape": {"errors"},
+    "rules": {"errors", "tape"},
     "composites": {"rules"},
     "engine": {"errors", "rules", "models", "program"},
     "inputs": RESULTS,
@@ -39,6 +40,7 @@ ARROWS = {
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},
     "explaining": RESULTS | {"batches", "defaults", "methods", "models", "inputs", "progress", "rules", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "progress", "rules", "targets"},
+    "recording": {"errors", "explaining", "inputs", "models", "rules", "tape", "targets"},
     "comparing": RESULTS | {"explaining", "methods", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "composites", "engine", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "composites", "engine", "rules", "targets", "show", "progress"},
@@ -129,7 +131,7 @@ def test_files_stay_small(path):
 
 def test_the_public_names_are_sorted_few_and_there():
     assert whyformer.__all__ == sorted(whyformer.__all__)
-    assert len(whyformer.__all__) < 22
+    assert len(whyformer.__all__) < 24
     for name in whyformer.__all__:
         assert getattr(whyformer, name) is not None
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from whyformer.maximize import Maximized, maximize_activation
     from whyformer.methods import list_methods
     from whyformer.models.loading import unload
+    from whyformer.recording import Record, record
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Explanation",
     "Generation",
     "Maximized",
+    "Record",
     "WhyformerError",
     "arbitrate",
     "attention_maps",
@@ -43,6 +45,7 @@ __all__ = [
     "list_methods",
     "maximize_activation",
     "read",
+    "record",
     "targets",
     "trust",
     "unload",
@@ -56,6 +59,7 @@ _PLACES = {
     "Explanation": "explanation.result",
     "Generation": "explanation.generation",
     "Maximized": "maximize",
+    "Record": "recording",
     "arbitrate": "evaluation.select",
     "attention_maps": "attention",
     "audit": "auditing",
@@ -69,6 +73,7 @@ _PLACES = {
     "maximize_activation": "maximize",
     "methods": "",
     "read": "jobs.reading",
+    "record": "recording",
     "rules": "",
     "targets": "",
     "trust": "evaluation.trust",

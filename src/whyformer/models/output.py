@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -218,24 +218,33 @@ def with_leaves(raw: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
     """
     pairs: list[tuple[Tensor, Tensor]] = []
 
-    def cut(value: Any) -> Any:
+    def cut(value: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return value
+        pairs.append((value, value.detach().requires_grad_()))
+        return pairs[-1][1]
+
+    return with_tensors(raw, cut), pairs
+
+
+def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor]) -> Any:
+    """Return the same output with each tensor replaced by what the function returns for it."""
+
+    def one(value: Any) -> Any:
         if isinstance(value, Tensor):
-            if not value.requires_grad:
-                return value
-            pairs.append((value, value.detach().requires_grad_()))
-            return pairs[-1][1]
+            return replacing(value)
         if isinstance(value, End):
-            return replace(value, value=cut(value.value))
+            return replace(value, value=one(value.value))
         if isinstance(value, Mapping) and is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{n: cut(v) for n, v in value.items()})
+            return replace(value, **{n: one(v) for n, v in value.items()})
         if isinstance(value, dict):
-            return {n: cut(v) for n, v in value.items()}
+            return {n: one(v) for n, v in value.items()}
         if isinstance(value, list | tuple):
-            listed = [cut(v) for v in value]
+            listed = [one(v) for v in value]
             return type(value)(*listed) if hasattr(value, "_fields") else type(value)(listed)
         if hasattr(value, "logits") and hasattr(value, "__dict__"):
             value = copy.copy(value)
-            value.__dict__.update({n: cut(v) for n, v in vars(value).items()})
+            value.__dict__.update({n: one(v) for n, v in vars(value).items()})
         return value
 
-    return cut(raw), pairs
+    return one(raw)

@@ -1,0 +1,434 @@
+"""``record``: one forward pass as data, for relevance at any place inside a model and for interventions.
+
+r = whyformer.record(model, pixels)
+print(r)                                       # the program, one line a unit
+mlp = r["encoder.layer.3.mlp"]                 # the value that this module returned
+r.relevance(mlp, target=7, composite="attnlrp")
+r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits without it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
+from whyformer.explaining import Ready, begin
+from whyformer.inputs.unfit import unfit
+from whyformer.models.output import End, Output, with_leaves, with_tensors
+from whyformer.rules.multipliers import COMPOSITES
+from whyformer.tape.checks import foreign, unset
+from whyformer.tape.ends import EndFunction, end_function
+from whyformer.tape.labelling import find_rows, find_sources
+from whyformer.tape.program import Program, read_program
+from whyformer.tape.recording import record_call
+from whyformer.tape.streams import Block, Stream, find_streams
+from whyformer.tape.structure import Attention, find_attentions
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import Composite, walk_back
+from whyformer.tape.walking import replay as replay_tape
+from whyformer.targets import Target
+
+__all__ = ["Record", "Value", "record"]
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of the recorded pass. Two with one number are equal.
+
+    Attributes:
+        number: its number on the tape.
+        shape: its shape.
+        module: path of the module that returned it, or that made the call; "" for the model itself.
+    """
+
+    number: int
+    shape: torch.Size
+    module: str
+    _tape: Tape = field(repr=False)
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor itself."""
+        return self._tape[self.number]
+
+    def __index__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == other.number if isinstance(other, Value) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One recorded forward pass of a model; see :func:`record`.
+
+    Attributes:
+        tape: the calls and values of the pass.
+        inputs: the tensors that were fed, by name or position.
+        roots: where relevance ends: scored inputs of floating-point numbers, and vectors that were looked up by the
+            ids of
+            scored inputs.
+        outputs: the tensors that the model returned, by name.
+    """
+
+    tape: Tape
+    inputs: Mapping[str, Value]
+    roots: tuple[Value, ...]
+    outputs: Mapping[str, Value]
+    _ready: Ready = field(repr=False)
+    _raw: Any = field(repr=False)
+    _end: EndFunction | None = field(repr=False)
+    _scored: tuple[str, ...] = field(repr=False)
+
+    # -- what there is
+    @cached_property
+    def program(self) -> Program:
+        """The units between the roots and all outputs."""
+        return self._program(v.number for v in self.outputs.values())
+
+    def _program(self, outputs: Iterable[int]) -> Program:
+        return read_program(self.tape, [v.number for v in self.roots], outputs)
+
+    @property
+    def units(self) -> list[Unit]:
+        """The units of the program, in the order of execution."""
+        return self.program.units
+
+    @cached_property
+    def _structure(self) -> tuple[list[Attention], list[Stream]]:
+        scored = {name: self.inputs[name].tensor for name in self._scored}
+        rows = find_rows(self.tape, find_sources(self.tape, scored))
+        program = read_program(self.tape, rows.begun.values(), [v.number for v in self.outputs.values()])
+        attentions = find_attentions(program, self.tape, rows)
+        return attentions, find_streams(program, self.tape, rows, attentions)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The attentions, in the order of execution: numbers of their map, scores and product, and whose rows look at
+        whose."""
+        return self._structure[0]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all streams: numbers of what enters and leaves them, and their attentions."""
+        return [block for stream in self._structure[1] for block in stream.blocks]
+
+    def attention_map(self, attention: Attention, values: Callable[[int], Tensor] | None = None) -> Tensor:
+        """Return the map of an attention as ``[B, H, Q, K]``.
+
+        Args:
+            attention: one of :attr:`attentions`.
+            values: number of a value -> a tensor of its shape, such as a flow, to be laid out like the map; None for
+                the map itself.
+
+        Raises:
+            ModelError: which sample, head, query or key its elements belong to is unknown.
+        """
+        return attention.arrange(*map(values or self.tape.__getitem__, attention.maps))
+
+    @property
+    def modules(self) -> list[str]:
+        """Paths of the modules whose outputs are values of the pass."""
+        return sorted(self.tape.outputs)
+
+    def __str__(self) -> str:
+        """The program: number of the exit, kind, call, shape, entries and module of each unit."""
+        ends = f"{_names(self.roots)} and {_names(self.outputs.values())}"
+        lines = [f"{len(self.tape.calls)} calls, {len(self.units)} units between {ends}"]
+        for u in self.units:
+            entries, shape = ", ".join(map(str, u.entries)), "×".join(map(str, self.tape.shapes[u.exit])) or "number"
+            module = self.tape.modules.get(u.calls[-1], "")
+            lines.append(f"{u.exit:5}  {u.kind:14} {u.name:22} {shape:16} <- {entries:14} {module}")
+        return "\n".join(line.rstrip() for line in lines)
+
+    def value(self, number: int) -> Value:
+        """Return a value by its number on the tape."""
+        if not 0 <= number < len(self.tape):
+            raise InputError(f"the pass has the values 0 to {len(self.tape) - 1}, not {number}")
+        maker = self.tape.maker.get(number)
+        module = "" if maker is None else self.tape.modules.get(maker.number, "")
+        return Value(number, self.tape.shapes[number], module, self.tape)
+
+    def runs(self, module: str) -> list[Value]:
+        """Return what a module returned, one value for each time it ran; of several tensors the first.
+
+        Raises:
+            InputError: no module has that path, or it did not run, or it returned no tensor.
+        """
+        if module not in self.tape.outputs:
+            start = "no module that ran has the path"
+            raise unknown(start, module, self.tape.outputs, "print(record.modules) lists them.")
+        found = [next((n for n in numbers if self.tape.floating(n)), None) for numbers in self.tape.outputs[module]]
+        if None in found:
+            raise InputError(f"the module '{module}' returned no tensor of floating-point numbers")
+        return [Value(n, self.tape.shapes[n], module, self.tape) for n in found if n is not None]
+
+    def __getitem__(self, module: str) -> Value:
+        """Return what a module returned.
+
+        Raises:
+            InputError: as :meth:`runs`, or the module ran more than once.
+        """
+        runs = self.runs(module)
+        if len(runs) > 1:
+            raise InputError(f"the module '{module}' ran {len(runs)} times: take one of record.runs({module!r})")
+        return runs[0]
+
+    # -- walks
+    def logits(self, target: Target = None) -> Tensor:
+        """Return ``[B, C]``, the row of logits that a target is about."""
+        return self._ready.resolver(target).read(self._output()).detach()
+
+    def walk_back(
+        self, wanted: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
+    ) -> dict[Value, Tensor]:
+        """Walk from the target back to some values and return what arrives there.
+
+        Args:
+            wanted: values of the pass.
+            target: what is explained, as for :func:`whyformer.explain`.
+            composite: the rules, by name (a key of :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object.
+                "plain"
+                is the gradient.
+
+        Returns:
+            For each value a tensor of its shape: a multiplier m, or relevance itself if that is what the composite
+            carries; zeros where nothing arrives.
+
+        Raises:
+            InputError: the target does not fit the model's output, or there is no such composite or value.
+        """
+        values = [v if isinstance(v, Value) else self.value(v) for v in wanted]
+        for v in values:
+            if not self.tape.floating(v.number):
+                raise InputError(f"value {v.number} is of whole numbers, through which no relevance flows")
+        seeds = self._seeds(target)
+        rules = _composite(composite)
+        program = read_program(self.tape, {*(r.number for r in self.roots), *self._before(values)}, seeds)
+        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=[v.number for v in values])
+        self.tape.release()
+        return {v: flows[v.number] for v in values}
+
+    def relevance(self, value: Value | int, target: Target = None, composite: str | Composite = "plain") -> Tensor:
+        """Return the relevance of each element of a value: x ⊙ m for composites of multipliers, as gradient × input
+        is.
+
+        Args:
+            value: a value of the pass.
+            target, composite: as for :meth:`walk_back`.
+        """
+        value = value if isinstance(value, Value) else self.value(value)
+        flow = self.walk_back([value], target, composite)[value]
+        return flow if _composite(composite).carrier == "relevance" else value.tensor * flow
+
+    def replay(self, changes: Mapping[Value, Tensor], target: Target = None) -> Tensor:
+        """Return ``[B, C]``, the row of logits of the same pass with some values replaced.
+
+        Only what depends on them is computed again; ``torch.vmap`` over this makes a batch of interventions.
+
+        Args:
+            changes: value -> what takes its place.
+            target: says which row of logits is meant, as for :meth:`logits`.
+
+        Raises:
+            ModelError: the model decides by a value that depends on the changes: use :meth:`run`.
+            InputError: a change has another shape than its value.
+        """
+        for value, tensor in changes.items():
+            if tensor.shape != value.shape:
+                shapes = f"{list(value.shape)}, its change {list(tensor.shape)}"
+                raise InputError(f"value {value.number} has the shape {shapes}")
+        numbers = [v.number for v in self.outputs.values()] + ([] if self._end is None else [self._end.logits])
+        made = replay_tape(self.tape, {v.number: t for v, t in changes.items()}, numbers)
+        now = dict(zip(numbers, made, strict=True))
+        raw = with_tensors(self._raw, lambda t: now.get(self.tape.number(t), t) if self.tape.knows(t) else t)
+        return self._ready.resolver(target).read(_output(self._ready, raw, self._end, now.get))
+
+    def run(self, changes: Mapping[Value, Callable[[Tensor], Tensor]], target: Target = None) -> Tensor:
+        """Return ``[B, C]``, the row of logits of another pass in which some values are replaced as they are made.
+
+        Slower than :meth:`replay`, and for every model: the rest of the pass may take another way.
+
+        Args:
+            changes: value -> function of the value that returns what takes its place.
+            target: says which row of logits is meant, as for :meth:`logits`.
+        """
+        args, kwargs = self._ready.inputs.feed
+        tape, raw = record_call(self._ready.model, args, kwargs, change={v.number: f for v, f in changes.items()})
+        end = _end_of(self._ready, raw, tape)
+        return self._ready.resolver(target).read(_output(self._ready, raw, end, tape.__getitem__)).detach()
+
+    # -- reading the output
+    def _output(self) -> Output:
+        return _output(self._ready, self._raw, self._end, self.tape.__getitem__)
+
+    def _seeds(self, target: Target) -> dict[int, Tensor]:
+        """∂target/∂ each output tensor that the target reads, summed over the samples."""
+        resolver, output = self._ready.resolver(target), self._output()
+        read = [*_floating(output.raw), *([] if output.end is None else [output.end.value])]
+        reached = {id(t): t for t in read}
+        mine = [t for t in reached.values() if not t.requires_grad and self.tape.number(t) not in self.tape.given]
+        with torch.enable_grad():
+            for t in mine:
+                t.requires_grad_()
+            try:
+                raw, pairs = with_leaves((output.raw, output.end))
+                row = resolver.read(_rebuilt(output, *raw))
+                value = resolver.callable(row.detach())(row)
+                found = torch.autograd.grad(value.sum(), [leaf for _, leaf in pairs], allow_unused=True)
+            finally:
+                for t in mine:
+                    t.requires_grad_(False)
+        return {self.tape.number(t): g for (t, _), g in zip(pairs, found, strict=True) if g is not None}
+
+    def _before(self, values: Iterable[Value]) -> set[int]:
+        """Values that depend on no root are roots themselves, so that something arrives there."""
+        return {v.number for v in values if not self.program.carry[v.number]}
+
+
+def _names(values: Iterable[Value]) -> str:
+    return ", ".join(str(v.number) for v in values)
+
+
+def _composite(composite: str | Composite) -> Composite:
+    if isinstance(composite, Composite):
+        return composite
+    if composite not in COMPOSITES:
+        raise unknown("there is no composite", composite, COMPOSITES, f"Composites: {', '.join(COMPOSITES)}")
+    return COMPOSITES[composite]
+
+
+def _floating(raw: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def look(t: Tensor) -> Tensor:
+        if t.is_floating_point():
+            found.append(t)
+        return t
+
+    with_tensors(raw, look)
+    return found
+
+
+def _end_of(ready: Ready, raw: Any, tape: Tape) -> EndFunction | None:
+    """The function that makes what the model returned of its logits."""
+    returned = Output(ready.model, raw).returned
+    return end_function(tape, tape.number(returned)) if returned is not None and tape.knows(returned) else None
+
+
+def _output(ready: Ready, raw: Any, end: EndFunction | None, value: Callable[[int], Any]) -> Output:
+    """What the model returned, with its logits apart from the function at its end."""
+    args, kwargs = ready.inputs.feed
+    made = Output(ready.model, raw, args, kwargs, ready.inputs.samples)
+    return made if end is None else made.with_end(End(end.name, end.axis, value(end.logits)))
+
+
+def _rebuilt(output: Output, raw: Any, end: End | None) -> Output:
+    return Output(output.model, raw, output.args, output.kwargs, output.samples, end)
+
+
+def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options: Any) -> Record:
+    """Record one forward pass of a model.
+
+    The model runs once, as it is, in eval mode and without gradients; what it computes is kept as data. Nothing is
+    registered on it, and its buffers, its inputs and torch's switches are left as they were.
+
+    Explanations differentiate what the forward pass computes: ``detach``, ``no_grad`` and the backward functions of
+    custom autograd functions play no part.
+
+    Args:
+        model, inputs, processor: as for :func:`whyformer.explain`.
+        **options: ``device``, ``dtype`` and ``truncate`` as for :func:`whyformer.explain`.
+
+    Returns:
+        A :class:`Record`. It holds the activations of the pass until it is dropped.
+
+    Raises:
+        WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
+    """
+    ready = begin(model, inputs, processor, **options)
+    ready.refuse_singles("record")
+    args, kwargs = ready.inputs.feed
+    try:
+        tape, raw = record_call(ready.model, args, kwargs, names=True)
+    except FOREIGN_ERRORS as error:
+        reason = unfit(ready.model, ready.inputs, error)
+        if reason is None:
+            raise
+        raise InputError(reason) from error
+    _refuse_values_from_nowhere(ready, tape)
+    fed = {str(i): a for i, a in enumerate(args)} | kwargs
+    inside = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
+    named = {name: inside(tape.number(t)) for name, t in fed.items() if isinstance(t, Tensor) and tape.knows(t)}
+    sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
+    scored = tuple(name for name in named if id(fed[name]) in sides)
+    roots = [n for name in scored for n in _roots(tape, named[name].number)]
+    if not roots:
+        raise InputError("the model did not read any of the inputs that could be explained")
+    returned = Output(ready.model, raw).named.items()
+    values = {name or "output": t for name, t in returned if tape.knows(t) and t.is_floating_point()}
+    outputs = {name: inside(tape.number(t)) for name, t in values.items()}
+    if not outputs:
+        raise InputError("the model returned no tensor of floating-point numbers")
+    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, raw, _end_of(ready, raw, tape), scored)
+
+
+def _refuse_values_from_nowhere(ready: Ready, tape: Tape) -> None:
+    """Raise if the output may depend on values that torch did not compute, for relevance would end there unseen."""
+    reads = unset(tape)
+    strange = [] if reads else _foreign(ready, tape)
+    if not reads and not strange:
+        return
+    call = reads[0] if reads else next((c for c in tape.calls if strange[0] in c.operands), None)
+    module = "" if call is None else tape.modules.get(call.number, "")
+    where = f" in the module '{module}'" if module else ""
+    what = "reads memory" if reads else "reads a tensor"
+    name = "the model" if call is None else f"'{call.name}'{where}"
+    raise ModelError(
+        f"{name} {what} that was written outside of torch (by numpy, another thread, or a kernel that was handed an "
+        "address), so what it depends on is unknown. Use torch's operators there, or wrap the kernel with "
+        "torch.library.custom_op and register_autograd; of nn.DataParallel record model.module"
+    )
+
+
+def _foreign(ready: Ready, tape: Tape) -> list[int]:
+    """Values that no call made, are no weights, and change with the inputs; a second pass is made only if there are
+    candidates."""
+    weights = [*ready.model.parameters(), *ready.model.buffers()]
+    known = {tape.number(w) for w in weights if tape.knows(w)}
+    if not any(tape.floating(n) for n in tape.given - tape.inputs - known):
+        return []
+    args, kwargs = ready.inputs.feed
+    change = lambda v: _changed(v) if isinstance(v, Tensor) else v  # noqa: E731
+    other, _ = record_call(ready.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
+    return foreign(tape, other, known)
+
+
+def _changed(value: Tensor) -> Tensor:
+    """Another input of the same kind: numbers scaled; ids in the reverse order, so that they stay in the vocabulary."""
+    if value.is_floating_point():
+        return value * 0.75
+    return value.flip(-1) if value.dim() and value.dtype != torch.bool else value
+
+
+def _roots(tape: Tape, n: int) -> list[int]:
+    """An input of floating-point numbers, or the vectors that were looked up by its ids."""
+    if tape.floating(n):
+        return [n]
+    reached, found = {n}, list[int]()
+    for call in tape.calls:
+        if call.name == "embedding" and call.operands[1] in reached:
+            found += call.results
+        elif any(o in reached for o in call.operands):
+            reached.update(r for r in call.results if not tape.floating(r))
+    return found

@@ -1,0 +1,87 @@
+"""Can a tape be trusted? Memory that torch does not see, and weights that changed since the pass.
+
+A dispatch mode sees torch's calls. A kernel that is handed an address, numpy, or another thread may write values that
+no call made, and relevance would end there without a word. These checks find such values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from whyformer.tape.calls import Call
+from whyformer.tape.recording import RAW
+from whyformer.tape.state import bare
+from whyformer.tape.tables import KINDS
+from whyformer.tape.values import Tape
+
+__all__ = ["altered", "foreign", "unfaithful", "unset"]
+
+_WRITES = frozenset(
+    ("copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "set", "resize")
+)
+_CLONES = frozenset(("clone", "contiguous", "_to_copy"))
+
+
+def unset(tape: Tape) -> list[Call]:
+    """Return the calls that read memory which nobody wrote: a tensor from ``torch.empty`` that a kernel filled by its
+    address."""
+    raw, found = set[int](), []
+    for call in tape.calls:
+        if call.name in RAW:
+            raw.update(call.results)
+        elif any(o in raw for o in call.operands) and not _reads_no_numbers(call, raw):
+            if KINDS.get(call.name) == "view" and call.name not in _CLONES and not call.writes:
+                raw.update(call.results)
+            else:
+                found.append(call)
+    return found
+
+
+def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
+    """Return True if a call reads only the shape of unset memory, or writes it."""
+    overwrites = bool(call.writes) and call.name in _WRITES and not any(o in raw for o in call.operands[1:])
+    return overwrites or call.name == "overlay" or call.name.endswith("_like") or call.name.startswith("new_")
+
+
+def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
+    """Return the values that no call made and that differ in a pass on other inputs: they came from numpy, another
+    thread or a foreign kernel.
+
+    Args:
+        tape: a recorded pass.
+        other: a pass of the same model on changed inputs.
+        known: numbers of parameters and buffers, which need no comparison.
+    """
+    known = set(known)
+    found = []
+    for n in sorted(tape.given - tape.inputs - known):
+        if n not in other.given or not tape.floating(n) or not tape.holds(n):
+            continue
+        a, b = tape[n], other[n]
+        if a is not b and not (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())):
+            found.append(n)
+    return found
+
+
+def altered(tape: Tape) -> list[int]:
+    """Return the given values (weights, buffers, inputs) that were written to since the pass, so that a walk would mix
+    old values and new weights."""
+    return [n for n, version in tape.versions.items() if n not in tape.written and tape[n]._version != version]
+
+
+def unfaithful(tape: Tape) -> list[Call]:
+    """Return the calls that give something else when they are repeated: a kernel wrote into one of their values. Costs
+    as much as the pass, and needs a tape that holds all values."""
+    found = []
+    with bare():
+        for call in tape.calls:
+            held = all(tape.holds(n) for n in (*call.operands, *call.results))
+            if not held or call.random or call.name in RAW:
+                continue
+            made = call([tape[o] for o in call.operands])
+            same = zip(made, (tape[r] for r in call.results), strict=True)
+            if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same if not a.is_complex()):
+                found.append(call)
+    return found

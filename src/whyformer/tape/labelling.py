@@ -1,0 +1,383 @@
+"""Find whose row each element of a value is, by applying the calls of a tape to the numbers of rows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.calls import Call
+from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
+from whyformer.tape.state import bare
+from whyformer.tape.tables import ELEMENTWISE, KINDS
+from whyformer.tape.values import Tape
+
+__all__ = ["find_rows", "find_sources"]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_KEPT = _names(
+    "clone contiguous _to_copy to alias lift_fresh lift dropout native_dropout masked_fill nan_to_num tril triu cumsum"
+)
+_COMPLEX = _names("real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg")
+_RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"convolution", "_convolution"}
+_JAGGED = _names("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
+_VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
+_MOVED = _VIEWS | _names("index_add scatter_add index_copy")
+_FLOATS = _names("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
+_JOINED = _names("cat stack masked_scatter where index_put overlay index_copy")
+_INDEXED = _names("gather index index_select take take_along_dim")
+_LOOKED_UP = _names("embedding index index_select")
+_PRODUCTS = _names("mm bmm addmm baddbmm matmul linear")
+_REDUCED = _names("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
+_PLACED_BY_INDEX = _names("scatter scatter_add index_add index_copy")
+_SORTED = _names("topk sort cummax cummin")
+_POINTWISE = {"add", "mul", "scale", "rectifier", "activation", "clip", "norm", "softmax", "log softmax"}  # kinds
+
+
+_ROWS: OrderedDict[Any, Rows] = OrderedDict()
+_MOST_ROWS = 16
+
+
+def find_rows(tape: Tape, sources: Sequence[Source]) -> Rows:
+    """Return the rows of a pass.
+
+    Args:
+        tape: a recorded pass.
+        sources: the inputs whose rows are followed.
+    """
+    key = tape.signature, tuple(sources)
+    rows = _ROWS.pop(key, None)
+    if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
+        with bare():
+            rows = _Following(tape, sources).rows
+    tape.release()
+    _ROWS[key] = rows
+    while len(_ROWS) > _MOST_ROWS:
+        _ROWS.popitem(last=False)
+    return rows
+
+
+def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
+    """Return sources for the inputs of a model.
+
+    Each element of integers is a row. The features of floating-point inputs lie along axis 1 if a convolution reads
+    them or they have four axes or more, else along the last.
+    """
+    found = []
+    for name, tensor in inputs.items():
+        n = tape.number(tensor)
+        first = next((c for c in tape.calls if n in c.operands and KINDS.get(c.name) != "view"), None)
+        images = tensor.dim() > 3 or (first is not None and "convolution" in first.name)
+        found.append(Source(name, n, None if not tape.floating(n) else 1 if images else -1))
+    return found
+
+
+class _Following:
+    """One pass over the calls, in the order of execution."""
+
+    def __init__(self, tape: Tape, sources: Sequence[Source]) -> None:
+        self.tape, self.rows = tape, Rows()
+        self.labels = self.rows.labels
+        self.ids: dict[int, Tensor] = {}  # integer value -> the element of an input that each one is; 0 for none
+        self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each element of an integer input
+        self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
+        self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
+        for source in sources:
+            self._begin(source)
+        for call in tape.calls:
+            if not self._look_up(call):
+                self._follow(call)
+
+    # -- where rows begin
+    def _new(self, samples: Tensor, source: str, value: int, grid: tuple[int, ...] | None = None) -> Tensor:
+        """Number new rows, in the shape of ``samples``."""
+        rows, count = self.rows, samples.numel()
+        numbers = torch.arange(len(rows), len(rows) + count).view(samples.shape)
+        order = samples.flatten().argsort(stable=True)
+        counts = samples.flatten().bincount()
+        counts = counts[counts > 0]
+        listed = numbers.flatten()[order]
+        if len(counts) and bool((counts == counts[0]).all()):
+            listed = listed.view(len(counts), -1)
+        rows.families.append(Family(source, value, listed, grid or (listed.shape[-1],)))
+        rows.sample = torch.cat([rows.sample, samples.flatten()])
+        rows.family = torch.cat([rows.family, torch.full((count,), len(rows.families) - 1)])
+        return numbers
+
+    def _begin(self, source: Source) -> None:
+        shape = self.tape.shapes[source.value]
+        samples = torch.arange(shape[0]) if source.samples is None else torch.tensor(source.samples)
+        samples = samples.view(-1, *(1,) * (len(shape) - 1))
+        if not self.tape.floating(source.value):
+            samples = samples.expand(shape)
+            self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)
+            self.elements += [(source.name, s) for s in samples.flatten().tolist()]
+            return
+        features = None if source.features is None else source.features % len(shape)
+        grid = tuple(n for i, n in enumerate(shape) if i not in (0, features))
+        samples = samples.expand([1 if i == features else n for i, n in enumerate(shape)])
+        self.labels[source.value] = (self._new(samples, source.name, source.value, grid).expand(shape),)
+
+    def _look_up(self, call: Call) -> bool:
+        """Rows begin where vectors are looked up by ids. The same ids looked up again are the same rows."""
+        if call.name not in _LOOKED_UP or call.operands[0] in self.labels:
+            return False
+        if call.operands[-1] not in self.ids or not self.tape.floating(call.operands[0]):
+            return False
+        ids, result = self.ids[call.operands[-1]], call.results[0]
+        rows = next((rows for other, rows in self.looked_up if torch.equal(other, ids)), None)
+        if rows is None:
+            samples, name = self._samples_of(ids)
+            if samples is None:
+                return True
+            while name in self.rows.begun:
+                name += "'"
+            rows = self._new(samples, name, result)
+            self.looked_up.append((ids, rows))
+        shape = self.tape.shapes[result]
+        if call.name == "embedding" or len(shape) == ids.dim() + 1:
+            self.labels[result] = (rows.view(*ids.shape, *(1,) * (len(shape) - ids.dim())).expand(shape),)
+        return True
+
+    def _samples_of(self, ids: Tensor) -> tuple[Tensor | None, str]:
+        """Samples and source of elements. What is no element, such as a start token, is of the sample beside it."""
+        listed = ids.flatten().tolist()
+        names = [self.elements[i][0] for i in listed]
+        samples = torch.tensor([self.elements[i][1] if i else -1 for i in listed]).view(ids.shape)
+        for axis in range(ids.dim() - 1, -1, -1):
+            top = samples.amax(axis, keepdim=True).expand(samples.shape)
+            if bool((top >= 0).all()) and bool(((samples == top) | (samples < 0)).all()):
+                return top.contiguous(), next(n for n in names if n)
+        return None, ""
+
+    # -- where they go
+    def _follow(self, call: Call) -> None:
+        if any(o in self.ids for o in call.operands):
+            self._follow_ids(call)
+        known = [self.labels.get(o, ()) for o in call.operands]
+        if not any(known) or not call.results:
+            return
+        shape, name = self.tape.shapes[call.results[0]], call.name
+        masks = name == "where" and sum(map(bool, known)) == 1
+        restrides = name == "as_strided" and bool(call.writes)
+        if name in _MOVED and not masks and not restrides:
+            self._move(call, known)
+            return
+        found: Label = ()
+        if name in _PRODUCTS:
+            a, b = (known[0], ()) if name == "linear" else known[-2:]
+            found = self._product(call, a, b, shape)
+        elif name in _RESIZED:
+            found = self._resize(call, known[0], shape)
+        elif name in _REDUCED and len(call.operands) == 1:
+            found = self._reduce(call, known[0], shape)
+        elif name in _SORTED:
+            found = self._sort(call, known[0], shape)
+        elif name in _COMPLEX:
+            found = self._complex(call, known[0], shape)
+        elif name == "copy":
+            found = tuple(t.expand(shape) for t in known[1])
+        elif _is_pointwise(call):
+            shapes = [self.tape.shapes[o] for o in call.operands]
+            found = self._elementwise([(k, own) for k, own in zip(known, shapes, strict=True) if k], shape)
+        for r in call.results:
+            if found and self.tape.floating(r) and self.tape.shapes[r] == shape:
+                self.labels[r] = found
+
+    def _follow_ids(self, call: Call) -> None:
+        """Integers that stand for elements of an input, through what rearranges or shifts them."""
+        given = self.ids.get(call.operands[0])
+        by_ids = call.name in _PLACED_BY_INDEX and any(o in self.ids for o in call.operands[1:])
+        moved = call.name in _MOVED and not by_ids and (given is not None or call.name not in _INDEXED)
+        if call.name == "copy" or moved:
+            places = call.operands[:1] if call.name in _INDEXED else call.operands
+            ids = [self.ids.get(o) if o in places else None for o in call.operands]
+            found = _moved(call, [self._still(call, i) if t is None else t for i, t in enumerate(ids)])
+        elif given is not None and (call.name in _KEPT or _is_pointwise(call)):
+            found = [given] * len(call.results)
+        else:
+            return
+        for r, t in zip(call.results, found, strict=True):
+            if not self.tape.floating(r) and self.tape.dtypes[r] != torch.bool and t.shape == self.tape.shapes[r]:
+                self.ids[r] = t
+
+    def _still(self, call: Call, place: int) -> Tensor:
+        """What stands for an operand without rows: itself if it says which rows are meant, no row if it is data."""
+        n = call.operands[place]
+        says = call.name in _INDEXED or any(o in self.labels for o in call.operands)
+        if self.tape.floating(n) or not (says or self.tape.dtypes[n] == torch.bool):
+            return zero(self.tape.shapes[n])
+        self.rows.indices[n] = self.tape[n].detach().cpu().clone()
+        return self.rows.indices[n]
+
+    def _move(self, call: Call, known: list[Label]) -> None:
+        for part in range(max(map(len, known))):
+            given = [k[min(part, len(k) - 1)] if k else self._still(call, i) for i, k in enumerate(known)]
+            for r, label in zip(call.results, _moved(call, given), strict=True):
+                if self.tape.floating(r):
+                    label = self._shared(slim(label)).expand(self.tape.shapes[r])
+                    if call.name == "cat":
+                        label = self._fill(call, known, label)
+                    self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
+        joined = self.labels.get(call.results[0], ())
+        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, known))
+        if beside and len(joined) == 1:
+            self._join(joined[0])
+
+    def _shared(self, label: Tensor) -> Tensor:
+        """The first label that is equal to this one."""
+        return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
+
+    def _fill(self, call: Call, known: list[Label], label: Tensor) -> Tensor:
+        """Give rows to constants that are put beside others: a class token is a row, further features are none."""
+        axis, shape = call.argument("dim", 0), label.shape
+        like = next(k[0] for k in known if k)
+        if all(known) or like.dim() != label.dim() or not bool((label == 0).any()):
+            return label
+        if _along_features(call, known):
+            return torch.where(label == 0, like.narrow(axis, 0, 1).expand(shape), label)
+        samples = self.rows.sample[like]
+        samples = thin(samples, [a for a in range(like.dim()) if constant_along(samples, a)])
+        label = slim(label)
+        same = [constant_along(like, a) and like.shape[a] == n and label.shape[a] == 1 for a, n in enumerate(shape)]
+        size = [1 if one else n for one, n in zip(same, shape, strict=True)]
+        if any(m not in (1, n) for m, n in zip(samples.shape, size, strict=True)):
+            return label.expand(shape)  # constants beside samples
+        missing = (label == 0).expand(size)
+        numbers = torch.zeros(size, dtype=torch.long)
+        numbers[missing] = self._new(samples.expand(size)[missing], "", call.results[0])
+        return torch.where(missing, numbers, label).expand(shape)
+
+    def _join(self, label: Tensor) -> None:
+        """Note that the rows of a label stand side by side."""
+        families = self.rows.family[thin(label)].unique().tolist()
+        first, *others = dict.fromkeys(self.rows.linked(f) for f in families)
+        self.rows.beside.update(dict.fromkeys(others, first))
+
+    def _elementwise(self, known: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
+        """Rows that meet themselves stay. Of others those that are not broadcast; q kᵀ written as a product of two
+        broadcast values has the rows of both."""
+        found: list[Tensor] = []
+        broadcast: list[bool] = []
+        for label, own in known:
+            if len(own) > len(shape) or any(m not in (1, n) for m, n in zip(own[::-1], shape[::-1], strict=False)):
+                continue
+            for one in (t.expand(shape) for t in label):
+                if not any(equal(one, other) for other in found):
+                    found.append(one)
+                    broadcast.append(own != shape)
+        if len(found) < 2 or all(broadcast):
+            return tuple(found[:2])
+        whole = [label for label, own in known if own == shape]
+        most = max(whole, key=len)
+        if len(most) == 1 and not bool(thin(most[0]).all()):  # added to what was not filled in yet
+            for label in whole:
+                most = (torch.where(most[0] == 0, label[0], most[0]),)
+        return most
+
+    def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
+        """A product keeps the rows that do not change along the axis that it sums over."""
+        kept: list[Tensor] = []
+        dropped: list[tuple[Tensor, int]] = []
+        for label, other, axis in ((a, b, -1), (b, a, -2)):
+            for one in label:
+                first = one.narrow(axis, 0, 1).expand(shape)
+                is_key = False
+                if one.shape[axis] == 1 and len(label) == 2:  # the only key of a map over one key
+                    is_key = any(equal(first, t.narrow(-3 - axis, 0, 1).expand(shape)) for t in other)
+                if is_key or not constant_along(one, axis):
+                    dropped.append((one, axis))
+                elif not any(equal(first, t) for t in kept):
+                    kept.append(first)
+        return tuple(kept[:2]) or (self._mixture(call, *dropped[0], shape, by_query=bool(a and b)),)
+
+    def _mixture(
+        self, call: Call, label: Tensor, axes: int | Sequence[int], shape: torch.Size, by_query: bool = False
+    ) -> Tensor:
+        """Begin rows that mix others along some axes. Elements that mix the same rows are one row; with learned
+        queries, each query is one."""
+        axes = [a % label.dim() for a in ([axes] if isinstance(axes, int) else axes)]
+        mixed = thin(label, [a for a in range(label.dim()) if a not in axes and constant_along(label, a)])
+        of = mixed.amax(axes, keepdim=True)
+        for axis in axes:  # a number for each set of rows
+            factors = torch.randint(1 << 40, (mixed.shape[axis],), generator=torch.Generator().manual_seed(axis))
+            mixed = (mixed.movedim(axis, -1) * factors).sum(-1, keepdim=True).movedim(-1, axis)
+        if mixed.dim() != len(shape):
+            of, mixed = (t.squeeze(axes) for t in (of, mixed))
+        if by_query:
+            mixed = mixed + torch.arange(shape[-2])[:, None]
+            of = of.expand(mixed.shape)
+        sets, inverse = mixed.unique(return_inverse=True)
+        first = first_places(inverse.flatten(), len(sets))
+        order = first.argsort()  # in the order in which they stand
+        rows = of.flatten()[first[order]]
+        source = self.rows.families[int(self.rows.family[rows].max())].source
+        numbers = torch.empty(len(sets), dtype=torch.long)
+        numbers[order] = self._new(self.rows.sample[rows], source, call.results[0])
+        return numbers[inverse].expand(shape)
+
+    def _reduce(self, call: Call, label: Label, shape: torch.Size) -> Label:
+        before = self.tape.shapes[call.operands[0]]
+        over = call.argument("dim")
+        over = range(len(before)) if over is None or over == [] else [over] if isinstance(over, int) else over
+        axes = [a % max(1, len(before)) for a in over]
+        size = [1 if a in axes else n for a, n in enumerate(before)]
+        kept = [thin(t, axes).expand(size).reshape(shape) for t in label if all(constant_along(t, a) for a in axes)]
+        return tuple(kept) or (self._mixture(call, label[0], axes, shape),)
+
+    def _sort(self, call: Call, label: Label, shape: torch.Size) -> Label:
+        """Features of a row in another order belong to the same row; rows in an order of values are unknown."""
+        axis = call.argument("dim", -1)
+        known = all(constant_along(t, axis) for t in label)
+        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if known else ()
+
+    def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
+        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin."""
+        if not label or len(shape) < 3 or not all(constant_along(t, 1) for t in label):
+            return ()
+        first = label[0].narrow(1, 0, 1)
+        if first.shape[2:] == shape[2:]:
+            return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
+        corner = first[(slice(None), slice(None), *(slice(1) for _ in shape[2:]))]
+        source = self.rows.families[int(self.rows.family[corner].max())].source
+        samples = self.rows.sample[corner].expand(shape[0], 1, *shape[2:])
+        return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
+
+    def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
+        if call.name == "view_as_complex":
+            return tuple(t.select(-1, 0) for t in label)
+        return tuple((t.unsqueeze(-1) if call.name == "view_as_real" else t).expand(shape) for t in label)
+
+
+def _is_pointwise(call: Call) -> bool:
+    """Return True if each element of a result belongs to the row of the operands' elements at its place."""
+    known = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
+    tags = getattr(call.operator, "tags", ())
+    return known or KINDS.get(call.name) in _POINTWISE or torch.Tag.pointwise in tags
+
+
+def _along_features(call: Call, known: list[Label]) -> bool:
+    """Return True if values are put together feature by feature, not row by row."""
+    axis = call.argument("dim", 0)
+    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in known if k)
+
+
+_PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
+
+
+def _moved(call: Call, given: list[Tensor]) -> list[Tensor]:
+    """Repeat a call that rearranges elements on row numbers."""
+    if call.name in _PLACED:  # rows put where nothing is yet
+        return [_PLACED[call.name](given[0], call.argument("dim", 0), *given[1:])]
+    if call.name == "constant_pad_nd":
+        return [torch.nn.functional.pad(given[0], call.args[1], value=0)]
+    if call.name in _FLOATS:
+        return [t.long() for t in call([t.double() for t in given])]
+    return call(given)

@@ -1,0 +1,100 @@
+"""Say what the calls of a tape compute.
+
+    program = read_program(tape, roots=[tape.number(pixels)], outputs=[tape.number(logits)])
+    print(program)
+
+A program is structure only: numbers of values and calls, never tensors. It serves every pass with the same signature,
+and is read once for each. Reading looks at calls, shapes and constants; never at classes, module names, or recorded
+values.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from whyformer.tape.regions import find_regions
+from whyformer.tape.units import CallReader, Unit, dominators, reach, weights
+from whyformer.tape.values import Tape
+
+__all__ = ["Program", "read_program"]
+
+
+@dataclass(eq=False)
+class Program:
+    """The units between roots and outputs, in the order of execution.
+
+    Attributes:
+        units: those that lie on a path from a root to an output.
+        roots: numbers of the values whose relevance is asked for.
+        outputs: numbers of the values that are explained; mostly one.
+        carry: of each value, whether it depends on a root through floating-point values.
+        weight: of each value, whether it is made of parameters, buffers and constants alone.
+        dominator: of each value that carries, the nearest one through which all paths from the roots pass; −1 for
+            none.
+        shapes: of each value.
+        plans: what a walk under a composite visits; filled by :mod:`whyformer.tape.walking`.
+    """
+
+    units: list[Unit]
+    roots: tuple[int, ...]
+    outputs: tuple[int, ...]
+    carry: list[bool]
+    weight: list[bool]
+    dominator: dict[int, int]
+    shapes: list[Any]
+    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def output(self) -> int:
+        """Number of the first output."""
+        return self.outputs[0]
+
+    def __str__(self) -> str:
+        rows = [
+            f"{u.exit:5}  {u.kind:13} {u.name:24} {tuple(self.shapes[u.exit])!s:20} <- {', '.join(map(str, u.entries))}"
+            for u in self.units
+        ]
+        return "\n".join(rows)
+
+
+_PROGRAMS: OrderedDict[Any, Program] = OrderedDict()
+_MOST_PROGRAMS = 64
+
+
+def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int]) -> Program:
+    """Return the program between roots and outputs.
+
+    Args:
+        tape: a recorded pass.
+        roots: numbers of the values whose relevance is asked for.
+        outputs: number of the value that is explained, or several of them.
+    """
+    ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
+    key = tape.signature, tuple(sorted(roots)), ends
+    program = _PROGRAMS.pop(key, None)
+    if program is None:
+        program = _read(tape, key[1], ends)
+    _PROGRAMS[key] = program
+    while len(_PROGRAMS) > _MOST_PROGRAMS:
+        _PROGRAMS.popitem(last=False)
+    return program
+
+
+def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Program:
+    carry, weight, needed = reach(tape, roots), weights(tape), set(outputs)
+    for call in reversed(tape.calls):
+        if any(r in needed for r in call.results):
+            needed.update(o for o in call.operands if carry[o])
+    live = [
+        c for c in tape.calls if any(carry[o] for o in c.operands) and any(r in needed and carry[r] for r in c.results)
+    ]
+    above = dominators(tape, carry)
+    units = find_regions(tape, carry, weight, live, above, frozenset((*roots, *outputs)))
+    covered = {n for u in units for n in u.calls}
+    reading = CallReader(tape, carry, weight, needed, units)
+    units += [reading.unit(c) for c in live if c.number not in covered]
+    units.sort(key=lambda u: tape.maker[u.exit].number)
+    return Program(units, roots, outputs, carry, weight, above, tape.shapes)

@@ -1,0 +1,493 @@
+"""Record one forward pass as a list of ATen calls.
+
+    tape, output = record(model, pixel_values=pixels)
+
+The model runs once, as it is, under ``torch.no_grad()``. Nothing is wrapped, patched or registered on it: a dispatch
+mode sees every ATen call below autograd. A call is data: a name, the numbers of the values that it reads and makes,
+and a function that repeats it. A value never changes once it has a number: a write in place makes a new value, and
+views of the same memory get new numbers through a call named ``overlay``.
+
+Private names of torch are used here and in ``calls.py``, ``memory.py`` and ``state.py`` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whyformer.tape.calls import Call, Slot, every_tensor, slot, tensors_in
+from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
+from whyformer.tape.modules import ModuleNames
+from whyformer.tape.state import SWITCHES
+from whyformer.tape.values import Tape
+
+aten = torch.ops.aten
+
+__all__ = ["RAW", "Recorder", "record", "record_call"]
+
+
+# -- which values are held -------------------------------------------------------------------------------------------
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# views, and elementwise or rowwise functions: cheap to compute again
+_CHEAP = _names(
+    "view _unsafe_view _reshape_alias reshape transpose t permute expand clone unsqueeze squeeze select slice alias "
+    "lift_fresh contiguous _to_copy split split_with_sizes chunk unbind cat stack index gather roll flip "
+    "constant_pad_nd pixel_shuffle unfold as_strided diagonal repeat index_select im2col overlay narrow copy "
+    "slice_scatter select_scatter masked_fill masked_scatter where index_put repeat_interleave tril triu "
+    "sub rsub mul div pow neg abs tanh sigmoid erf exp exp2 log log1p expm1 softplus relu silu gelu mish erfc sqrt "
+    "rsqrt reciprocal square clamp clamp_min clamp_max maximum minimum hardtanh hardsigmoid hardswish elu "
+    "leaky_relu sin cos log_sigmoid_forward threshold _softmax _safe_softmax native_layer_norm _fused_rms_norm "
+    "mean var var_mean sum amax ones zeros arange scalar_tensor causal_mask logical_not bitwise_not eq ne lt le gt ge "
+    "full full_like zeros_like ones_like"
+)
+_PRODUCTS = _names("mm bmm addmm baddbmm matmul")
+_LONGEST = 8  # at most so many calls in a row are repeated to compute one value
+
+
+# -- the recorder ----------------------------------------------------------------------------------------------------
+_DETACH = aten.detach.default
+# the C++ kernel of an operator that is defined by others; OpOverload.decompose may take one in Python instead
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_FUSED_ATTENTION = _names(
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable"
+)
+RAW = _names("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
+_LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Facts:
+    name: str
+    mutable: bool
+    composite: bool
+    random: bool
+
+
+_FACTS: dict[Any, _Facts] = {}
+
+
+def _facts(operator: Any) -> _Facts:
+    known = _FACTS.get(operator)
+    if known is None:
+        schema = operator._schema
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+        random = torch.Tag.nondeterministic_seeded in operator.tags
+        name = schema.name.split("::")[1]
+        known = _FACTS[operator] = _Facts(name.rstrip("_") or name, schema.is_mutable, composite, random)
+    return known
+
+
+class _Forget:
+    """Drop the number of a tensor that died. Holds the table, not the tape: a tape in its own callbacks would be a
+    cycle."""
+
+    __slots__ = ("key", "numbers", "stale")
+
+    def __init__(self, numbers: dict[int, int], stale: dict[int, Any], key: int) -> None:
+        self.numbers, self.stale, self.key = numbers, stale, key
+
+    def __call__(self, _: Any) -> None:
+        self.numbers.pop(self.key, None)
+        self.stale.pop(self.key, None)
+
+
+class Recorder(TorchDispatchMode):
+    """Record every ATen call while active.
+
+    Args:
+        change: number of a value -> function that replaces the value as it is made. For interventions: the rest of the
+            pass runs on what the function returns.
+        hold: numbers of the values to hold; None holds those that are costly to compute again.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self, change: Mapping[int, Callable[[Tensor], Tensor]] | None = None, hold: frozenset[int] | None = None
+    ) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.change, self.hold = dict(change or {}), hold
+        self._refs: dict[int, weakref.ref[Tensor]] = {}
+        self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of the tensors that lie in it
+        self._unsorted: list[int] = []  # ids not yet in _memory: only a write in place asks for it
+        self._stale: dict[int, list[tuple[int, Geometry]]] = {}  # views whose memory was written through another tensor
+        self._restore: dict[int, tuple[Tensor, Tensor]] = {}  # given value -> (tensor, what it held before a write)
+        self._depth: list[int] = []  # of each value, how many calls are repeated to compute it
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # compiled models run eagerly during a pass; torch would otherwise wrap each call a second time
+
+    # -- numbers of tensors
+    def given(self, tensor: Tensor, *, is_input: bool = False) -> int:
+        """Number a tensor that no call made."""
+        known = self.tape._numbers.get(id(tensor))
+        if known is not None:
+            return known
+        n = self._new(tensor, True)
+        self.tape.given.add(n)
+        self.tape._signature = hash((self.tape._signature, n, tuple(self.tape.shapes[n]), is_input))
+        if is_input:
+            self.tape.inputs.add(n)
+        if not tensor.is_inference():
+            self.tape.versions[n] = tensor._version
+        return n
+
+    def number(self, tensor: Tensor) -> int:
+        """Return the number of a tensor as it is now; one that was never seen is given."""
+        n = self.tape._numbers.get(id(tensor))
+        if n is None:
+            return self.given(tensor)
+        return self._refreshed(tensor, n) if self._stale and id(tensor) in self._stale else n
+
+    def _new(self, tensor: Tensor, held: bool, depth: int = 0) -> int:
+        n = self.tape._add(torch.Size() if tensor.is_nested else tensor.shape, tensor.dtype, tensor if held else None)
+        self._depth.append(0 if held else depth)
+        self._name(tensor, n)
+        return n
+
+    def _name(self, tensor: Tensor, n: int) -> None:
+        """Let ``n`` be the number of a tensor from now on."""
+        key, tape = id(tensor), self.tape
+        if key not in tape._numbers:
+            self._refs[key] = weakref.ref(tensor, _Forget(tape._numbers, self._stale, key))
+            self._unsorted.append(key)
+        elif self._stale:
+            self._stale.pop(key, None)
+        tape._numbers[key] = n
+
+    def _alive(self, key: int) -> Tensor | None:
+        tensor = self._refs[key]() if key in self.tape._numbers else None
+        if tensor is not None:
+            # the wrapper may have died while torch held the tensor
+            tensor._fix_weakref()  # type: ignore[attr-defined]
+        return tensor
+
+    def _sharing(self, tensor: Tensor) -> list[Tensor]:
+        """Living tensors in the memory of a tensor."""
+        for key in self._unsorted:
+            if (other := self._alive(key)) is not None:
+                self._memory.setdefault(memory(other), {})[key] = None
+        self._unsorted.clear()
+        place = memory(tensor)
+        found = [self._alive(key) for key in self._memory.get(place, ())]
+        # an id may have passed to another tensor
+        return [t for t in found if t is not None and memory(t) == place]
+
+    def _refreshed(self, view: Tensor, old: int) -> int:
+        """Number a view anew whose memory was written through another tensor. This is done when it is read, so that
+        the tape does not depend on which unused views are alive."""
+        writes = self._stale[id(view)]
+        n = self._new(view, True)
+        function = overlay(geometry(view), [g for _, g in writes], elements(view))
+        self._call(
+            "overlay", function, tuple(map(slot, range(len(writes) + 1))), {}, (old, *(m for m, _ in writes)), (n,)
+        )
+        return n
+
+    # -- calls
+    def _slots(self, argument: Any, operands: list[int]) -> Any:
+        """Put slots in the place of the tensors of an argument and append their numbers to ``operands``."""
+        if isinstance(argument, Tensor):
+            operands.append(self.number(argument))
+            return slot(len(operands) - 1)
+        if type(argument) in (list, tuple) and argument and type(argument[0]) not in (int, float, bool):
+            return [self._slots(a, operands) for a in argument]
+        return argument
+
+    def _call(
+        self,
+        name: str,
+        operator: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        operands: Iterable[int],
+        results: Iterable[int],
+        writes: tuple[int, ...] = (),
+        random: bool = False,
+    ) -> None:
+        call = Call(len(self.tape.calls), name, operator, args, kwargs, tuple(operands), tuple(results), writes, random)
+        self.tape._note(call)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
+            return NotImplemented  # a subclass says what it is made of; its inner calls arrive here
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            with self:
+                return func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        facts = _facts(func)
+        if facts.composite:  # operators that are made of others arrive whole in inference mode
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        if func is _DETACH:
+            # no call: torch detaches what a factory returns if somebody holds it, so the tape would depend on that
+            out = func(*args)
+            self._name(out, self.number(args[0]))
+            return out
+        operands: list[int] = []
+        slots = tuple([self._slots(a, operands) for a in args])
+        named = {k: self._slots(a, operands) for k, a in kwargs.items()} if kwargs else {}
+        if facts.mutable:
+            return self._in_place(func, facts, args, kwargs, slots, named, operands)
+        out = func(*args, **kwargs)
+        if self.change:
+            out = self._changed(out)
+        made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
+            self._open_attention(_named(func, slots, named), operands, made)
+        elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
+            self._open_sum(_named(func, slots, named), operands, made[0])
+        else:
+            random = facts.random and facts.name not in _FUSED_ATTENTION
+            operator = func if facts.name != "as_strided" else restride(args[0])
+            self._call(
+                facts.name,
+                operator,
+                slots,
+                named,
+                operands,
+                self._results(facts.name, operands, made, random),
+                (),
+                random,
+            )
+        return out
+
+    def _results(self, name: str, operands: list[int], made: list[Tensor], random: bool) -> list[int]:
+        """Number the results of a call and hold those that are costly."""
+        tape, first = self.tape, len(self.tape)
+        depth = 1 + max((self._depth[o] for o in operands), default=0)
+        if random or depth > _LONGEST or not operands or name in RAW:
+            held = True
+        elif self.hold is not None:
+            held = any(first + i in self.hold for i in range(len(made)))  # a call is repeated whole
+        elif name in _PRODUCTS:  # unless it is larger than its operands, as the map of an attention is
+            held = sum(t.numel() for t in made) <= sum(math.prod(tape.shapes[o]) for o in operands)
+        else:
+            held = name not in _CHEAP
+        return [self._new(t, held, depth) for t in made]
+
+    def _changed(self, out: Any) -> Any:
+        """Replace results by what an intervention makes of them."""
+        first, made = len(self.tape), list(tensors_in(out))
+        if not any(first + i in self.change for i in range(len(made))):
+            return out
+        new = [self.change[first + i](t) if first + i in self.change else t for i, t in enumerate(made)]
+        return new[0] if isinstance(out, Tensor) else type(out)(new)
+
+    # -- calls that stand for others
+    def _step(
+        self, name: str, function: Any, operands: Sequence[int], made: Any, *constants: Any, dtype: Any = None
+    ) -> int:
+        """Record a call that was not made on its own, as a part of one that was. ``made`` is the tensor that exists,
+        or the shape of one that nobody computed yet."""
+        tape = self.tape
+        if isinstance(made, Tensor):
+            n = self._new(made, True)
+        else:
+            dtype = dtype or tape.dtypes[operands[0]]
+            n = tape._add(torch.Size(made), dtype, None)
+            self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
+        self._call(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
+        return n
+
+    def _open_sum(self, named: dict[str, Any], operands: list[int], made: Tensor) -> None:
+        """Record β x + α a b, where x is another branch, as a product and a sum."""
+        number = lambda key: operands[named[key].index]  # noqa: E731
+        a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
+        alpha, beta = named.get("alpha", 1), named.get("beta", 1)
+        steps = 1 + (alpha != 1) + (beta != 0)
+        left = iter([made.shape] * (steps - 1) + [made])
+        y = self._step("matmul", torch.matmul, [a, b], next(left))
+        if alpha != 1:
+            y = self._step("mul", torch.mul, [y], next(left), alpha)
+        if beta != 0:
+            x = number("self")
+            if beta != 1:
+                x = self._step("mul", torch.mul, [x], self.tape.shapes[x], beta)
+            self._step("add", torch.add, [x, y], next(left))
+
+    def _open_attention(self, named: dict[str, Any], operands: list[int], made: list[Tensor]) -> None:
+        """Record softmax(s q kᵀ + mask) v as the calls that it stands for. The map and what it is made of are values
+        that nobody has computed yet; the output is that of the model's own kernel."""
+        tape = self.tape
+        number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731
+        q, k, v = number("query"), number("key"), number("value")
+        mask = number("attn_mask") if "attn_mask" in named else number("attn_bias")
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        half = tape.dtypes[q].itemsize < 4
+        if half:  # the kernel accumulates in float32
+            q, k, v = (
+                self._step("_to_copy", partial(_cast, dtype=torch.float32), [o], tape.shapes[o], dtype=torch.float32)
+                for o in (q, k, v)
+            )
+        *rest, heads, queries, width = tape.shapes[q]
+        keys, groups = tape.shapes[k][-2], tape.shapes[k][-3]
+        scale = named.get("scale")
+        scale = width**-0.5 if scale is None else scale
+        if heads != groups:  # query heads that share keys and values
+            times = heads // groups
+            k, v = (
+                self._step(
+                    "repeat_interleave",
+                    partial(_repeat_heads, times=times),
+                    [o],
+                    (*rest, heads, *tape.shapes[o][-2:]),
+                    times,
+                    -3,
+                )
+                for o in (k, v)
+            )
+        square = (*rest, heads, queries, keys)
+        scaled = self._step("mul", torch.mul, [q], tape.shapes[q], scale)
+        turned = self._step("transpose", torch.transpose, [k], (*rest, heads, width, keys), -2, -1)
+        scores = self._step("matmul", torch.matmul, [scaled, turned], square)
+        if mask is not None and tape.dtypes[mask] == torch.bool:
+            hidden = self._step("logical_not", torch.logical_not, [mask], tape.shapes[mask])
+            scores = self._step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+        elif mask is not None:
+            scores = self._step("add", torch.add, [scores, mask], square)
+        if named.get("is_causal"):
+            hidden = self._step("causal_mask", _causal_mask, [scores], (queries, keys), dtype=torch.bool)
+            scores = self._step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+        name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
+        weights = self._step(name, function, [scores], square, -1)
+        if half:
+            mixed = self._step("matmul", torch.matmul, [weights, v], made[0].shape)
+            self._step("_to_copy", partial(_cast, dtype=made[0].dtype), [mixed], made[0])
+        else:
+            self._step("matmul", torch.matmul, [weights, v], made[0])
+        # log-sum-exp and random state get no numbers: no forward pass reads them
+
+    # -- writes in place
+    def _in_place(
+        self, func: Any, facts: _Facts, args: Any, kwargs: Any, slots: Any, named: dict[str, Any], operands: list[int]
+    ) -> Any:
+        tape = self.tape
+        tensors = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
+        writes = tuple(_written(func, slots, named))
+        groups = [self._sharing(tensors[i]) for i in writes]
+        for t in {id(t): t for group in groups for t in group}.values():  # what was recorded stays as it was
+            n = tape._numbers[id(t)]
+            held = tape._held[n]
+            if held is not None and any(held is other for group in groups for other in group):
+                tape._held[n] = held.clone()
+                if n in tape.given and n not in self._restore:
+                    self._restore[n] = (held, tape._held[n])  # type: ignore[assignment]
+        operator = restride(tensors[writes[0]]) if facts.name == "as_strided" else func
+        out = func(*args, **kwargs)
+        if len(tape) in self.change:
+            tensors[writes[0]].copy_(self.change[len(tape)](tensors[writes[0]].clone()))
+        fresh = [t for t in tensors_in(out) if not any(t is other for other in tensors)]
+        results = [self._new(tensors[i], True) for i in writes] + [self._new(t, True) for t in fresh]
+        overwritten = writes if operator is func else ()
+        self._call(facts.name, operator, slots, named, operands, results, overwritten, facts.random)
+        for i, n, group in zip(writes, results, groups, strict=False):
+            for view in group:
+                if not any(view is tensors[j] for j in writes):
+                    self._stale.setdefault(id(view), []).append((n, geometry(tensors[i])))
+        return out
+
+    def restore(self) -> None:
+        """Undo what the pass wrote into tensors that it was given: inputs, buffers, caches. The tape keeps what they
+        became."""
+        tape = self.tape
+        for n, (tensor, before) in self._restore.items():
+            tape.written.add(n)
+            for t in self._sharing(tensor):  # values that still lie in that memory
+                m = tape._numbers[id(t)]
+                if tape._held[m] is t:
+                    tape._held[m] = t.clone()
+            tensor.copy_(before)
+            self._name(tensor, n)
+        self._restore.clear()
+
+
+def _written(func: Any, slots: Any, named: Mapping[str, Any]) -> Iterator[int]:
+    """Positions among the operands of the arguments that an operator writes into."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = slots[i] if i < len(slots) else named.get(argument.name)
+            for slot in given if isinstance(given, list) else [given]:
+                if isinstance(slot, Slot):
+                    yield slot.index
+
+
+def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name."""
+    return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(named)
+
+
+def _dropout(func: Any, args: Any, kwargs: Any) -> bool:
+    return bool(_named(func, args, kwargs).get("dropout_p", 0.0))
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype)
+
+
+def _repeat_heads(t: Tensor, *_: Any, times: int) -> Tensor:
+    return t.repeat_interleave(times, -3)
+
+
+def _causal_mask(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+
+
+def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:
+    """Run ``model(*args, **kwargs)`` once and record its ATen calls: :func:`record_call` without options."""
+    return record_call(model, args, kwargs)
+
+
+def record_call(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+    hold: frozenset[int] | None = None,
+    names: bool = False,
+) -> tuple[Tape, Any]:
+    """Run a model once and record its ATen calls.
+
+    The model, its buffers, its inputs and torch's switches are left as they were, after an exception too.
+
+    Args:
+        model: what is called with ``args`` and ``kwargs``.
+        change: number of a value -> function that replaces it as it is made, see :class:`Recorder`.
+        hold: numbers of the values to hold, see :class:`Recorder`.
+        names: note which module makes each call.
+
+    Returns:
+        The tape and what the model returned.
+    """
+    recorder, kwargs = Recorder(change, hold), kwargs or {}
+    for tensor in every_tensor((args, kwargs)):
+        recorder.given(tensor, is_input=True)
+    named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()
+    with torch.inference_mode(False), torch.no_grad(), SWITCHES:
+        try:
+            with recorder, named:
+                output = model(*args, **kwargs)
+            for tensor in every_tensor(output):
+                recorder.number(tensor)  # its memory may have been written last through another view
+        finally:
+            recorder.restore()
+    return recorder.tape, output

@@ -1,0 +1,494 @@
+"""Find the units that are written in several calls: norms, softmaxes, activations and layers.
+
+A region is a part of the tape between a value, its entry, and another one that it dominates, its exit. What a norm or
+a softmax computes is decided by repeating its calls on random rows with random weights in float64, never by recorded
+values: half precision, batches of one, rows of zeros and a fresh model whose weights are 1 are read alike. An
+activation is known by its calls, which are elementwise; a layer by its product with weights and the bias behind it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.calls import Call
+from whyformer.tape.draws import Draws, repeat
+from whyformer.tape.meaning import is_norm, is_softmax, rows_along
+from whyformer.tape.state import bare
+from whyformer.tape.tables import COPIES, CURVED, ELEMENTWISE, EXPONENTIALS, KINDS, MIXING, REDUCTIONS, STRAIGHT
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+
+__all__ = ["find_regions"]
+
+_MOST_CALLS, _MOST_SEGMENTS, _LEAST_ROWS, _FEW = 40, 14, 12, 6
+
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_ROOTS = _names("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+_MASKED = _names("where masked_fill index_put mul div")
+_COMPARISONS = _names(
+    "gt lt ge le eq ne logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or any all isnan isinf hypot "
+    "full scalar_tensor"
+)
+_REPEATABLE = frozenset(KINDS) | ELEMENTWISE | _COMPARISONS
+_ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | _names("hypot masked_fill index_put cat stack")
+_SPREADING = REDUCTIONS | _names("_softmax _safe_softmax _log_softmax cumsum")
+_STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
+_SIZELESS = ELEMENTWISE | COPIES | _COMPARISONS | _SPREADING | _names("unsqueeze masked_fill zeros_like ones_like")
+"""Calls without constants that depend on the sizes of axes along which they do not reduce."""
+
+
+def find_regions(
+    tape: Tape, carry: list[bool], weight: list[bool], live: list[Call], above: dict[int, int], ends: frozenset[int]
+) -> list[Unit]:
+    """Return the largest units of several calls.
+
+    Args:
+        tape: a recorded pass.
+        carry: of each value, whether it depends on a root.
+        weight: of each value, whether it is made of weights and constants alone.
+        live: the calls between the roots and the output.
+        above: of each value that carries, its nearest dominator.
+        ends: values that no region may have inside.
+    """
+    regions = _Regions(tape, carry, weight, above, ends)
+    for call in live:
+        for o in set(call.operands):
+            regions.readers.setdefault(o, []).append(call)
+    with bare():
+        units = list(regions.functions(live))
+    return units + list(regions.layers(live))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Segment:
+    """The calls between a value and its nearest dominator, in order."""
+
+    entry: int
+    calls: tuple[Call, ...]
+
+
+@dataclass(eq=False)
+class _Regions:
+    tape: Tape
+    carry: list[bool]
+    weight: list[bool]
+    above: dict[int, int]
+    ends: frozenset[int]
+    readers: dict[int, list[Call]] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+    answers: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def origins(self) -> tuple[list[bool], list[bool]]:
+        """Of each value, whether it depends on values that carry, and whether it depends on no value that was given."""
+        follows, fixed = list(self.carry), [False] * len(self.carry)
+        for call in self.tape.calls:
+            # only the operand's shape is read
+            shaped = call.name.startswith("new_") or call.name.endswith("_like") or call.name == "causal_mask"
+            behind = not shaped and any(follows[o] for o in call.operands)
+            constant = not call.random and (shaped or all(fixed[o] for o in call.operands))
+            for r in call.results:
+                follows[r], fixed[r] = follows[r] or behind, constant
+        return follows, fixed
+
+    @property
+    def follows(self) -> list[bool]:
+        """Of each value, whether it depends on values that carry, such as a mask that is made of them."""
+        return self.origins[0]
+
+    @property
+    def fixed(self) -> list[bool]:
+        """Of each value, whether it is made of constants of calls alone, such as a causal mask."""
+        return self.origins[1]
+
+    def draws(self, short: frozenset[int] = frozenset()) -> Draws:
+        """Random values from outside a region; ``short`` are axes of which few elements are drawn."""
+        return Draws(self.tape, self.fixed, self.repeats, short)
+
+    # -- parts between a value and its dominators
+    def segment(self, end: int) -> _Segment | None:
+        """The calls between a value and its nearest dominator; None if one of them cannot be part of a region, or if a
+        value inside is read elsewhere."""
+        entry, seen, todo = self.above[end], dict[int, Call](), [end]
+        while todo:
+            v = todo.pop()
+            if v == entry or v in seen or not self.carry[v]:
+                continue
+            call = self.tape.maker.get(v)
+            if call is None or len(seen) > _MOST_CALLS or call.number in self.taken or self.bars(call):
+                return None
+            seen[v] = call
+            todo += call.operands
+        calls = {c.number: c for c in seen.values()}
+        results = (r for c in calls.values() for r in c.results)
+        if any(self.carry[r] and r != end and not self.closed(r, calls) for r in results):
+            return None
+        return _Segment(entry, tuple(calls[n] for n in sorted(calls)))
+
+    def closed(self, v: int, calls: Any) -> bool:
+        """Return True if value ``v`` is read by these calls only."""
+        return v not in self.ends and all(c.number in calls for c in self.readers.get(v, ()))
+
+    def bars(self, call: Call) -> bool:
+        """Return True if a call is no part of a norm, a softmax or an activation."""
+        if call.random or KINDS.get(call.name) == "norm" or "batch_norm" in call.name or call.name == "embedding":
+            return True
+        if call.name in ("index", "masked_select") and any(self.tape.dtypes[o] == torch.bool for o in call.operands):
+            return True  # how many elements it selects depends on what a mask holds
+        if KINDS.get(call.name) != "linear":
+            return call.name not in _REPEATABLE
+        if all(self.carry[o] for o in call.operands):  # a product of a row with itself, but not of rows with rows
+            return 2 * _size(self.tape, call.results[0]) > _size(self.tape, call.operands[0])
+        return not all(self.carry[o] or self.fixed[o] for o in call.operands) or call.name not in MIXING | {"bmm"}
+
+    def chain(self, end: int) -> Iterator[tuple[_Segment, tuple[Call, ...]]]:
+        """Yield the segments above a value, nearest first, each with all calls from its entry to the value."""
+        calls: tuple[Call, ...] = ()
+        v = end
+        for _ in range(_MOST_SEGMENTS):
+            segment = self.segment(v) if self.above[v] >= 0 else None
+            if segment is None or len(calls) + len(segment.calls) > _MOST_CALLS:
+                return
+            calls = segment.calls + calls
+            yield segment, calls
+            v = segment.entry
+            if not self.closed(v, {c.number for c in segment.calls}):
+                return
+
+    def repeats(self, n: int) -> list[Call]:
+        """The views that make value ``n`` of a smaller one, first to last; none if no element is repeated."""
+        views, size, v = list[Call](), _size(self.tape, n), n
+        while (call := self.tape.maker.get(v)) and len(call.operands) == 1 and KINDS.get(call.name) == "view":
+            views.append(call)
+            v = call.operands[0]
+        while views and _size(self.tape, views[-1].operands[0]) == _size(self.tape, views[-1].results[0]):
+            views.pop()
+        return views[::-1] if views and _size(self.tape, views[-1].operands[0]) < size else []
+
+    # -- norms, softmaxes, activations
+    def functions(self, live: Sequence[Call]) -> Iterator[Unit]:
+        """Yield norms, softmaxes and activations, the last first."""
+        for call in reversed(live):
+            if call.name not in _ENDS or call.number in self.taken or not self.carry[call.results[0]]:
+                continue
+            # what joins parts ends a region only where several of them carry: not a cache that is empty yet
+            if call.name not in ("cat", "stack") or sum(self.carry[o] for o in call.operands) > 1:
+                unit = self.function(call.results[0])
+                if unit is not None:
+                    self.taken.update(unit.calls)
+                    yield unit
+
+    def function(self, end: int) -> Unit | None:
+        """The largest norm, softmax or activation that ends at a value."""
+        tape, best, known = self.tape, None, 0
+        bends_last = self.turns(tape.maker[end])
+        for segment, calls in self.chain(end):
+            if tape.shapes[segment.entry] != tape.shapes[end] or not tape.dtypes[segment.entry].is_floating_point:
+                continue
+            fresh = calls[: len(calls) - known]
+            known = len(calls)
+            if all(KINDS.get(c.name) == "view" and not self.turns(c) for c in fresh):
+                continue
+            kind, axes = self.meaning(segment.entry, end, calls) or ("", ())
+            may_bend = not kind and bends_last and (best is None or best.kind == "activation")
+            if may_bend and self.activates(segment.entry, end, fresh, calls):
+                kind, axes = "activation", (-1,)
+            if kind:
+                held = self.statistics(segment.entry, calls) if kind == "norm" else frozenset[int]()
+                numbers = tuple(c.number for c in calls)
+                best = Unit(kind, kind, (segment.entry,), (end,), numbers, statistics=held, axes=axes)
+        return best
+
+    def bends(self, call: Call) -> bool:
+        """Return True if a call is elementwise and not linear. A mask bends what it is made of."""
+        if call.name in _MASKED:
+            return any(not self.carry[o] and self.follows[o] for o in call.operands)
+        return call.name in CURVED
+
+    def joins(self, call: Call) -> bool:
+        """Return True if an elementwise call has several operands that carry."""
+        return call.name in ELEMENTWISE and sum(self.carry[o] for o in call.operands) > 1
+
+    def turns(self, call: Call) -> bool:
+        """Return True if an activation may end with this call."""
+        return self.bends(call) or self.joins(call) or call.name in ("cat", "stack")
+
+    def activates(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
+        """Return True if the calls are a function of one number that no single call computes, and the first of them
+        belong to it.
+
+        Args:
+            entry, end: what the calls lead from and to.
+            fresh: those of the calls that stand before a smaller region.
+            calls: all of them.
+        """
+        bends = [c for c in calls if self.bends(c)]
+        if not bends or not any(self.bends(c) or self.joins(c) for c in fresh) or self.reduced(entry):
+            return False
+        if len(bends) == 1 and bends[0].name not in _MASKED and not any(map(self.joins, calls)):
+            return False
+        if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
+            return True
+        if not all(c.name in ELEMENTWISE or KINDS.get(c.name) == "view" for c in calls):
+            return False
+        return self.cached(_Trial(self, entry, end, tuple(calls)), _is_elementwise)
+
+    def reduced(self, v: int) -> bool:
+        """Return True if a value is a mean, a sum or a norm, perhaps scaled: its roots are statistics."""
+        while v in self.tape.maker:
+            call = self.tape.maker[v]
+            carried = [o for o in call.operands if self.carry[o]]
+            if call.name in REDUCTIONS:
+                return True
+            if len(carried) != 1 or not (call.name in STRAIGHT or KINDS.get(call.name) == "view"):
+                return False
+            v = carried[0]
+        return False
+
+    def statistics(self, entry: int, calls: Sequence[Call]) -> frozenset[int]:
+        """The values inside a norm that are a number for each row and no linear function of the row."""
+        size, found = _size(self.tape, entry), set[int]()
+        for c in calls:
+            results = c.results[:1] if c.name in ("std_mean", "var_mean") else c.results
+            if c.name in _STATISTICS:
+                found.update(r for r in results if _size(self.tape, r) < size)
+        return frozenset(found)
+
+    def meaning(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
+        """(kind, axes) of a norm or a softmax that the calls compute. Calls of one pattern are repeated once."""
+        names = {c.name for c in calls}
+        if len(calls) < 2 or not names & (_ROOTS | EXPONENTIALS):
+            return None
+        if not any(c.name in _SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
+            return None
+        return self.cached(_Trial(self, entry, end, tuple(calls)), _meaning)
+
+    def cached(self, trial: _Trial, question: Callable[[_Trial], Any]) -> Any:
+        """Answer a question about calls once for each pattern; None where it depends on given numbers of elements."""
+        shapes, dtypes = self.tape.shapes, self.tape.dtypes
+        for o in trial.outside:
+            if not (self.fixed[o] or dtypes[o].is_floating_point or dtypes[o] == torch.bool) and shapes[o].numel() > 1:
+                return None
+        key = question, trial.pattern()
+        if key not in self.answers:
+            self.answers[key] = question(trial)
+        return self.answers[key]
+
+    # -- layers
+    def layers(self, live: Sequence[Call]) -> Iterator[Unit]:
+        """Yield products with weights with the bias that is added behind them."""
+        for call in live:
+            if call.number not in self.taken and (axis := self.unit_axis(call)) is not None:
+                calls = self.biased(call, axis)
+                if len(calls) > 1:
+                    self.taken.update(c.number for c in calls)
+                    entry = next(o for o in call.operands if self.carry[o])
+                    yield Unit("layer", "layer", (entry,), calls[-1].results[:1], tuple(c.number for c in calls))
+
+    def unit_axis(self, call: Call) -> int | None:
+        """The axis of the output units in the result of a product of one carried value with weights, from the last;
+        None if the call is none."""
+        shapes = self.tape.shapes
+        carried = [i for i, o in enumerate(call.operands) if self.carry[o]]
+        if len(carried) != 1 or len(call.operands) != 2 or not self.weight[call.operands[1 - carried[0]]]:
+            return None
+        x, w = (call.operands[i] for i in (carried[0], 1 - carried[0]))
+        if call.name in ("mm", "bmm", "matmul", "mv"):
+            return -1 if carried[0] == 0 or len(shapes[x]) < 2 else -2
+        if call.name == "convolution":
+            return 1 - len(shapes[call.results[0]])
+        if call.name == "mul":  # outer product: an axis of the weights that x does not have
+            axes = (a for a in range(-len(shapes[w]), 0) if _axis(shapes[w], a) > 1 and _axis(shapes[x], a) == 1)
+            return next(axes, None)
+        return None
+
+    def biased(self, product: Call, axis: int) -> list[Call]:
+        """A product of x and weights, what rearranges or sums it, and the bias, as far as they go."""
+        tape, calls, whole = self.tape, [product], 1 if product.name != "mul" else 0
+        while True:
+            r = calls[-1].results[0]
+            after = self.readers.get(r, ())
+            if len(calls[-1].results) > 1 or r in self.ends or len(after) != 1 or after[0].number in self.taken:
+                break
+            (call,) = after
+            others = [o for o in call.operands if o != r]
+            if call.name == "add" and len(others) == 1 and self.weight[others[0]] and not call.kwargs and whole:
+                return [*calls, call] if self.is_bias(others[0], calls, axis) else calls[:whole]
+            sums = call.name == "sum" and not whole and bool(axes := _axes_of(call, tape)) and axis not in axes
+            keeps = KINDS.get(call.name) in ("view", "mul") and _size(tape, r) == _size(tape, call.results[0])
+            if others or not (sums or keeps):
+                break
+            calls.append(call)
+            whole = len(calls) if sums else whole
+        return calls[:whole]
+
+    def is_bias(self, n: int, calls: Sequence[Call], axis: int) -> bool:
+        """Return True if value ``n``, added to the last result, holds one number for each output unit of a product.
+
+        Args:
+            n: number of the value.
+            calls: the product and what rearranges its result.
+            axis: axis of the output units in the result of the product, from the last.
+        """
+        shapes = self.tape.shapes
+        before, after, own = (shapes[i] for i in (calls[0].results[0], calls[-1].results[0], n))
+        rearranged = any(c.name not in ("view", "_unsafe_view", "_to_copy", "mul", "div") for c in calls[1:])
+        if axis != -1 or rearranged or before[-1:] != after[-1:]:
+            return self.fits(n, calls, axis)
+        if own[-1:] != after[-1:]:
+            return False
+        return own.numel() == own[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
+
+    def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
+        """Return True if a value is the same wherever the number of the output unit is."""
+        tape = self.tape
+        shape = tape.shapes[calls[0].results[0]]
+        numbers = torch.arange(1.0, shape[axis] + 1, dtype=torch.float64)
+        units = numbers.view(-1, *[1] * (-axis - 1)).expand(shape)
+        with bare():
+            for call in calls[1:]:
+                (units,) = repeat(call, tape, [units])
+            bias = self.draws()[n]
+        if torch.broadcast_shapes(bias.shape, units.shape) != units.shape:
+            return False
+        _, group = units.unique(return_inverse=True)
+        bias = bias.expand(units.shape)
+        return bool((bias.new_zeros(len(numbers)).index_put_((group,), bias)[group] == bias).all())
+
+
+# -- calls on random rows --------------------------------------------------------------------------------------------
+class _Trial:
+    """The calls from an entry to an end as a function of random rows."""
+
+    def __init__(self, regions: _Regions, entry: int, end: int, calls: tuple[Call, ...]) -> None:
+        self.regions, self.tape, self.entry, self.end = regions, regions.tape, entry, end
+        self.calls = self.with_masks(calls)
+        inner = {entry, *(r for c in self.calls for r in c.results)}
+        self.outside = [o for c in self.calls for o in c.operands if o not in inner]
+        self.draws = regions.draws(self.short_axes())
+
+    def with_masks(self, calls: Sequence[Call]) -> tuple[Call, ...]:
+        """The calls, and those that compute masks of values inside."""
+        inner = {self.entry, *(r for c in calls for r in c.results)}
+        found, todo = {c.number: c for c in calls}, [o for c in calls for o in c.operands]
+        while todo:
+            n = todo.pop()
+            call = self.tape.maker.get(n)
+            masks = self.regions.follows[n] and not self.regions.carry[n]
+            if n not in inner and call is not None and masks and call.name in _REPEATABLE:
+                inner.update(call.results)
+                found[call.number] = call
+                todo += call.operands
+        return tuple(found[n] for n in sorted(found))
+
+    def short_axes(self) -> frozenset[int]:
+        """Axes of which few elements are enough, from the last: no call reduces along them or names their size."""
+        dims, reduced = len(self.tape.shapes[self.entry]), set[int]()
+        views = [[c.name for c in self.regions.repeats(o)] for o in self.outside]
+        if not all(c.name in _SIZELESS for c in self.calls) or any(v not in ([], ["expand"]) for v in views):
+            return frozenset()
+        for c in self.calls:
+            if c.name in _SPREADING:
+                axes = _axes_of(c, self.tape)
+                if not axes or len(self.tape.shapes[c.operands[0]]) != dims:
+                    return frozenset()
+                reduced.update(axes)
+        return frozenset(range(-dims, 0)) - reduced
+
+    def pattern(self) -> Any:
+        """Equal for calls that compute the same of equal shapes."""
+        places = {self.entry: 0}
+        for c in self.calls:
+            for r in c.results:
+                places[r] = len(places)
+        shapes, regions, dtypes = self.tape.shapes, self.regions, self.tape.dtypes
+        for o in self.outside:
+            if o not in places:
+                views = tuple((c.name, str(c.args), shapes[c.operands[0]]) for c in regions.repeats(o))
+                places[o] = ("fixed", o) if regions.fixed[o] else (shapes[o], dtypes[o].is_floating_point, views)  # type: ignore[assignment]
+        rows = [(c.name, str(c.args), str(c.kwargs), *(places[o] for o in c.operands)) for c in self.calls]
+        return shapes[self.entry], tuple(rows)
+
+    def rows(self) -> Tensor:
+        """A random value for the entry, of another size wherever one looks along an axis."""
+        shape = self.draws.shape(self.entry)
+        x = self.draws.normal(shape) * self.draws.uniform((), 0.5)
+        for i, size in enumerate(shape):
+            x *= self.draws.uniform((size, *[1] * (len(shape) - i - 1)), 0.5)
+        return x
+
+    def __call__(self, x: Tensor) -> Tensor:
+        now = {self.entry: x}
+        for c in self.calls:
+            operands = [now[o] if o in now else self.draws[o] for o in c.operands]
+            now.update(zip(c.results, repeat(c, self.tape, operands), strict=True))
+        return now[self.end]
+
+
+def _is_elementwise(trial: _Trial) -> bool:
+    """f(x or z) = f(x) or f(z), where "or" chooses between two values element by element."""
+    x, z = trial.rows(), trial.rows()
+    first = trial.draws.uniform(x.shape, 0) < 0.5
+    fx, fz, mixed = trial(x), trial(z), trial(torch.where(first, x, z))
+    return fx.shape == x.shape and torch.equal(torch.where(first, fx, fz), mixed)
+
+
+def _meaning(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
+    """(kind, axes) of the norm or softmax that is computed."""
+    x, names = trial.rows(), {c.name for c in trial.calls}
+    y = trial(x)
+    axes = _mixed_axes(trial, x, y) if y.shape == x.shape else ()
+    if not axes:
+        return None
+    drawn = [(x, y, trial(-x))]
+    while sum(len(rows_along(x, axes)) for x, _, _ in drawn) < _LEAST_ROWS:
+        x = trial.rows()
+        drawn.append((x, trial(x), trial(-x)))
+    a, plus, minus = (torch.cat([rows_along(t, axes) for t in part])[:64] for part in zip(*drawn, strict=True))
+    if names & EXPONENTIALS:
+        sink = not names & {"_softmax", "_safe_softmax", "_log_softmax"}
+        if is_softmax(a, plus, sink):
+            return "softmax", axes
+        if is_softmax(a, plus.exp(), False):
+            return "log softmax", axes
+    return ("norm", axes) if names & _ROOTS and is_norm(a, plus, minus) else None
+
+
+def _mixed_axes(trial: _Trial, x: Tensor, y: Tensor) -> tuple[int, ...]:
+    """The axes along which one element of x changes others of y, from the last."""
+    y = y.nan_to_num(0, 0, 0)
+    sizes, moved = y.abs().flatten(), x.clone().flatten()
+    # not the largest: a row of which all but one element is masked has the softmax 1, whatever x is
+    moved[sizes.masked_fill(sizes > 0.9 * sizes.max(), 0).argmax()] += 0.5
+    change = (trial(moved.view(x.shape)).nan_to_num(0, 0, 0) - y).abs()
+    places = (change > 1e-9 * change.max()).nonzero()
+    if not len(places):
+        return ()
+    return tuple(a - x.dim() for a, (low, high) in enumerate(zip(*places.aminmax(dim=0), strict=True)) if low < high)
+
+
+def _size(tape: Tape, n: int) -> int:
+    return math.prod(tape.shapes[n])
+
+
+def _axis(shape: torch.Size, axis: int) -> int:
+    """Size of an axis that is counted from the last; 1 if there is none."""
+    return shape[axis] if -axis <= len(shape) else 1
+
+
+def _axes_of(call: Call, tape: Tape) -> tuple[int, ...]:
+    """The axes along which a call reduces, counted from the last; none if it names none."""
+    dims, given = len(tape.shapes[call.operands[0]]), call.argument("dim")
+    axes = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return tuple(sorted(a - dims if a >= 0 else a for a in axes))

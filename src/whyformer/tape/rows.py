@@ -1,0 +1,218 @@
+"""Which row of which input each element of a value belongs to.
+
+    rows = find_rows(tape, [Source("input_ids", tape.number(ids))])    # labelling.py
+    rows.labels[n]     # of value n: row numbers in its shape
+
+A row is a token, a patch or a pixel. Every row has a number, and the calls of the tape are applied to these numbers
+instead of to the values: a view rearranges them, an elementwise call keeps them, a product over features keeps them, a
+product over rows drops them. A map of attention then has two labels, the rows of its queries and those of its keys.
+Where the samples, heads, queries and keys of a value lie is read off the labels and never guessed from its shape.
+
+A value whose rows are unknown has no label. Labels are stride 0 along axes of features and lie on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import ModelError
+
+__all__ = [
+    "Family",
+    "Label",
+    "RowSamples",
+    "Rows",
+    "Source",
+    "constant_along",
+    "equal",
+    "first_places",
+    "slim",
+    "thin",
+    "zero",
+]
+
+Label = tuple[Tensor, ...]
+"""Row numbers in the shape of a value: one tensor, or two for a map (rows of queries and of keys, in any order)."""
+
+
+# -- labels ----------------------------------------------------------------------------------------------------------
+def constant_along(label: Tensor, axis: int) -> bool:
+    """Return True if row numbers do not change along an axis."""
+    if label.shape[axis] < 2 or label.stride(axis) == 0:
+        return True
+    label = thin(label)
+    return bool((label == label.narrow(axis, 0, 1)).all())
+
+
+def thin(label: Tensor, axes: Iterable[int] = ()) -> Tensor:
+    """Row numbers with size 1 along axes of stride 0, and along ``axes``."""
+    for axis in range(label.dim()):
+        if label.shape[axis] > 1 and (label.stride(axis) == 0 or axis in axes):
+            label = label.narrow(axis, 0, 1)
+    return label
+
+
+def slim(label: Tensor) -> Tensor:
+    """Return row numbers with size 1 along all axes along which they do not change."""
+    label = thin(label)
+    return thin(label, [a for a in range(label.dim()) if constant_along(label, a)])
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Return True if two labels of one shape are the same."""
+    if (a.data_ptr(), a.stride()) == (b.data_ptr(), b.stride()):
+        return True
+    for axis in range(a.dim()):
+        if a.stride(axis) == b.stride(axis) == 0:
+            a, b = a.narrow(axis, 0, 1), b.narrow(axis, 0, 1)
+    return torch.equal(a, b)
+
+
+def first_places(numbers: Tensor, count: int) -> Tensor:
+    """Return ``[count]``, where each of the numbers 0 .. count − 1 stands first."""
+    places = torch.arange(len(numbers))
+    return torch.full((count,), len(numbers)).scatter_reduce_(0, numbers, places, "amin")
+
+
+def zero(shape: Sequence[int]) -> Tensor:
+    return torch.zeros((), dtype=torch.long).expand(shape)
+
+
+# -- what is found ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Source:
+    """An input whose rows are followed.
+
+    Attributes:
+        name: of the input.
+        value: its number on the tape.
+        features: the axis of a row's features; None if each element is a row, such as token ids.
+        samples: sample of each entry along the first axis, where rows of all samples are packed; None if each is one.
+    """
+
+    name: str
+    value: int
+    features: int | None = None
+    samples: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Rows that begin in one call.
+
+    Attributes:
+        source: name of the input that they are made of; "" for rows of constants such as a class token. A second
+            look-up of the same ids in another order (a decoder's, shifted by one) has the name with a prime.
+        value: number of the value in which they begin.
+        numbers: ``[B, M]`` the rows of each sample; ``[M]`` if the samples have different counts.
+        grid: the shape of the grid that the M rows of a sample form.
+    """
+
+    source: str
+    value: int
+    numbers: Tensor
+    grid: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Rows:
+    """The rows of a pass, numbered from 1. Number 0 is no row: what a model fills in.
+
+    Attributes:
+        labels: value -> row number of each element.
+        sample: ``[R]`` sample of each row.
+        families: all families, in the order of execution; the first stands for row 0.
+        family: ``[R]`` position of each row's family.
+        beside: family -> another one whose rows stand beside its own in some value.
+        indices: integer and boolean values that decided which rows lie where.
+    """
+
+    labels: dict[int, Label] = field(default_factory=dict)
+    sample: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
+    families: list[Family] = field(default_factory=lambda: [Family("", -1, torch.zeros(1, 0, dtype=torch.long), ())])
+    family: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
+    beside: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, Tensor] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what was read off these rows
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    @property
+    def begun(self) -> dict[str, int]:
+        """Input -> the value in which its rows begin: itself, or what is looked up by its ids."""
+        found: dict[str, int] = {}
+        for family in self.families[1:]:
+            if family.source:
+                found.setdefault(family.source, family.value)
+        return found
+
+    def component(self, row: int) -> int:
+        """Return a number that all rows share that stand side by side in some value."""
+        return self.linked(int(self.family[row]))
+
+    def linked(self, family: int) -> int:
+        """Return the same number for families whose rows stand side by side in some value."""
+        while family in self.beside:
+            family = self.beside[family]
+        return family
+
+    def distinct(self, label: Tensor) -> Tensor:
+        """Return the row numbers of a label in ascending order, without 0."""
+        key = label.data_ptr(), label.shape, label.stride()
+        if key not in self.cache:
+            numbers = thin(label).unique()
+            self.cache[key] = numbers[numbers > 0], label  # the label is kept, so that no other takes its address
+        return self.cache[key][0]
+
+    def of(self, value: int) -> Tensor:
+        """Return the row number of each element of a value that is no map.
+
+        Raises:
+            ModelError: the rows of the value are unknown.
+        """
+        label = self.labels.get(value, ())
+        if len(label) != 1:
+            raise ModelError(f"the rows of value {value} are unknown")
+        return label[0]
+
+    def sums(self, value: int, flow: Tensor) -> Tensor:
+        """Return ``[R]``, the sum of a flow of that value over the features of each row."""
+        label = slim(self.of(value))
+        axes = [a for a, n in enumerate(label.shape) if n == 1 != flow.shape[a]]
+        flow = flow.sum(axes, keepdim=True) if axes else flow
+        return flow.new_zeros(len(self)).index_add_(0, label.flatten().to(flow.device), flow.flatten())
+
+
+@dataclass(eq=False)
+class RowSamples:
+    """The samples of each value by its rows, wherever they lie: see :class:`whyformer.tape.samples.Samples`."""
+
+    rows: Rows
+    _of: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def _samples(self, value: int) -> Tensor:
+        """Sample of each element, with size 1 along axes along which it does not change."""
+        if value not in self._of:
+            label = self.rows.labels.get(value, ())
+            if not label:
+                raise ModelError(f"which elements of value {value} belong to which sample is unknown")
+            self._of[value] = slim(self.rows.sample[thin(label[0])])
+        return self._of[value]
+
+    def sums(self, value: int, flow: Tensor) -> Tensor:
+        """Return ``[B]``, the sum of a flow of that value over each sample."""
+        samples = self._samples(value)
+        axes = [a for a, n in enumerate(samples.shape) if n == 1 != flow.shape[a]]
+        flow = flow.sum(axes, keepdim=True) if axes else flow
+        found = flow.new_zeros(int(self.rows.sample.max()) + 1)
+        return found.index_add_(0, samples.flatten().to(flow.device), flow.flatten())
+
+    def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
+        """Return one number for each sample in a shape that broadcasts against a flow of that value."""
+        return numbers[self._samples(value).to(numbers.device)]

@@ -1,0 +1,31 @@
+"""Sums over the samples of a batch, for rules that share relevance within each sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Samples(Protocol):
+    """Which elements of a value belong to which sample."""
+
+    def sums(self, value: int, flow: Tensor) -> Tensor:
+        """Return ``[B]``, the sum of a flow of that value over each sample."""
+
+    def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
+        """Return one number for each sample in a shape that broadcasts against a flow of that value."""
+
+
+@dataclass(frozen=True)
+class LeadingAxis:
+    """Samples along the first axis of every value; where it is longer, ``[B · rest, ...]``."""
+
+    batch: int
+
+    def sums(self, value: int, flow: Tensor) -> Tensor:
+        return flow.reshape(self.batch, -1).sum(-1)
+
+    def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
+        return numbers.repeat_interleave(flow.shape[0] // self.batch).reshape(-1, *(1,) * (flow.dim() - 1))

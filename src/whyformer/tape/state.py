@@ -1,0 +1,52 @@
+"""The state of torch around a pass and its repetitions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+
+__all__ = ["SWITCHES", "bare", "in_transform"]
+
+
+class Switches:
+    """Torch's process-wide switches around recordings. The first of several recordings at once sets them, the last
+    restores them."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = threading.Lock(), 0
+        self.fast, self.stance = True, None
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.count == 0:
+                self.fast = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)  # fused encoder layers show no attention
+                # without it a compiled model is marked as never to be compiled again
+                self.stance = torch.compiler.set_stance("force_eager")
+            self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.count -= 1
+            if self.count == 0:
+                torch.backends.mha.set_fastpath_enabled(self.fast)
+                stance, self.stance = self.stance, None
+                stance.__exit__(None, None, None)  # type: ignore[attr-defined]
+
+
+SWITCHES = Switches()
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """The state in which recorded calls are repeated: below autograd and autocast."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def in_transform() -> bool:
+    """Return True inside a function transform such as ``torch.vmap``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,256 @@
+"""Streams of tokens, their blocks, and which rows an output reads."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows
+from whyformer.tape.structure import Attention, depths
+from whyformer.tape.units import dominators
+from whyformer.tape.values import Tape
+
+__all__ = ["Block", "Stream", "find_blocks", "find_streams", "readout", "spine"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What lies between two values of a spine, with the attentions in it.
+
+    Attributes:
+        entry, exit: numbers of the values that enter and leave it. The exit of the last block is the last sum, before a
+            final norm; where norms follow the sums, it is the norm's.
+        attentions: those of its rows, in the order of execution.
+    """
+
+    entry: int
+    exit: int
+    attentions: tuple[Attention, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Rows that attend together.
+
+    Attributes:
+        rows: ``[B, N]`` row numbers.
+        names: the inputs that its rows are made of.
+        spine: numbers of the values through which all paths from its rows to its last value pass.
+        blocks: in the order of execution.
+        is_mixed: True if its rows are mixtures of rows that attended before, as where a layer merges patches.
+        is_read: True if the output depends on its last value otherwise than through another stream's attention.
+    """
+
+    rows: Tensor
+    names: tuple[str, ...]
+    spine: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    is_mixed: bool = False
+    is_read: bool = False
+
+    @property
+    def last(self) -> int:
+        """Number of its last state."""
+        return self.blocks[-1].exit
+
+
+def spine(program: Program) -> list[int]:
+    """Return the values through which all paths from the roots to the output pass, in the order of execution."""
+    return _chain(program.dominator, program.output)
+
+
+def _chain(above: dict[int, int], n: int) -> list[int]:
+    found = []
+    while n >= 0:
+        found.append(n)
+        n = above[n]
+    return found[::-1]
+
+
+def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
+    """Return the streams whose rows attend, in the order in which they first do.
+
+    A stream's part of the tape are the values that hold rows of it: it ends where rows of another attend to it.
+    """
+    key = "streams", program.roots, program.output, tuple(a.map for a in attentions)
+    if key not in rows.cache:
+        rows.cache[key] = _find_streams(program, tape, rows, attentions)
+    return list(rows.cache[key])
+
+
+def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
+    groups: dict[int, list[Attention]] = defaultdict(list)
+    for a in attentions:
+        if a.queries is not None:
+            groups[id(a.queries)].append(a)
+    pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned]
+    depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
+    streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
+    read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
+    return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
+
+
+def _read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:
+    """Return the states that the output depends on otherwise than through an attention or a later state."""
+    needed = {program.output}
+    for call in reversed(tape.calls):
+        if any(r in needed and r not in states and r not in products for r in call.results):
+            needed.update(o for o in call.operands if program.carry[o])
+    return needed & states
+
+
+def find_blocks(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Block]:
+    """Return the blocks of all streams, in the order of execution."""
+    blocks = [b for s in find_streams(program, tape, rows, attentions) for b in s.blocks]
+    return sorted(blocks, key=lambda b: b.attentions[0].map)
+
+
+def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], depth: dict[int, int]) -> Stream:
+    """Describe the stream of some attentions; ``depth`` is that of each product of an attention."""
+    queries = own[0].queries
+    assert queries is not None
+    members = _Members(queries, rows)
+    carry = members.carry(program, tape)
+    above = dominators(tape, carry)
+    chain = _chain(above, _common(above, _ends(program, tape, carry, depth)))
+    blocks = _blocks(program, chain, above, own, [n for n in chain if members.is_whole(n)])
+    families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
+    mixed = any(start[f.value] for f in families if f.source)
+    names = dict.fromkeys(f.source for f in families if f.source)
+    spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
+    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed)
+
+
+def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:
+    """Return the values of a stream that the rest of the tape reads: the output itself, what is read otherwise than by
+    the attention of another stream, or else what the last of these reads."""
+    needed = {n for u in program.units for n in (*u.entries, *u.exits)}
+    found: dict[int, list[int]] = defaultdict(list)
+    for call in tape.calls:
+        out = [r for r in call.results if program.carry[r] and not carry[r] and r in needed]
+        if out:
+            found[max(depth.get(r, _NO_ATTENTION) for r in out)] += [o for o in call.operands if carry[o]]
+    if carry[program.output]:
+        found[_NO_ATTENTION].append(program.output)
+    found = {d: ends for d, ends in found.items() if ends}
+    return found[max(found)] if found else []
+
+
+_NO_ATTENTION = 1 << 30
+
+
+class _Members:
+    """Which values hold rows of a stream."""
+
+    def __init__(self, queries: Tensor, rows: Rows) -> None:
+        self.rows, self.count = rows, queries.numel()
+        self.inside = torch.zeros(len(rows), dtype=torch.bool)
+        self.inside[queries.flatten()] = True
+        self.known: dict[int, tuple[bool, bool]] = {}
+
+    def carry(self, program: Program, tape: Tape) -> list[bool]:
+        """Return for each value whether it holds rows of the stream and is made of all of them."""
+        carry = [False] * len(tape)
+        for call in tape.calls:
+            behind = any(carry[o] for o in call.operands)
+            for r in call.results:
+                carry[r] = program.carry[r] and (self.holds(r) if behind else self.is_whole(r))
+        return carry
+
+    def holds(self, value: int) -> bool:
+        """Return True if one side of the value, or all of it, holds rows of the stream, or nothing is filled in yet."""
+        return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
+
+    def is_whole(self, value: int) -> bool:
+        """Return True if the value holds all rows of the stream and no other."""
+        label = self.rows.labels.get(value, ())
+        return len(label) == 1 and self._look(label[0])[1]
+
+    def _look(self, label: Tensor) -> tuple[bool, bool]:
+        numbers = self.rows.distinct(label)
+        if id(numbers) not in self.known:
+            inside = int(self.inside[numbers].sum())
+            self.known[id(numbers)] = not len(numbers) or inside > 0, len(numbers) == inside == self.count
+        return self.known[id(numbers)]
+
+
+def _common(above: dict[int, int], values: Iterable[int]) -> int:
+    """Return the last value through which all paths to some values pass."""
+    chains = [_chain(above, n) for n in values]
+    last = -1
+    for same in zip(*chains, strict=False):
+        if len(set(same)) > 1:
+            break
+        last = same[0]
+    return last
+
+
+def _blocks(
+    program: Program, chain: list[int], above: dict[int, int], own: list[Attention], states: list[int]
+) -> list[Block]:
+    """Cut a spine before attentions. Attention to the own rows and then to others (or the reverse) without a sum of
+    another branch between is one block."""
+    place = {n: i for i, n in enumerate(chain)}
+    added = _sums(program)
+    sums = [place[n] for n in states if n in added]
+    found: list[tuple[int, list[Attention]]] = []
+    before = -1
+    for start, a in sorted(((_last_before(a, above, place), a) for a in own), key=lambda pair: pair[0]):
+        if start < 0:
+            continue
+        others = sum(before < i <= start for i in sums)
+        if found and (start == before or (others < 2 and all(a.is_self != b.is_self for b in found[-1][1]))):
+            found[-1][1].append(a)
+        else:
+            found.append((start, [a]))
+        before = start
+    if not found:
+        return []
+    last = _last_state(program, [n for n in states if place[n] > before] or chain[-1:])
+    exits = [*(chain[start] for start, _ in found[1:]), last]
+    return [Block(chain[start], end, tuple(inside)) for (start, inside), end in zip(found, exits, strict=True)]
+
+
+def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
+    """Return the position on the spine of the last value through which all paths to a map pass, or −1."""
+    n = attention.map
+    while n >= 0 and n not in place:
+        n = above.get(n, -1)
+    return place.get(n, -1)
+
+
+def _sums(program: Program) -> set[int]:
+    """Return the sums of two branches."""
+    return {u.exit for u in program.units if u.kind == "add" and len(set(u.entries)) > 1}
+
+
+def _last_state(program: Program, states: list[int]) -> int:
+    """Return the exit of the last block: the last sum of two branches, or the norm behind it if a norm lies between the
+    last two sums."""
+    norms, added = {u.exit for u in program.units if u.kind == "norm"}, _sums(program)
+    sums = [i for i, n in enumerate(states) if n in added]
+    if not sums:
+        return states[-1]
+    behind = [n for n in states[sums[-1] :] if n in norms]
+    between = [n for n in states[sums[-2] : sums[-1]] if n in norms] if len(sums) > 1 else behind
+    return behind[0] if behind and between else states[sums[-1]]
+
+
+# -- readout ---------------------------------------------------------------------------------------------------------
+def readout(rows: Rows, queries: Tensor, state: int, gradient: Tensor) -> Tensor:
+    """Return ``[B, N]``, how much a target reads each row of a state: the norm of its gradient there, summing to 1.
+
+    Args:
+        rows: of the pass.
+        queries: ``[B, N]`` rows of a stream.
+        state: number of the stream's last state.
+        gradient: of the target, in the shape of that state.
+    """
+    norms = rows.sums(state, gradient.abs().square()).sqrt()[queries.to(gradient.device)]
+    total = norms.sum(1, keepdim=True)
+    return torch.where(total > 0, norms / torch.where(total > 0, total, 1), 0)

@@ -1,0 +1,387 @@
+"""The attentions, streams and blocks of a pass, and which rows its output reads.
+
+    rows = find_rows(tape, find_sources(tape, inputs))
+    program = read_program(tape, rows.begun.values(), output)
+    attentions = find_attentions(program, tape, rows)
+    streams = find_streams(program, tape, rows, attentions)
+
+An attention is a softmax that weighs other values in a product. A stream is a set of rows that attend together: the
+tokens of an encoder, those of its decoder, a text, a picture. The spine of a stream are the values through which all
+paths to its last value pass; a block lies between two of them. No name of a class or module is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import ModelError
+from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows, constant_along, first_places, slim
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+
+__all__ = ["Attention", "Piece", "depths", "find_attentions"]
+
+
+# -- attentions ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Piece:
+    """A map of attention that is one value: all of it, or some of its heads, samples or queries.
+
+    Attributes:
+        map: number of the value that weighs others. All flows to the map arrive at it.
+        scores: number of the value that the softmax reads.
+        product: number of the value A·V.
+        query, key, value: numbers of the values of which the scores and A·V are products; None if that is unknown.
+    """
+
+    map: int
+    scores: int
+    product: int
+    query: int | None = None
+    key: int | None = None
+    value: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Rows that attend to rows.
+
+    Attributes:
+        pieces: one, or several where heads, samples or queries are computed apart.
+        queries, keys: ``[B, Q]`` and ``[B, K]`` row numbers; None if they are unknown.
+        depth: the largest number of attentions on a path to its product, itself included.
+        is_learned: True if its queries are learned vectors, as where a head pools tokens.
+        heads: number of heads; 0 if it is unknown.
+    """
+
+    pieces: tuple[Piece, ...]
+    queries: Tensor | None
+    keys: Tensor | None
+    depth: int
+    is_learned: bool = False
+    heads: int = 0
+    _places: tuple[_Places, ...] = field(default=(), repr=False)
+
+    @property
+    def map(self) -> int:
+        """Number of the map, of the first piece if there are several."""
+        return self.pieces[0].map
+
+    @property
+    def maps(self) -> tuple[int, ...]:
+        """Numbers of the maps of all pieces."""
+        return tuple(p.map for p in self.pieces)
+
+    @property
+    def scores(self) -> int:
+        """Number of the value that the softmax reads, of the first piece if there are several."""
+        return self.pieces[0].scores
+
+    @property
+    def product(self) -> int:
+        """Number of the value A·V, of the first piece if there are several."""
+        return self.pieces[0].product
+
+    @property
+    def is_self(self) -> bool:
+        """True if queries and keys are the same rows."""
+        return self.queries is not None and self.queries is self.keys
+
+    def arrange(self, *parts: Tensor | None) -> Tensor:
+        """Return ``[B, H, Q, K]`` of tensors laid out like the maps of the pieces: a map, its scores, or a flow to it.
+
+        Args:
+            parts: one for each piece; None for zeros. Rows that do not look at each other, as in windows, get zeros.
+        """
+        if self.queries is None or self.keys is None:
+            raise ModelError(f"which rows attend to which is unknown in the attention whose map is value {self.map}")
+        (b, q), k, heads, places = self.queries.shape, self.keys.shape[1], self.heads, self._places
+        like = next(p for p in parts if p is not None)
+        pairs = zip(parts, places, strict=True)
+        flat = [None if t is None else t.permute(p.axes).reshape(len(p.row), -1) for t, p in pairs]
+        if flat[0] is not None and len(flat) == 1 and places[0].plain:
+            return flat[0].view(b, heads, q, k)
+        out = like.new_zeros(b * heads * q + 1, k + 1)  # the last of each is for what is no row
+        for part, place in zip(flat, places, strict=True):
+            row = place.row.to(out.device)
+            if part is not None and place.key is None:
+                out[row, :k] = part
+            elif part is not None and place.key is not None:
+                key = place.key.repeat_interleave(len(row) // len(place.key), 0)
+                out[row[:, None], key.to(out.device)] = part
+        return out[:-1, :-1].view(b, heads, q, k)
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Where the entries of a map lie in ``[B·H·Q, K]``.
+
+    Attributes:
+        axes: leading axes of the map (samples, heads), then those of queries, then those of keys.
+        row: ``[L·Q]``, position of each row.
+        key: ``[L, K]``, position of each key, or ``[L·Q, K]`` where the rows of one map look at others; None if the
+            keys stand in order.
+        plain: True if all rows stand in order too.
+    """
+
+    axes: tuple[int, ...]
+    row: Tensor
+    key: Tensor | None
+    plain: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Labelled:
+    """A piece with the rows of its queries and keys in the shape of its map."""
+
+    piece: Piece
+    queries: Tensor | None
+    keys: Tensor | None
+    is_learned: bool = False
+
+
+def find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]:
+    """Return the attentions between roots and output, in the order of execution.
+
+    Softmaxes over something else than rows, such as a choice of experts, are none.
+    """
+    key = "attentions", program.roots, program.output
+    if key not in rows.cache:
+        rows.cache[key] = _find_attentions(program, tape, rows)
+    return list(rows.cache[key])
+
+
+def _find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]:
+    pieces = list(_pieces(program, tape, rows))
+    depth = depths(tape, {p.piece.product for p in pieces})
+    groups: dict[Any, list[_Labelled]] = defaultdict(list)
+    for p in pieces:
+        sides = [rows.component(int(rows.distinct(t)[-1])) for t in (p.queries, p.keys) if t is not None]
+        groups[depth[p.piece.product], *(sides or [-p.piece.map])].append(p)
+    streams: dict[tuple[int, ...], Tensor] = {}
+    return [_attention(group, key[0], rows, streams) for key, group in groups.items()]
+
+
+def _attention(group: list[_Labelled], depth: int, rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Attention:
+    pieces, learned = tuple(p.piece for p in group), group[0].is_learned
+    if group[0].queries is None:
+        return Attention(pieces, None, None, depth, learned)
+    queries, keys = (_gathered([getattr(p, side) for p in group], rows, streams) for side in ("queries", "keys"))
+    if queries is None or keys is None:
+        return Attention(pieces, None, None, depth, learned)
+    heads, places = _find_places(group, queries, keys, rows)
+    if not _is_full(heads * queries.numel(), places):
+        return Attention(pieces, None, None, depth, learned)
+    return Attention(pieces, queries, keys, depth, learned, heads, places)
+
+
+def _is_full(count: int, places: Iterable[_Places]) -> bool:
+    """Return True if there is an entry for each query of each head."""
+    filled = torch.zeros(count + 1, dtype=torch.bool)
+    for p in places:
+        filled[p.row] = True
+    return bool(filled[:-1].all())
+
+
+def _gathered(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Tensor | None:
+    """``[B, N]`` the rows of some labels, in the order in which they stand; None if samples have different counts."""
+    numbers = torch.cat([slim(t).flatten() for t in labels])
+    found, inverse = numbers[numbers > 0].unique(return_inverse=True)
+    key = tuple(found.tolist())
+    if key not in streams:
+        found = found[first_places(inverse, len(found)).argsort()]
+        samples = rows.sample[found]
+        counts = samples.bincount()
+        if not bool((counts == counts[0]).all()):
+            return None
+        streams[key] = found[samples.argsort(stable=True)].view(len(counts), -1)
+    return streams[key]
+
+
+@dataclass(frozen=True)
+class _Map:
+    """A value that holds the map of a softmax: the softmax, and the first value before views that only rearrange it."""
+
+    softmax: Unit
+    origin: int
+
+
+def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
+    """Follow each softmax over rows through views, scales and masks to the product in which it weighs other values."""
+    maps: dict[int, _Map] = {}
+    weighed: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before it is summed -> (the map, V)
+    makers = {r: u for u in program.units for r in u.exits}
+    seen: set[int] = set()
+    for u in program.units:
+        if u.kind == "softmax":
+            maps[u.exit] = _Map(u, u.exit)
+        held = next((e for e in u.entries if e in maps or e in weighed), None)
+        if held is None or u.kind == "softmax":
+            continue
+        value = next((e for e in u.entries if e not in maps and e not in weighed), None)
+        of, first = weighed[held] if held in weighed else (maps[held], value)
+        is_sum = u.name == "sum" and held in weighed
+        if is_sum or (u.kind == "product" and value is not None and held in maps):
+            found = (of, first) if is_sum else (maps[held], value)
+            labelled = _labelled(found[0], held, u, found[1], tape, rows, makers)
+            if labelled is not None and of.origin not in seen:
+                seen.add(of.origin)
+                yield labelled
+        elif u.kind in ("gate", "activated gate") and value is not None:
+            weighed[u.exit] = of, value
+            if _is_map(rows, u.exit, of.origin):  # a gate of each head
+                maps[u.exit] = _Map(of.softmax, u.exit)
+        elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "quotient"):
+            same = u.kind == "view" and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
+            for r in u.exits:
+                if held in weighed and same:
+                    weighed[r] = of, first
+                elif held in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, of.origin)):
+                    maps[r] = _Map(of.softmax, of.origin if same and len(u.exits) == 1 else r)
+
+
+def _is_map(rows: Rows, value: int, origin: int) -> bool:
+    """Return True if a value still has the rows of two sides: a sum of maps, or heads that are mixed."""
+    return len(rows.labels.get(value, ())) == len(rows.labels.get(origin, ())) == 2
+
+
+def _labelled(
+    of: _Map, held: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
+) -> _Labelled | None:
+    """Describe a piece, or return None if its softmax is not one over rows."""
+    scores = of.softmax.entries[0]
+    piece = Piece(of.origin, scores, unit.exit, value=value)
+    label, shape, axis = rows.labels.get(of.softmax.exit, ()), tape.shapes[of.softmax.exit], of.softmax.axes[0]
+    at_map = rows.labels.get(of.origin, ())
+    if not label or len(at_map) != len(label):
+        return _Labelled(piece, None, None)
+    over = [i for i, t in enumerate(label) if _changes(t, axis)]
+    if shape[axis] == 1:
+        over = [len(label) - 1]
+    if len(over) != 1:
+        return None
+    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # diagonals of a map, one a row
+        return _Labelled(piece, None, None)
+    keys, factors = at_map[over[0]], _factors(scores, rows, makers)
+    if len(factors) == 2:
+        piece = replace(piece, query=factors[1 - over[0]], key=factors[over[0]])
+    if len(label) == 2:
+        return _Labelled(piece, at_map[1 - over[0]], keys)
+    if shape[axis] == 1:
+        return _Labelled(piece, keys, keys)
+    queries = _learned(of.origin, held, unit.exit, tape, rows) if axis == -1 else None
+    return _Labelled(piece, queries, None if queries is None else keys, True)
+
+
+def _changes(label: Tensor, axis: int) -> bool:
+    """Return True if row numbers change along an axis where they are rows."""
+    if constant_along(label, axis):
+        return False
+    label = slim(label)
+    least = label.masked_fill(label == 0, int(label.max())).amin(axis)
+    return bool((label.amax(axis) > least).any())
+
+
+def _learned(map_: int, held: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
+    """Return the rows of learned queries in the shape of a map: rows that begin in A·V, whose operand A is ``held``."""
+    made, (*lead, _) = rows.labels.get(product, ()), tape.shapes[map_]
+    keys, given = rows.labels.get(held, ()), rows.labels[map_]
+    if not made or not keys or made[0].shape[:-1] != keys[0].shape[:-1]:
+        return None
+    if not torch.equal(keys[0].reshape(given[0].shape), given[0]):  # rearranged on the way
+        return None
+    return made[0].narrow(-1, 0, 1).reshape(*lead, 1).expand(given[0].shape)
+
+
+def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...]:
+    """Return the values of which the scores of a softmax are the product, in the order of their labels."""
+    n = scores
+    while n in makers:
+        unit = makers[n]
+        if unit.kind in ("product", "gate"):
+            return unit.entries[:2]
+        if unit.kind not in ("view", "scale", "shift", "add", "clip", "activation", "weighted sum", "layer"):
+            break
+        n = next((e for e in unit.entries if len(rows.labels.get(e, ())) == 2), unit.entries[0])
+    return ()
+
+
+def depths(tape: Tape, products: Container[int]) -> list[int]:
+    """For each value, the largest number of products of attention on a path to it, itself included."""
+    depth = [0] * len(tape)
+    for call in tape.calls:
+        here = max((depth[o] for o in call.operands), default=0) + any(r in products for r in call.results)
+        for r in call.results:
+            depth[r] = here
+    return depth
+
+
+# -- how maps are laid out -------------------------------------------------------------------------------------------
+def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Rows) -> tuple[int, tuple[_Places, ...]]:
+    """Number of heads, and where the entries of each map lie in ``[B, H, Q, K]``. Entries of the same query and keys
+    are different heads, in the order in which they stand."""
+    (b, q), k = queries.shape, keys.shape[1]
+    place_of_query, place_of_key = _places_of(queries, len(rows)), _places_of(keys, len(rows))
+    count = torch.zeros(b * (q + 1) * (k + 1), dtype=torch.long)
+    found = []
+    for p in group:
+        assert p.queries is not None
+        assert p.keys is not None
+        axes, asked, given = _flattened(p.queries, p.keys)
+        sample, column = rows.sample[asked], place_of_key[given]
+        who = (sample * (q + 1) + place_of_query[asked]).flatten()
+        pair = who * (k + 1) + column[:, :1].expand(asked.shape).flatten()
+        real = (place_of_query[asked] < q) & (column < k).any(1, keepdim=True)
+        head = torch.where(real.flatten(), _occurrence(pair) + count[pair], 0)
+        count += pair.bincount(minlength=len(count))
+        if column.shape[1] > k:  # samples side by side in one map
+            own = rows.sample[given][:, None] == sample[..., None]
+            column = torch.where(own, column[:, None], k).flatten(0, 1)
+        found.append((axes, who, head, column))
+    heads = max(int(head.max()) for *_, head, _ in found) + 1
+    places = []
+    for axes, who, head, column in found:
+        row = (who // (q + 1) * heads + head) * q + who % (q + 1)
+        row = torch.where(who % (q + 1) == q, b * heads * q, row)
+        ordered = column.shape[1] == k and bool((column == torch.arange(k)).all())
+        plain = ordered and len(row) == b * heads * q and bool((row == torch.arange(len(row))).all())
+        places.append(_Places(axes, row, None if ordered else column, plain))
+    return heads, tuple(places)
+
+
+def _flattened(queries: Tensor, keys: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """(axes of a map, rows ``[L, Q]`` of its queries, rows ``[L, K]`` of its keys)."""
+    dims = range(queries.dim())
+    moves = [(not constant_along(queries, a), not constant_along(keys, a)) for a in dims]
+    rows, columns = ([a for a in dims if moves[a] == side] for side in ((True, False), (False, True)))
+    lead = [a for a in dims if a not in (*rows, *columns)]
+    axes, size = (*lead, *rows, *columns), math.prod(queries.shape[a] for a in lead)
+    asked, given = _narrowed(queries, columns), _narrowed(keys, rows)
+    return axes, asked.permute(axes).reshape(size, -1), given.permute(axes).reshape(size, -1)
+
+
+def _narrowed(label: Tensor, axes: Iterable[int]) -> Tensor:
+    for axis in axes:
+        label = label.narrow(axis, 0, 1)
+    return label
+
+
+def _places_of(rows: Tensor, count: int) -> Tensor:
+    """``[R]`` position of each row in ``[B, N]``, N for rows that are not there."""
+    n = rows.shape[1]
+    return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
+
+
+def _occurrence(numbers: Tensor) -> Tensor:
+    """How often each number has stood before: 7 7 5 7 -> 0 1 0 2."""
+    order = numbers.argsort(stable=True)
+    before = torch.arange(len(numbers)) - torch.searchsorted(numbers[order], numbers[order])
+    return torch.empty_like(numbers).scatter_(0, order, before)

@@ -1,0 +1,102 @@
+"""What each ATen call computes: one row for each name.
+
+The kind of a call is what a composite has a rule for. Some kinds depend on which operands carry relevance and are
+decided in :mod:`whyformer.tape.units`: a ``linear`` call is a ``layer``, a ``weighted sum`` or a ``product``; an
+``add`` with one branch is a ``shift``; a ``mul`` with one branch is a ``scale``, with two a ``gate``. A name without a
+row has the kind ``other``: its adjoint is that of autograd, and a composite that propagates relevance refuses it.
+"""
+
+from __future__ import annotations
+
+KINDS: dict[str, str] = {}
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def _rows(kind: str, names: str) -> None:
+    KINDS.update(dict.fromkeys(names.split(), kind))
+
+
+# rearrange, copy, or fill in: each result element is one element of an operand, or a constant
+_rows(
+    "view",
+    "view _unsafe_view _reshape_alias reshape transpose t permute expand expand_as clone unsqueeze squeeze select "
+    "slice alias lift_fresh lift contiguous _to_copy to split split_with_sizes chunk unbind cat stack index gather "
+    "roll flip rot90 constant_pad_nd pad reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
+    "pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col as_strided diagonal repeat index_select overlay "
+    "narrow copy fill slice_scatter select_scatter diagonal_scatter view_as masked_fill masked_scatter masked_select "
+    "where index_put _unsafe_index take take_along_dim dropout native_dropout repeat_interleave tril triu scatter "
+    "nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
+    "_padded_dense_to_jagged_forward",
+)
+# no relevance: piecewise constant, or of the shape of an operand only
+_rows(
+    "silent",
+    "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
+    "new_empty_strided sign sgn floor ceil round trunc fix argmax argmin floor_divide causal_mask zero heaviside "
+    "isnan isinf",
+)
+# each result element is one of the elements of an operand, chosen by value
+_rows(
+    "selection",
+    "max min amax amin sort msort topk kthvalue maximum minimum fmax fmin median nanmedian mode cummax cummin aminmax "
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d",
+)
+_rows(
+    "linear",
+    "mm bmm addmm baddbmm addbmm mv addmv dot vdot matmul linear convolution _convolution embedding _grouped_mm",
+)
+_rows(
+    "mean",
+    "mean sum nansum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
+    "_adaptive_avg_pool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
+    "_upsample_bilinear2d_aa _upsample_bicubic2d_aa scatter_add index_add scatter_reduce col2im segment_reduce trace "
+    "_embedding_bag",
+)
+_rows("add", "add sub rsub")
+_rows("mul", "mul div")
+_rows("scale", "neg native_batch_norm _native_batch_norm_legit_no_training cudnn_batch_norm")
+_rows("rectifier", "relu leaky_relu _prelu_kernel prelu abs relu6 rrelu_with_noise")
+_rows(
+    "activation",
+    "gelu silu tanh sigmoid mish elu hardswish hardsigmoid softplus erf erfc exp exp2 expm1 log log2 log10 log1p sin "
+    "cos tan asin acos atan sinh cosh square celu selu log_sigmoid_forward special_ndtr special_erfcx softshrink "
+    "hardshrink",
+)
+_rows("clip", "clamp clamp_min clamp_max hardtanh threshold")
+_rows("norm", "native_layer_norm _fused_rms_norm native_group_norm")
+_rows("statistic", "rsqrt sqrt linalg_vector_norm norm std var reciprocal")
+_rows("moments", "std_mean var_mean")  # a deviation and a mean
+_rows("sampling", "grid_sampler_2d grid_sampler_3d")
+_rows("solve", "linalg_solve_triangular linalg_solve")
+_rows("glu", "glu")
+_rows("softmax", "_softmax _safe_softmax")
+_rows("log softmax", "_log_softmax")
+_rows("logsumexp", "logsumexp")
+
+STRAIGHT = _names("add sub rsub mul div neg _to_copy clone dropout addcmul addcdiv lerp")
+"""Elementwise calls that are linear in each operand."""
+
+CURVED = _names(
+    "pow tanh sigmoid erf exp exp2 log log2 log1p expm1 softplus relu silu gelu mish abs erfc sqrt rsqrt reciprocal "
+    "square sinh cosh tan atan logaddexp clamp clamp_min clamp_max maximum minimum where hardtanh hardsigmoid "
+    "hardswish elu leaky_relu sin cos special_ndtr log_sigmoid_forward threshold celu selu"
+)
+"""Elementwise calls that are not."""
+
+ELEMENTWISE = STRAIGHT | CURVED
+
+REDUCTIONS = _names("mean sum var std var_mean std_mean linalg_vector_norm norm amax max logsumexp")
+"""Calls that make one number of many along axes."""
+
+EXPONENTIALS = _names("exp exp2 expm1 _softmax _safe_softmax _log_softmax pow logsumexp")
+
+COPIES = _names("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
+
+MIXING = _names("mm addmm baddbmm mv matmul linear convolution embedding")
+"""Linear calls that are no part of a norm, a softmax or an activation."""
+
+SOFTMAXES = _names("_softmax _safe_softmax")

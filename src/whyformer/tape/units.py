@@ -1,0 +1,179 @@
+"""Units: calls with one meaning, and what single calls mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from whyformer.tape.calls import Call
+from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
+from whyformer.tape.values import Tape
+
+__all__ = ["CallReader", "Unit", "dominators", "reach", "weights"]
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Calls with one meaning.
+
+    Attributes:
+        kind: what a composite has a rule for, such as "layer" or "softmax".
+        name: the name of its call, or its kind if it consists of several.
+        entries: numbers of the values that carry relevance into it, by role: query, key, value of an attention; the
+            activated branch of a gate first; else in the order of the operands.
+        exits: numbers of the values that carry it out of it. Only a split has more than one.
+        calls: numbers of its calls.
+        places: of a unit of one call, the position of each entry among the operands.
+        statistics: of a norm that is written out, the values inside it by which it divides.
+        axes: of a norm or a softmax, counted from the last.
+        weights: of a layer that is written out, its constant operands.
+    """
+
+    kind: str
+    name: str
+    entries: tuple[int, ...]
+    exits: tuple[int, ...]
+    calls: tuple[int, ...]
+    places: tuple[int, ...] = ()
+    statistics: frozenset[int] = frozenset()
+    axes: tuple[int, ...] = (-1,)
+
+    @property
+    def exit(self) -> int:
+        """Number of its first exit."""
+        return self.exits[0]
+
+
+class CallReader:
+    """Units of single calls, in the order of execution, with what is known of the values before."""
+
+    def __init__(
+        self, tape: Tape, carry: list[bool], weight: list[bool], needed: set[int], regions: list[Unit]
+    ) -> None:
+        self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
+        # values that an activation made, also behind constant factors and shifts (True) or views (False)
+        self.activated = {u.exit: True for u in regions if u.kind == "activation"}
+        self.reduced: set[int] = set()  # made by a sum or a mean, or by scaling one: their roots are statistics
+
+    def unit(self, call: Call) -> Unit:
+        tape, carry, name = self.tape, self.carry, call.name
+        places = [i for i, o in enumerate(call.operands) if carry[o]]
+        several, first = len({call.operands[i] for i in places}) > 1 or len(places) > 1, call.operands[places[0]]
+        kind = KINDS.get(name, "other")
+        if kind == "linear":
+            constants = all(self.weight[o] for i, o in enumerate(call.operands) if i not in places)
+            kind = "product" if several else "layer" if constants else "weighted sum"
+        elif kind == "add":
+            kind = "add" if several else "shift"
+        elif kind == "mul":
+            kind, places = self.product(call, places) if several else ("scale", places)
+        elif kind == "mean":
+            kind = "weighted sum"
+        elif name in ("addcmul", "addcdiv", "lerp") and not several:
+            kind = "scale"
+        elif name == "pow":
+            kind = _power(call)
+        elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of the input itself
+            kind = "norm"
+        if kind == "statistic" and name not in REDUCTIONS and first not in self.reduced:
+            kind = "power"
+        exits = tuple(r for r in call.results if carry[r] and r in self.needed)
+        passing = kind in ("view", "shift", "scale") and not several
+        if kind in ("activation", "rectifier"):
+            self.activated.update(dict.fromkeys(exits, True))
+        elif passing and first in self.activated:
+            self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
+        if name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
+            self.reduced.update(exits)
+        return Unit(
+            kind,
+            name,
+            tuple(call.operands[i] for i in places),
+            exits,
+            (call.number,),
+            tuple(places),
+            axes=_axes(call, tape),
+        )
+
+    def product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
+        """Kind of an elementwise product or quotient of two branches, and the activated branch first."""
+        gated = [call.operands[i] in self.activated for i in places]
+        sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
+        if call.name == "div" and sizes[1] < sizes[0]:
+            return "quotient", places  # one number divides many: it scales, it is no branch
+        if gated[0] != gated[1]:
+            branch = call.operands[places[gated.index(True)]]
+            if sizes[0] == sizes[1] or self.activated[branch]:
+                return "activated gate", places if gated[0] else places[::-1]
+        return "gate", places
+
+
+def _power(call: Call) -> str:
+    exponent = call.args[1] if len(call.args) > 1 else None
+    if not isinstance(exponent, int | float):
+        return "power"
+    if abs(exponent) == 0.5:
+        return "statistic"
+    return "activation" if exponent >= 1 and exponent == int(exponent) else "power"
+
+
+def _axes(call: Call, tape: Tape) -> tuple[int, ...]:
+    dims = len(tape.shapes[call.operands[0]])
+    if call.name in SOFTMAXES or call.name == "_log_softmax":
+        axis = call.args[1]
+        return (axis - dims if axis >= 0 else axis,)
+    if call.name in ("native_layer_norm", "_fused_rms_norm"):
+        return tuple(range(-len(call.args[1]), 0))
+    return (-1,)
+
+
+def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
+    """Return for each value whether it depends on a root through floating-point values."""
+    carry = [False] * len(tape)
+    for r in roots:
+        carry[r] = True
+    for call in tape.calls:
+        if KINDS.get(call.name) != "silent" and any(carry[o] for o in call.operands):
+            for r in call.results:
+                carry[r] = carry[r] or tape.floating(r)
+    return carry
+
+
+def weights(tape: Tape) -> list[bool]:
+    """Return for each value whether it is made of values that were given and are no inputs: parameters, buffers,
+    constants. Hooks may move weights and ``functional_call`` may replace them, so their identity says nothing."""
+    weight = [False] * len(tape)
+    for n in tape.given:
+        weight[n] = n not in tape.inputs
+    constant = [False] * len(tape)  # made of nothing: beside weights they do no harm
+    for call in tape.calls:
+        if all(weight[o] or constant[o] for o in call.operands):
+            kept = weight if any(weight[o] for o in call.operands) else constant
+            for r in call.results:
+                kept[r] = True
+    return weight
+
+
+def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:
+    """Return for each value that carries the nearest one through which all paths from the roots to it pass; −1 for
+    none."""
+    above: dict[int, int] = {}
+    depth = {-1: 0}
+    for v in _in_order(tape, carry):
+        before = [o for o in tape.maker[v].operands if carry[o]] if v in tape.maker else []
+        d = before[0] if before else -1
+        for b in before[1:]:
+            while d != b:
+                if depth[d] >= depth[b]:
+                    d = above[d]
+                else:
+                    b = above[b]
+        above[v], depth[v] = d, depth[d] + 1
+    return above
+
+
+def _in_order(tape: Tape, carry: list[bool]) -> Iterable[int]:
+    """Values that carry, each behind those that it is made of."""
+    yield from (n for n in range(len(carry)) if carry[n] and n not in tape.maker)
+    for call in tape.calls:
+        yield from (r for r in call.results if carry[r])

@@ -1,0 +1,315 @@
+"""Walk over a tape: backward with the rules of a composite, or again with some values replaced.
+
+    flows = walk_back(program, tape, [(composite, {program.output: seed})], wanted=program.roots)
+    logits, = replay(tape, {n: zeros}, [program.output])
+
+A composite maps kinds of units to rules. A kind without a rule hands on its ordinary adjoint, so the empty composite
+is the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import ModelError, UnknownOperation
+from whyformer.tape.adjoints import adjoint_of_call, in_dtype
+from whyformer.tape.calls import Call
+from whyformer.tape.program import Program
+from whyformer.tape.samples import LeadingAxis, Samples
+from whyformer.tape.state import bare
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+
+__all__ = ["GRADIENT", "Composite", "Rule", "Step", "Walk", "adjoint", "decisions", "replay", "walk_back"]
+
+Flows = dict[int, Tensor]
+Parts = list[tuple[int, Tensor]]
+
+# a unit of two branches is another kind where one of them is constant under a composite
+_ONE_BRANCH = {"product": "weighted sum", "gate": "scale", "activated gate": "scale", "add": "shift"}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a unit hands to its entries.
+
+    Attributes:
+        hold: entries that are constants, by position; "statistics" for what a norm divides by.
+        share: factor of each flow that is handed on.
+        back: (walk, step, {exit: flow}) -> (value, flow) pairs. None for the ordinary adjoint.
+        refuse: why no relevance may pass, as the end of a sentence. None if it may.
+    """
+
+    hold: tuple[int | str, ...] = ()
+    share: float = 1.0
+    back: Callable[[Walk, Step, Flows], Parts] | None = None
+    refuse: str | None = None
+
+
+@dataclass(frozen=True)
+class Composite:
+    """Rules by kind of unit. Composites of one name are the same.
+
+    Attributes:
+        name: how it is called in results and errors.
+        rules: kind -> rule.
+        carrier: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
+    """
+
+    name: str
+    rules: Mapping[str, Rule] = field(hash=False, compare=False)
+    carrier: str = "multiplier"
+
+
+GRADIENT = Composite("gradient", {})
+_ORDINARY = Rule()
+
+
+@dataclass(eq=False)
+class Step:
+    """A unit under a composite.
+
+    Attributes:
+        unit: the unit.
+        rule: the composite's rule for it.
+        carry: for each entry, whether it depends on a root otherwise than through what the composite holds constant.
+        live: for each entry, whether something is handed to it: it carries, and a wanted value lies before it.
+        wants: (call number, for each operand whether its flow is asked for) of each call.
+    """
+
+    unit: Unit
+    rule: Rule
+    carry: tuple[bool, ...]
+    live: tuple[bool, ...]
+    wants: list[tuple[int, tuple[bool, ...]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Walk:
+    """What rules may read.
+
+    Attributes:
+        program: the units of the pass.
+        tape: the pass, whose values are ``tape[n]``.
+        samples: which elements of a value belong to which sample.
+    """
+
+    program: Program
+    tape: Tape
+    samples: Samples
+
+
+def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step | None]:
+    """What a walk to the wanted values visits, one entry a unit. With attention maps that are held constant, for one,
+    the product of map and values has one branch."""
+    key = composite.name, wanted
+    if key in program.plans:
+        return program.plans[key]
+    carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
+    steps: list[Step | None] = []
+    for unit in program.units:
+        branches = tuple(carry[e] for e in unit.entries)
+        kind = _ONE_BRANCH.get(unit.kind, unit.kind) if sum(branches) < 2 else unit.kind
+        rule = composite.rules.get(kind, _ORDINARY)
+        passed = [i not in rule.hold for i in range(len(unit.entries))]
+        to = tuple(p and live[e] for p, e in zip(passed, unit.entries, strict=True))
+        for r in unit.exits:
+            carry[r] = carry[r] or any(p and b for p, b in zip(passed, branches, strict=True))
+            live[r] = live[r] or any(to)
+        visited = any(to) or any(r in wanted for r in unit.exits)
+        steps.append(Step(unit, rule, branches, to, _wants(unit, tape, rule, to)) if visited else None)
+    program.plans[key] = steps
+    return steps
+
+
+def _wants(unit: Unit, tape: Tape, rule: Rule, to: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
+    if unit.places:
+        number = unit.calls[0]
+        asked = {p for p, live in zip(unit.places, to, strict=True) if live}
+        return [(number, tuple(i in asked for i in range(len(tape.calls[number].operands))))]
+    inner = {e for e, live in zip(unit.entries, to, strict=True) if live}
+    held, wants = unit.statistics if "statistics" in rule.hold else frozenset[int](), []
+    for number in unit.calls:
+        call = tape.calls[number]
+        want = tuple(o in inner for o in call.operands)
+        inner.update(r for r in call.results if any(want) and r not in held and tape.floating(r))
+        wants.append((number, want))
+    return wants
+
+
+def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
+    """The ordinary adjoint of a unit: that of each of its calls, in reverse."""
+    tape, out = walk.tape, list[tuple[int, Tensor]]()
+    entries = set(step.unit.entries)
+    flows = dict(flows)
+    for number, want in reversed(step.wants):
+        call = tape.calls[number]
+        arrived = [flows.pop(r, None) for r in call.results]
+        if not any(want) or all(f is None for f in arrived):
+            continue
+        for o, flow in zip(call.operands, adjoint_of_call(call, tape, arrived, want), strict=False):
+            if flow is None:
+                continue
+            flow = in_dtype(flow, tape.dtypes[o])
+            if o in entries:
+                out.append((o, flow))
+            else:
+                flows[o] = flows[o] + flow if o in flows else flow
+    return out
+
+
+def walk_back(
+    program: Program,
+    tape: Tape,
+    runs: Sequence[tuple[Composite, Mapping[int, Tensor]]],
+    *,
+    at: Mapping[int, Callable[..., None]] | None = None,
+    wanted: Iterable[int] = (),
+    samples: Samples | None = None,
+) -> list[Flows]:
+    """Walk from the output to the roots, with several composites in lockstep.
+
+    Args:
+        program: the units of the pass.
+        tape: the pass, or another one with the same signature.
+        runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
+        at: value -> function that is called with the flow of each run (None if nothing arrives) when all of it has
+            arrived there. The flow is let go of afterwards, so of many watched values one is in memory at a time.
+        wanted: values whose flows are returned.
+        samples: which elements of a value belong to which sample, for rules that share within each; None if the
+            samples
+            lie along the first axis of every value, as they do in the output.
+
+    Returns:
+        For each run, {wanted value: flow}; zeros where nothing arrives.
+
+    Raises:
+        UnknownOperation: relevance arrives at a unit that the composite refuses.
+        ModelError: relevance arrives at a call that has no derivative.
+    """
+    at, wanted = dict(at or {}), frozenset(wanted)
+    walk = Walk(
+        program, tape, samples or LeadingAxis(tape.shapes[program.output][0] if tape.shapes[program.output] else 1)
+    )
+    flows = [dict(seed) for _, seed in runs]
+    arrivals = _Arrivals(tape, flows, wanted, at)
+    targets = frozenset((*wanted, *at))
+    plans = [_plan(program, tape, composite, targets) for composite, _ in runs]
+    with bare():
+        for i in range(len(program.units) - 1, -1, -1):
+            if not arrivals.left:
+                break
+            _visit(walk, program.units[i], [plan[i] for plan in plans], flows, arrivals)
+        for n in sorted(arrivals.left, reverse=True):
+            arrivals.at(n)
+    return arrivals.found
+
+
+class _Arrivals:
+    """What arrives at the wanted and the watched values, of each run."""
+
+    def __init__(
+        self, tape: Tape, flows: list[Flows], wanted: frozenset[int], watched: Mapping[int, Callable[..., None]]
+    ) -> None:
+        self.tape, self.flows, self.wanted, self.watched = tape, flows, wanted, watched
+        self.left = {*wanted, *watched}
+        self.found: list[Flows] = [{} for _ in flows]
+
+    def at(self, n: int) -> None:
+        """Note that all has arrived at a value."""
+        self.left.discard(n)
+        arrived = [f.get(n) for f in self.flows]
+        if n in self.wanted:
+            for kept, flow in zip(self.found, arrived, strict=True):
+                kept[n] = _zeros(self.tape, n) if flow is None else flow
+        if n in self.watched:
+            self.watched[n](*arrived)
+
+
+def _visit(walk: Walk, unit: Unit, steps: list[Step | None], flows: list[Flows], arrivals: _Arrivals) -> None:
+    """Hand on what has arrived at a unit's exits, under the composite of each run."""
+    if any(step is not None for step in steps):
+        for r in unit.exits:
+            if r in arrivals.left:
+                arrivals.at(r)
+    for step, arriving in zip(steps, flows, strict=True):
+        got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
+        if step is not None and got and any(step.live):
+            _hand_on(walk, step, got, arriving)
+    walk.tape.release(walk.tape.calls[n] for n in unit.calls)
+
+
+def _hand_on(walk: Walk, step: Step, got: Flows, flows: Flows) -> None:
+    rule = step.rule
+    if rule.refuse is not None:
+        raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
+    for value, flow in (rule.back or adjoint)(walk, step, got):
+        flow = flow if rule.share == 1 else flow * rule.share
+        flows[value] = flows[value] + flow if value in flows else flow
+
+
+def _zeros(tape: Tape, n: int) -> Tensor:
+    return torch.zeros(tape.shapes[n], dtype=tape.dtypes[n], device=tape.device(n))
+
+
+# -- the pass again --------------------------------------------------------------------------------------------------
+def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> list[Tensor]:
+    """Return values of the same pass with some values replaced. Only what depends on the changes is computed.
+
+    ``torch.vmap`` over this function makes a batch of interventions of one recording.
+
+    Args:
+        tape: a recorded pass.
+        changes: number of a value -> what takes its place.
+        wanted: numbers of the values to return.
+
+    Raises:
+        ModelError: the model made a Python number or a shape of a value that depends on the changes, so that the pass
+            could take another way (see :func:`decisions`), or a call that depends on them draws random numbers.
+    """
+    wanted = list(wanted)
+    taken = decisions(tape, changes)
+    needed = set(wanted)
+    todo: list[Call] = []
+    for call in reversed(tape.calls):
+        if any(r in needed and r not in changes for r in call.results):
+            needed.update(call.operands)
+            todo.append(call)
+    if taken:
+        raise ModelError(
+            f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass "
+            "cannot be repeated with it: run the model again with the change"
+        )
+    new: dict[int, Tensor] = dict(changes)
+    with bare():
+        for call in reversed(todo):
+            if any(o in new for o in call.operands):
+                if call.random:
+                    raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
+                made = call([new[o] if o in new else tape[o] for o in call.operands])
+                for r, t in zip(call.results, made, strict=True):
+                    new.setdefault(r, t)
+        found = [new[w] if w in new else tape[w] for w in wanted]
+    tape.release()
+    return found
+
+
+_SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"))
+
+
+def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
+    """Return the calls by which something that depends on the roots became a Python number or a shape. Replays repeat
+    the decisions of the recorded pass."""
+    depends = set(roots)
+    found: list[Any] = []
+    for call in tape.calls:
+        if any(o in depends for o in call.operands):
+            depends.update(call.results)  # integers and booleans too: they carry no gradient, but they decide
+            if not call.results or call.name in _SHAPED:
+                found.append(call)
+    return found

@@ -1,0 +1,156 @@
+"""Rules of multipliers over a tape, against the published form: autograd of a model with some tensors detached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
+from whyformer.tape.program import read_program
+from whyformer.tape.recording import record
+from whyformer.tape.walking import walk_back
+
+B, N, D, H = 2, 5, 8, 2
+AH, LN, SECANT, HALVES, GATE, WARM = ["AH", "LN", "secant", "halves", "gate", "warm"]
+PARTS: dict[CompositeName, tuple[str, ...]] = {
+    "plain": (), "ah": (AH,), "ln": (LN,), "ah_ln": (AH, LN), "ah_secant": (AH, SECANT, HALVES), "ln_secant": (LN, SECANT, HALVES),
+    "libra": (AH, LN, SECANT, HALVES), "attnlrp": (LN, SECANT, HALVES), "cp_lrp": (AH, LN, SECANT, HALVES, GATE),
+    "gim": (LN, HALVES, WARM),
+}  # fmt: skip
+
+
+def half(t: Tensor) -> Tensor:
+    """The same value with half the gradient."""
+    return t / 2 + (t / 2).detach()
+
+
+class WarmSoftmax(torch.autograd.Function):
+    """softmax(x), with the derivative of softmax(x / 2) as if it were at temperature 1."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward((x / 2).softmax(-1))
+        return x.softmax(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        (p,), (flow,) = ctx.saved_tensors, flows
+        return p * (flow - (p * flow).sum(-1, keepdim=True))
+
+
+class Model(nn.Module):
+    """A block of attention and a gated MLP, written plainly or with what the parts detach."""
+
+    def __init__(self, norm: str = "layer", fused: bool = False, grouped: bool = False) -> None:
+        super().__init__()
+        make = lambda *shape: nn.Parameter(torch.randn(*shape, dtype=torch.float64) / shape[-1] ** 0.5)  # noqa: E731
+        self.q, self.k, self.v, self.o, self.up, self.gate, self.down = (make(D, D) for _ in range(7))
+        self.bias, self.gain, self.shift, self.head = make(D), nn.Parameter(1 + make(D).detach()), make(D), make(3, D)
+        self.norm, self.fused, self.grouped = norm, fused, grouped
+
+    def normed(self, x: Tensor, parts: tuple[str, ...]) -> Tensor:
+        if not parts and self.norm == "layer":
+            return F.layer_norm(x, (D,), self.gain, self.shift)
+        c = x - x.mean(-1, keepdim=True) if self.norm == "layer" else x
+        deviation = (c.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return c / (deviation.detach() if LN in parts else deviation) * self.gain + (self.shift if self.norm == "layer" else 0)
+
+    def activated(self, x: Tensor, parts: tuple[str, ...]) -> Tensor:
+        return x * (F.silu(x) / x).detach() if SECANT in parts else F.silu(x)
+
+    def attention(self, x: Tensor, parts: tuple[str, ...]) -> Tensor:
+        q, k, v = (F.linear(x, w).unflatten(-1, (H, -1)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        if self.fused:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = q @ k.mT * (D // H) ** -0.5
+        scores = (half(scores) if HALVES in parts and AH not in parts else scores).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf)
+        a = WarmSoftmax.apply(scores) if WARM in parts else scores.softmax(-1)
+        mixed = a.detach() @ v if AH in parts else a @ v
+        return half(mixed) if HALVES in parts and AH not in parts else mixed
+
+    def forward(self, x: Tensor, parts: tuple[str, ...] = ()) -> Tensor:
+        x = x + F.linear(self.attention(self.normed(x, parts), parts).transpose(1, 2).flatten(2), self.o, self.bias)
+        h = self.normed(x, parts)
+        gate, up = self.activated(F.linear(h, self.gate), parts), F.linear(h, self.up)
+        product = gate.detach() * up if GATE in parts else gate * up
+        x = x + F.linear(half(product) if HALVES in parts and GATE not in parts else product, self.down)
+        return F.linear(self.normed(x, parts)[:, 0], self.head)
+
+
+def by_tape(model: Any, x: Tensor, composite: CompositeName) -> Tensor:
+    tape, out = record(model, x)
+    end, root = tape.number(out), tape.number(x)
+    program = read_program(tape, [root], end)
+    return walk_back(program, tape, [(COMPOSITES[composite], {end: torch.ones_like(out)})], wanted=[root])[0][root]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("composite", PARTS)
+def test_a_composite_is_autograd_of_the_detached_model(composite: CompositeName, norm: str, fused: bool) -> None:
+    torch.manual_seed(0)
+    plain = Model(norm, fused)
+    reference = Model(norm)
+    reference.load_state_dict(plain.state_dict())
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(reference(leaf, PARTS[composite] or ("none",)).sum(), leaf)
+    assert torch.allclose(by_tape(plain, x, composite), wanted, atol=1e-10)
+
+
+@pytest.mark.parametrize("composite", ["ah_ln", "libra", "cp_lrp"])
+def test_relevance_is_conserved_without_biases(composite: CompositeName) -> None:
+    torch.manual_seed(1)
+    model = Model("rms")
+    with torch.no_grad():
+        model.bias.zero_()
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    total = (x * by_tape(model, x, composite)).sum()
+    if composite != "ah_ln":  # there activations keep their derivative
+        assert torch.allclose(total, model(x).sum(), atol=1e-9)
+
+
+FUNCTIONS = {
+    "gelu": F.gelu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "softplus": F.softplus, "elu": F.elu, "erf": torch.erf,
+    "quick gelu": lambda x: x * torch.sigmoid(1.702 * x), "square": torch.square,
+}  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(name=st.sampled_from(sorted(FUNCTIONS)), seed=st.integers(0, 1000), zeros=st.booleans())
+def test_a_secant_goes_through_the_origin_of_the_function(name: str, seed: int, zeros: bool) -> None:
+    """m · x = g(x) − g(0), and no NaN at 0."""
+    g = FUNCTIONS[name]
+    x = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x[0, 0] = 0.0 if zeros else 1e-11
+    flow = by_tape(g, x, "libra")
+    assert flow.isfinite().all()
+    assert torch.allclose(flow * x, g(x) - g(torch.zeros_like(x)), atol=1e-9)
+    assert torch.allclose(flow[0, 0], torch.func.grad(g)(torch.zeros((), dtype=torch.float64)), atol=1e-5)
+
+
+def test_a_scale_of_a_norm_that_depends_on_the_input_gets_its_flow() -> None:
+    x = torch.randn(B, N, D, dtype=torch.float64)
+
+    def function(x: Tensor) -> Tensor:
+        return F.layer_norm(x, (D,), x[0, 0].tanh())
+
+    def detached(x: Tensor) -> Tensor:
+        c = x - x.mean(-1, keepdim=True)
+        return c / (c.square().mean(-1, keepdim=True) + 1e-5).sqrt().detach() * x[0, 0].tanh()
+
+    leaf = x.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(detached(leaf).sum(), leaf)
+    assert torch.allclose(by_tape(function, x, "ln"), wanted, atol=1e-10)
+
+
+def test_bounds_that_depend_on_the_input() -> None:
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    flow = by_tape(lambda x: torch.clamp(x, min=x.mean(1, keepdim=True)), x, "libra")
+    assert flow.isfinite().all()

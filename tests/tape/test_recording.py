@@ -1,0 +1,400 @@
+"""A recorded pass: same output, same values when repeated, nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from whyformer.errors import ModelError
+from whyformer.tape.program import read_program
+from whyformer.tape.recording import record, record_call
+from whyformer.tape.walking import GRADIENT, replay, walk_back
+from zoo import ZOO, to
+
+
+def tensors(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), dict(inputs)) if isinstance(inputs, dict) else ((inputs,), {})
+
+
+def logits_of(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def gradient(function: Callable[[Tensor], Tensor], x: Tensor, seed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(output, ∂⟨seed, output⟩/∂x) by a recorded pass."""
+    tape, out = record(function, x)
+    root, end = tape.number(x), tape.number(out)
+    seed = torch.ones_like(out) if seed is None else seed
+    program = read_program(tape, [root], end)
+    return out, walk_back(program, tape, [(GRADIENT, {end: seed})], wanted=[root])[0][root]
+
+
+def by_autograd(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = function(leaf)
+    return out.detach(), torch.autograd.grad(out.sum(), leaf)[0]
+
+
+# -- the pass itself -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "bert", "gpt2", "llama"])
+def test_the_output_is_that_of_the_model_and_every_value_can_be_computed_again(name: str) -> None:
+    model, inputs = ZOO[name]()
+    args, kwargs = tensors(inputs)
+    with torch.no_grad():
+        plain = logits_of(model(*args, **kwargs))
+    tape, output = record(model, *args, **kwargs)
+    assert torch.equal(logits_of(output), plain)
+    end = tape.number(logits_of(output))
+    first = next(c.results[0] for c in tape.calls if c.name in ("embedding", "convolution"))
+    (repeated,) = replay(tape, {first: tape[first].clone()}, [end])
+    assert torch.allclose(repeated, plain, rtol=1e-4, atol=1e-5)
+    for n in range(len(tape)):
+        if tape.maker.get(n) is not None and not tape.maker[n].random:
+            assert tape[n].shape == tape.shapes[n]
+            assert tape[n].dtype == tape.dtypes[n]
+
+
+def test_half_precision_keeps_the_models_own_kernels() -> None:
+    model, inputs = ZOO["hf_vit"]()
+    model, inputs = model.bfloat16(), to(inputs, torch.bfloat16)
+    with torch.no_grad():
+        plain = model(inputs).logits
+    assert torch.equal(record(model, inputs)[1].logits, plain)
+
+
+def test_a_fused_attention_is_recorded_as_the_calls_that_it_stands_for() -> None:
+    q, k, v = (torch.randn(2, 4, 5, 8, dtype=torch.float64) for _ in range(3))
+    mask = torch.randn(2, 1, 5, 5, dtype=torch.float64)
+    for options in ({}, {"is_causal": True}, {"attn_mask": mask}, {"attn_mask": mask > 0}, {"scale": 0.3}):
+        tape, out = record(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q)
+        (maps,) = [c.results[0] for c in tape.calls if c.name in ("_softmax", "_safe_softmax")]
+        assert torch.allclose(tape[maps] @ v, out, atol=1e-12)
+        got, wanted = gradient(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q), None
+        wanted = by_autograd(lambda q, options=options: F.scaled_dot_product_attention(q, k, v, **options), q)
+        assert torch.allclose(got[1], wanted[1].nan_to_num(), atol=1e-12)
+
+
+def test_heads_that_share_keys_and_values() -> None:
+    k, v = (torch.randn(2, 2, 5, 8, dtype=torch.float64) for _ in range(2))
+    function = lambda q: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
+    q = torch.randn(2, 6, 5, 8, dtype=torch.float64)
+    assert torch.allclose(gradient(function, q)[1], by_autograd(function, q)[1], atol=1e-12)
+
+
+def test_a_tape_holds_less_than_all_values() -> None:
+    model, inputs = ZOO["bert"]()
+    tape, _ = record(model, **inputs)
+    everything, _ = record_call(model, (), inputs, hold=frozenset(range(len(tape))))
+    assert len(everything) == len(tape)
+    assert tape.held_bytes < everything.held_bytes / 2
+
+
+# -- writes in place -------------------------------------------------------------------------------------------------
+def a_program(choices: random.Random) -> Callable[[Tensor], Tensor]:
+    """A random function of ``[4, 3]`` with views and writes in place."""
+    steps = [(choices.randrange(14), choices.randrange(1 << 30)) for _ in range(choices.randrange(4, 14))]
+
+    def fitted(value: Tensor, like: Tensor) -> Tensor:
+        return value if value.shape == like.shape else value.sum() * 0.1
+
+    def function(x: Tensor) -> Tensor:
+        live = [x * 1.5, x.sin()]
+        for kind, seed in steps:
+            draw = random.Random(seed)
+            t, u = draw.choice(live), draw.choice(live)
+            many = t.dim() > 0 and t.shape[0] > 1
+            if kind == 0:
+                live.append(t + fitted(u, t))
+            elif kind == 1:
+                live.append(t * fitted(u, t).tanh())
+            elif kind == 2 and t.dim() > 1:
+                live.append(t.transpose(0, 1))
+            elif kind == 3:
+                live.append(t.reshape(-1))
+            elif kind == 4 and many:
+                live.append(t[: t.shape[0] // 2])
+            elif kind == 5 and many:
+                live.append(t[1:])
+            elif kind == 6:
+                t.mul_(1.1)
+            elif kind == 7:
+                t.add_(1.0 if u is t else fitted(u, t) * 0.5)
+            elif kind == 8:
+                part = t[..., :1]
+                part.copy_(fitted(u, part).sin())
+            elif kind == 9:
+                live.append(t.clone())
+            elif kind == 10:
+                live.append(t.sigmoid())
+            elif kind == 11 and many:
+                live.extend(t.chunk(2, 0))
+            elif kind == 12:
+                t[0] = fitted(u, t[0]) * 0.3
+            elif kind == 13 and t.dim() == 1:
+                t.unsqueeze(0).tanh_()
+        return torch.stack([v.tanh().sum() for v in live]).sum()
+
+    return function
+
+
+@settings(max_examples=150)
+@given(seed=st.integers(0, 1 << 30))
+def test_views_and_writes_in_place(seed: int) -> None:
+    function = a_program(random.Random(seed))
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    try:
+        out, wanted = by_autograd(function, x)
+    except RuntimeError:  # autograd refuses what is written over; the tape does not, and its values must still repeat
+        out = wanted = None
+    tape, value = record(function, x)
+    root, end = tape.number(x), tape.number(value)
+    (again,) = replay(tape, {root: x.clone()}, [end])
+    assert torch.allclose(again, value, atol=1e-12)
+    flow = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(value)})], wanted=[root])[0][root]
+    assert flow.isfinite().all()
+    if wanted is not None:
+        assert torch.allclose(value, out)
+        assert torch.allclose(flow, wanted, atol=1e-9)
+
+
+def test_the_calls_do_not_depend_on_what_is_held() -> None:
+    model, inputs = ZOO["gpt2"]()
+    first, _ = record(model, **inputs)
+    everything, _ = record_call(model, (), inputs, hold=frozenset(range(len(first))))
+    nothing, _ = record_call(model, (), inputs, hold=frozenset())
+    assert first.signature == everything.signature == nothing.signature
+
+
+# -- nothing is left behind ------------------------------------------------------------------------------------------
+class Writing(nn.Module):
+    """Writes into its buffer, its input and a cache that it is given."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.fails = fails
+
+    def forward(self, x: Tensor, cache: Tensor) -> Tensor:
+        y = self.layer(x)
+        self.seen += y.sum(0)
+        x.mul_(0)
+        cache[0] = y[0]
+        if self.fails:
+            raise ValueError("after the writes")
+        return y + self.seen + cache
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_buffers_inputs_and_caches_are_put_back(fails: bool) -> None:
+    model, x, cache = Writing(fails), torch.randn(2, 3), torch.randn(2, 3)
+    state, given_x, given_cache = model.seen.clone(), x.clone(), cache.clone()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    if fails:
+        with pytest.raises(ValueError, match="after the writes"):
+            record(model, x, cache)
+    else:
+        tape, _ = record(model, x, cache)
+        assert torch.equal(tape[tape.number(x)], given_x)
+    assert torch.equal(model.seen, state)
+    assert torch.equal(x, given_x)
+    assert torch.equal(cache, given_cache)
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert not model._forward_hooks
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "bert", "llama"])
+def test_a_tape_is_freed_when_it_is_dropped(name: str) -> None:
+    """Without the garbage collector: no cycle may hold the values of a pass."""
+    model, inputs = ZOO[name]()
+    args, kwargs = tensors(inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        tape, output = record(model, *args, **kwargs)
+        held = [weakref.ref(tape[n]) for n in range(len(tape)) if n not in tape.given and tape.holds(n)]
+        end = tape.number(logits_of(output))
+        root = next(iter(c.results[0] for c in tape.calls if tape.floating(c.results[0])))
+        walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(logits_of(output))})], wanted=[root])
+        assert len(held) > 5
+        del tape, output
+        assert not [r for r in held if r() is not None]
+    finally:
+        gc.enable()
+
+
+def test_threads_and_nested_passes_do_not_disturb_each_other() -> None:
+    model, inputs = ZOO["bert"]()
+    wanted = record(model, **inputs)[0].signature
+    found: list[int] = []
+
+    def work() -> None:
+        found.extend(record(model, **inputs)[0].signature for _ in range(3))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [wanted] * 9
+    assert torch.backends.mha.get_fastpath_enabled()
+
+    def outer(x: Tensor) -> Tensor:
+        return record(torch.tanh, x * 2)[1] + x
+
+    x = torch.randn(3, dtype=torch.float64)
+    assert torch.allclose(gradient(outer, x)[1], 1 + 2 / (2 * x).cosh() ** 2)
+
+
+# -- other ways of running -------------------------------------------------------------------------------------------
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Any:
+        return flows[0] * 100  # what the forward pass computes is explained, not this
+
+
+def scripted(x: Tensor) -> Tensor:
+    return torch.tanh(x @ x.t()).softmax(-1) @ x
+
+
+def with_hook(x: Tensor) -> Tensor:
+    layer = nn.Linear(3, 3, dtype=torch.float64)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(3))
+        layer.bias.zero_()
+    layer.register_forward_hook(lambda module, args, output: output * 3)
+    return layer(x)
+
+
+WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "script": (torch.jit.script(scripted), scripted) if not hasattr(torch, "_no_jit") else (scripted, scripted),
+    "traced": (torch.jit.trace(scripted, torch.randn(4, 3, dtype=torch.float64)), scripted),
+    "checkpoint": (lambda x: checkpoint(scripted, x, use_reentrant=False), scripted),
+    "checkpoint, reentrant": (lambda x: checkpoint(scripted, x, use_reentrant=True), scripted),
+    "autograd function": (lambda x: Doubling.apply(x).sin(), lambda x: (2 * x).sin()),
+    "a user's hook": (with_hook, lambda x: x * 3),
+    "detach": (lambda x: x.detach() * x, lambda x: x * x),
+    "no_grad": (lambda x: torch.no_grad()(torch.tanh)(x), torch.tanh),
+    "inference mode": (lambda x: torch.inference_mode()(lambda y: F.linear(y, torch.eye(3, dtype=y.dtype)))(x), lambda x: x @ torch.eye(3, dtype=x.dtype)),
+    "compiled": (torch.compile(scripted, backend="eager"), scripted),
+    "vmap": (torch.vmap(lambda row: row.softmax(-1).square()), lambda x: x.softmax(-1).square()),
+    "a gradient inside": (lambda x: torch.func.grad(lambda y: y.pow(3).sum())(x), lambda x: 3 * x * x),
+    "complex numbers": (lambda x: torch.fft.fft(x).abs().square(), lambda x: torch.fft.fft(x).abs().square()),
+    "sorted": (lambda x: x.sort(-1).values.cumsum(-1), lambda x: x.sort(-1).values.cumsum(-1)),
+    "strided": (lambda x: x.as_strided((3, 2), (2, 1), 1).exp(), lambda x: x.as_strided((3, 2), (2, 1), 1).exp()),
+    "unfold": (lambda x: x.unfold(1, 2, 1).tanh(), lambda x: x.unfold(1, 2, 1).tanh()),
+    "foreach": (lambda x: torch.stack(torch._foreach_mul([x, x * 2], 3.0)).sum(0), lambda x: 9 * x),
+    "float32 inside": (lambda x: x.float().double() * 2, lambda x: x * 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_what_runs_in_another_way_is_recorded(way: str) -> None:
+    function, plain = WAYS[way]
+    x = torch.randn(4, 3, dtype=torch.float64)
+    out, flow = gradient(function, x)
+    wanted, slope = by_autograd(plain, x)
+    assert torch.allclose(out, wanted, atol=1e-6)
+    assert torch.allclose(flow, slope, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_flex_attention_shows_its_products() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = (torch.randn(1, 2, 16, 8, dtype=torch.float64) for _ in range(3))
+    tape, out = record(lambda q: flex_attention(q, k, v), q)
+    plain = F.scaled_dot_product_attention(q, k, v)
+    assert torch.allclose(out, plain, atol=1e-6)
+    end, root = tape.number(out), tape.number(q)
+    flow = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(out)})], wanted=[root])[0][root]
+    assert torch.allclose(flow, by_autograd(lambda q: F.scaled_dot_product_attention(q, k, v), q)[1], atol=1e-6)
+
+
+def test_autocast_inside_and_around() -> None:
+    layer = nn.Linear(3, 3)
+
+    def function(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x).float() + x
+
+    x = torch.randn(4, 3)
+    _, flow = gradient(function, x)
+    assert torch.allclose(flow, by_autograd(function, x)[1], atol=2e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.allclose(gradient(function, x)[1], flow)
+
+
+def test_what_draws_at_random_is_refused_where_relevance_would_pass() -> None:
+    with pytest.raises(ModelError, match="random"):
+        gradient(lambda x: torch.bernoulli(x.sigmoid()) + F.rrelu(x, training=True), torch.randn(4, 3))
+    # noise beside the path is a constant
+    assert torch.equal(gradient(lambda x: x * 2 + torch.randn(4, 3), torch.randn(4, 3))[1], torch.full((4, 3), 2.0))
+
+
+def test_a_call_without_a_derivative_is_named() -> None:
+    with torch.library._scoped_library("tape_tests", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: torch.from_numpy(x.numpy() * 2), "CPU")
+        with pytest.raises(ModelError, match="twice"):
+            gradient(lambda x: torch.ops.tape_tests.twice(x) + 1, torch.randn(3))
+
+
+# -- interventions ---------------------------------------------------------------------------------------------------
+def test_a_value_can_be_replaced_as_it_is_made() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    tape, plain = record(model, x)
+    hidden = next(c.results[0] for c in tape.calls if c.name == "relu")
+    kept = torch.tensor([1.0, 0, 0, 0])
+    _, changed = record_call(model, [x], change={hidden: lambda h: h * kept})
+    with torch.no_grad():
+        wanted = model[2](model[1](model[0](x)) * kept)
+    assert torch.allclose(changed, wanted)
+    assert torch.allclose(replay(tape, {hidden: tape[hidden] * kept}, [tape.number(plain)])[0], wanted)
+
+
+def test_interventions_in_a_batch_from_one_recording() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)
+    tape, plain = record(model, x)
+    hidden = next(c.results[0] for c in tape.calls if c.name == "relu")
+    masks = 1 - torch.eye(4)
+    value, end = tape[hidden], tape.number(plain)
+    found = torch.vmap(lambda mask: replay(tape, {hidden: value * mask}, [end])[0])(masks)
+    with torch.no_grad():
+        wanted = torch.stack([model[2](value * mask) for mask in masks])
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_a_replay_that_could_take_another_way_is_refused() -> None:
+    x = torch.tensor([1.0, 2.0])
+    tape, out = record(lambda x: x * 2 if x.sum() > 0 else x * 3, x)
+    with pytest.raises(ModelError, match="decides"):
+        replay(tape, {tape.number(x): -x}, [tape.number(out)])
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+def test_modules_of_calls_and_what_they_return() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4)), nn.Linear(4, 2)), torch.randn(2, 3)
+    tape, out = record_call(model, [x], names=True)
+    assert [tape.modules[c.number] for c in tape.calls if c.name in ("addmm", "relu")] == ["0", "1.0", "1.1", "2"]
+    assert tape.outputs["2"] == tape.outputs[""] == [(tape.number(out),)]
+    assert torch.equal(tape[tape.outputs["1"][0][0]], model[1](model[0](x)))

@@ -1,0 +1,308 @@
+"""Norms, softmaxes, activations and layers are units however they are written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import zoo
+from forms.catalogue import all_forms
+from forms.form import Form
+from whyformer.tape.program import Program, read_program
+from whyformer.tape.recording import record
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import Composite, Rule, walk_back
+
+KINDS = (
+    "LayerNorm", "RMSNorm", "other norms", "softmax", "causal softmax", "activations", "linear", "linear modules",
+)  # fmt: skip
+
+REASONS = {
+    "parts": "several units, one for each part of the features or of the rows",
+    "layer": "an elementwise product with weights, written as a product with a matrix",
+    "number": "a function of one number, written as one of two: x and 0",
+    "fused": "one call that computes a product of two halves, or of three operands",
+}
+NOT_YET = {
+    "LayerNorm / pre-norm, vectors, inline / by hand, diagonal matrix": "layer",
+    "other norms / groups of channels / pre-norm, vectors, inline / by chunk": "parts",
+    "other norms / groups of channels / pre-norm, vectors, inline / stacked groups": "parts",
+    "other norms / running statistics / pre-norm, vectors, inline / diagonal linear": "layer",
+    "other norms / running statistics / pre-norm, vectors, inline / depthwise convolution": "layer",
+    "activations / quick gelu / pre-norm, vectors, inline / softmax of two": "number",
+    "activations / quick gelu / pre-norm, vectors, inline / F.glu": "fused",
+    "activations / silu / pre-norm, vectors, inline / F.glu": "fused",
+    "activations / softplus / pre-norm, vectors, inline / logaddexp": "number",
+    "activations / softplus / pre-norm, vectors, inline / logaddexp of a number": "number",
+    "activations / softplus / pre-norm, vectors, inline / logsumexp": "number",
+    "activations / sigmoid / pre-norm, vectors, inline / softmax of two": "number",
+    "linear / pre-norm, vectors / addbmm of one": "parts",
+    "linear / pre-norm, vectors / multi_dot": "parts",
+    "linear / pre-norm, vectors / bilinear with one": "fused",
+    "linear / pre-norm, vectors / output halves": "parts",
+    "linear / pre-norm, vectors / tensor parallel": "parts",
+    "linear / pre-norm, vectors / token by token": "parts",
+    "linear / pre-norm, vectors / sample by sample": "parts",
+    "linear / pre-norm, vectors / vector by vector": "parts",
+    "linear / pre-norm, vectors / written into rows": "parts",
+}  # fmt: skip
+
+# kinds whose rules are the same: the slope of what is linear in parts
+SAME = {"rectifier": "activation", "clip": "activation", "selection": "activation"}
+NO_FUNCTION = ("view", "shift", "scale")
+
+Kinds = Counter[tuple[str, int]]
+
+
+# -- reading -------------------------------------------------------------------------------------------------------------
+def read(model: Callable[..., Any], inputs: Any, *more: int) -> tuple[Tape, Program]:
+    """Read the program from floating-point inputs, or else from the first embedding, to the output."""
+    tape, output = record(model, **inputs) if isinstance(inputs, dict) else record(model, inputs)
+    tensor = output if isinstance(output, Tensor) else output["logits"] if isinstance(output, dict) else output[0]
+    floating = [n for n in sorted(tape.inputs) if tape.floating(n)]
+    roots = floating or [next(c.results[0] for c in tape.calls if c.name == "embedding")]
+    return tape, read_program(tape, [*roots, *more], tape.number(tensor))
+
+
+def kinds(program: Program) -> Kinds:
+    units = [u for u in program.units if u.kind not in NO_FUNCTION]
+    return Counter((SAME.get(u.kind, u.kind), len(set(u.entries))) for u in units)
+
+
+def written_out(program: Program) -> Counter[str]:
+    return Counter(u.kind for u in program.units if not u.places)
+
+
+@cache
+def groups() -> dict[Any, list[Form]]:
+    """Of each function, the forms in the first of its models."""
+    found: dict[Any, list[Form]] = {}
+    bases: dict[Any, str] = {}
+    for form in all_forms():
+        if form.kind in KINDS and bases.setdefault(form.group[:2], form.base) == form.base:
+            found.setdefault(form.group, []).append(form)
+    return found
+
+
+def kinds_of(form: Form) -> Kinds:
+    return kinds(read(form.build(), form.inputs())[1])
+
+
+# -- ways of writing -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("group", groups(), ids=" / ".join)
+def test_forms_have_the_units_of_the_first(group: Any) -> None:
+    first, *others = [form for form in groups()[group] if not form.regroups]
+    expected = kinds_of(first)
+    differ = {form.id for form in others if kinds_of(form) != expected}
+    assert differ == {form.id for form in others if form.id in NOT_YET}
+
+
+def test_what_is_not_recognised_is_a_form_with_a_reason() -> None:
+    assert set(NOT_YET) <= {form.id for forms in groups().values() for form in forms}
+    assert set(NOT_YET.values()) == set(REASONS)
+
+
+BIASES = {
+    "F.linear + b", "x @ W.T + b", "x @ W.t()", "matmul, transpose", "method matmul, mT", "W @ x", "W @ x, column of biases", "W @ each vector", "each vector @ W", "einsum bnd,ed",
+    "einsum, weight first", "tensordot", "inner", "mm of flat rows", "bmm, expanded", "bmm, repeated", "baddbmm",
+    "product and sum", "vecdot", "weight.data", "weight norm", "multiplier at the output",
+}  # fmt: skip
+
+
+LINEAR = next(forms for group, forms in groups().items() if group[0] == "linear")
+
+
+@pytest.mark.parametrize("form", [form for form in LINEAR if form.way in BIASES], ids=lambda form: form.way)
+def test_a_bias_belongs_to_its_layer(form: Form) -> None:
+    """In whatever shape it is added, it is no shift."""
+    shifts = [sum(u.kind == "shift" for u in read(f.build(), f.inputs())[1].units) for f in (LINEAR[0], form)]
+    assert shifts[0] == shifts[1]
+
+
+class Positioned(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight, self.table = nn.Parameter(torch.randn(4, 6)), nn.Parameter(torch.randn(*shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.table
+
+
+@pytest.mark.parametrize(
+    ("shape", "units"),
+    [((4,), ["layer"]), ((1, 1, 4), ["layer"]), ((5, 4), ["layer", "shift"]), ((5, 1), ["layer", "shift"])],
+    ids=str,
+)
+def test_a_table_of_positions_is_no_bias(shape: tuple[int, ...], units: list[str]) -> None:
+    _, program = read(Positioned(*shape), torch.randn(2, 5, 6))
+    assert [u.kind for u in program.units if u.kind != "view"] == units
+
+
+# -- norms -----------------------------------------------------------------------------------------------------------------
+LN = Composite("held", {"norm": Rule(hold=("statistics",))})
+
+
+@pytest.mark.parametrize("form", [f for g, forms in groups().items() if g[0] == "RMSNorm" for f in forms], ids=lambda f: f.id)
+def test_a_norm_is_linear_where_its_statistics_are_held(form: Form) -> None:
+    """Σ x ⊙ m_x = Σ y ⊙ m_y, of a norm without a bias that is written in several calls."""
+    tape, program = read(form.build(), form.inputs())
+    for unit in program.units:
+        if unit.kind == "norm" and not unit.places:
+            alone = read_program(tape, unit.entries, unit.exit)
+            seed = torch.randn_like(tape[unit.exit])
+            (flows,) = walk_back(alone, tape, [(LN, {unit.exit: seed})], wanted=unit.entries)
+            x, y = tape[unit.entries[0]], tape[unit.exit]
+            torch.testing.assert_close((x * flows[unit.entries[0]]).sum(), (y * seed).sum())
+
+
+class Norms(nn.Module):
+    """A LayerNorm and an RMSNorm by hand."""
+
+    def __init__(self, size: int, fresh: bool) -> None:
+        super().__init__()
+        values = torch.ones(size), torch.zeros(size), torch.ones(size)
+        self.weight, self.bias, self.scale = (nn.Parameter(v if fresh else torch.randn(size)) for v in values)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = x - x.mean(-1, keepdim=True)
+        x = c / (c.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * self.weight + self.bias
+        y = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        return self.scale * (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def structure(program: Program) -> list[tuple[Any, ...]]:
+    return [(u.kind, u.entries, u.exits, u.calls, u.axes) for u in program.units]
+
+
+def test_weights_of_1_are_read_as_any_others() -> None:
+    x = torch.randn(2, 5, 8)
+    fresh, trained = (read(Norms(8, fresh), x)[1] for fresh in (True, False))
+    assert structure(fresh) == structure(trained)
+    assert kinds(fresh) == {("norm", 1): 2}
+    assert not any(u.kind in ("scale", "shift") for u in fresh.units)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_read_as_float64(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 5, 8)
+    assert kinds(read(Norms(8, True).to(dtype), x.to(dtype))[1]) == kinds(read(Norms(8, True).double(), x.double())[1])
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 5, 8), torch.ones(2, 5, 8), torch.randn(1, 5, 8), torch.randn(1, 1, 8)], ids=lambda x: str(x.shape))
+def test_recorded_values_and_the_batch_do_not_matter(x: Tensor) -> None:
+    assert kinds(read(Norms(8, False), x)[1]) == {("norm", 1): 2}
+
+
+def test_a_value_that_is_asked_for_splits_a_region() -> None:
+    model, x = Norms(8, False), torch.randn(2, 5, 8)
+    tape, program = read(model, x)
+    first = next(u for u in program.units if u.kind == "norm")
+    inner = next(tape.calls[n].results[0] for n in first.calls if tape.calls[n].name == "sqrt")
+    split = read(model, x, inner)[1]
+    assert written_out(program) == {"norm": 2}
+    assert written_out(split) == {"norm": 1}
+    assert inner in [u.exit for u in split.units]
+
+
+def test_a_value_that_is_read_elsewhere_stays_outside() -> None:
+    def model(x: Tensor) -> Tensor:
+        e = x.exp()
+        return (e / e.sum(-1, keepdim=True)) @ e.mT
+
+    assert not written_out(read(model, torch.randn(2, 5, 5))[1])
+
+
+def test_a_causal_mask_is_no_activation() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    assert not written_out(read(lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), x)[1])
+
+
+def test_what_is_no_norm_is_none() -> None:
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x * x.square().mean(-1, keepdim=True).sqrt(),
+        lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
+        lambda x: (x - x.mean(0, keepdim=True)) / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
+        lambda x: x.exp() / (x.square().sum(-1, keepdim=True) + 1),
+    ]
+    for way in ways:
+        assert not {"norm", "softmax"} & set(written_out(read(way, torch.randn(4, 5, 6))[1]))
+
+
+# -- any shape and axis ------------------------------------------------------------------------------------------------------
+def softmaxes(axis: int) -> list[Callable[[Tensor], Tensor]]:
+    return [
+        lambda x: x.exp() / x.exp().sum(axis, keepdim=True),
+        lambda x: (e := (x - x.amax(axis, keepdim=True)).exp()) / e.sum(axis, keepdim=True),
+        lambda x: (x - x.logsumexp(axis, keepdim=True)).exp(),
+        lambda x: x.log_softmax(axis).exp(),
+        lambda x: (e := x.exp()) / (1 + e.sum(axis, keepdim=True)),
+    ]
+
+
+def log_softmaxes(axis: int) -> list[Callable[[Tensor], Tensor]]:
+    return [
+        lambda x: x - x.logsumexp(axis, keepdim=True),
+        lambda x: x.softmax(axis).log(),
+        lambda x: (c := x - x.amax(axis, keepdim=True)) - c.exp().sum(axis, keepdim=True).log(),
+    ]
+
+
+def norms(axis: int) -> list[Callable[[Tensor], Tensor]]:
+    return [
+        lambda x: (x - x.mean(axis, keepdim=True)) / (x.std(axis, keepdim=True) + 1e-6),
+        lambda x: (x - x.mean(axis, keepdim=True)) * (x.var(axis, keepdim=True, correction=0) + 1e-5).rsqrt(),
+        lambda x: x / (x.square().mean(axis, keepdim=True) + 1e-5).sqrt(),
+        lambda x: F.normalize(x, dim=axis),
+    ]
+
+
+SHAPES = st.lists(st.integers(3, 6), min_size=2, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SHAPES, st.data())
+def test_any_axis(shape: list[int], data: st.DataObject) -> None:
+    axis = data.draw(st.integers(-len(shape), -1))
+    expected, ways = data.draw(st.sampled_from([("softmax", softmaxes), ("log softmax", log_softmaxes), ("norm", norms)]))
+    way = data.draw(st.sampled_from(ways(axis)))
+    (unit,) = read(way, torch.randn(shape))[1].units
+    assert (unit.kind, unit.axes) == (expected, (axis,))
+
+
+# -- models --------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "expected"), [("gpt2", {"activation": 3}), ("llama", {"norm": 7}), ("t5", {"norm": 10})])
+def test_models_of_transformers(name: str, expected: dict[str, int]) -> None:
+    """Each norm and each activation that they write out is one unit; of T5, those behind the encoder's embedding."""
+    model, inputs = getattr(zoo, name)()
+    if name == "t5":
+        inputs = {**inputs, "decoder_input_ids": inputs["input_ids"]}
+    _, program = read(model, inputs)
+    assert written_out(program) == expected
+    assert not any(u.kind in ("statistic", "other") for u in program.units)
+
+
+def test_quick_gelu_of_clip() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8, hidden_act="quick_gelu")
+    model = transformers.CLIPVisionModel(config).eval()
+    _, program = read(lambda pixels: model(pixels).last_hidden_state, torch.randn(2, 3, 16, 16))
+    assert written_out(program) == {"activation": 2}
+
+
+def test_norms_of_gemma() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    config = transformers.Gemma2Config(**sizes, num_key_value_heads=1, vocab_size=30, pad_token_id=0)
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    _, program = read(lambda ids: model(input_ids=ids).logits, torch.randint(1, 30, (2, 6)))
+    assert written_out(program) == {"norm": 9}
