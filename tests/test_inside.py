@@ -60,6 +60,16 @@ def test_relevance_of_the_input_is_what_the_method_of_that_name_explains(name: s
     assert torch.allclose(found, wanted.double(), atol=1e-10 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize(("composite", "rule"), [("lrp", "separate"), ("deep_taylor", "shared")])
+@pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "hf_swin"])
+def test_relevance_under_the_rules_of_chefer_et_al(name: str, composite: str, rule: str) -> None:
+    model, inputs = built(name)
+    r = record(model, inputs)
+    wanted = whyformer.explain(model, inputs, "lrp", 1, rule=rule).scores.double()
+    found = r.relevance(r.roots[0], 1, composite).sum(1)
+    assert torch.allclose(found, wanted, atol=1e-8 * float(wanted.abs().max()))
+
+
 @pytest.mark.parametrize("name", ["hf_vit", "bert", "gpt2"])
 def test_an_ablation_is_what_a_hook_does(name: str) -> None:
     model, inputs = built(name)

@@ -22,11 +22,13 @@ from whyformer.explaining import Ready, begin
 from whyformer.inputs.unfit import unfit
 from whyformer.models.output import End, Output, with_leaves, with_tensors
 from whyformer.rules.multipliers import COMPOSITES
+from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.tape.checks import foreign, unset
 from whyformer.tape.ends import EndFunction, end_function
 from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
+from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.streams import Block, Stream, find_streams
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import Unit
@@ -105,9 +107,12 @@ class Record:
         return self.program.units
 
     @cached_property
+    def _rows(self) -> Rows:
+        return find_rows(self.tape, find_sources(self.tape, {name: self.inputs[name].tensor for name in self._scored}))
+
+    @cached_property
     def _structure(self) -> tuple[list[Attention], list[Stream]]:
-        scored = {name: self.inputs[name].tensor for name in self._scored}
-        rows = find_rows(self.tape, find_sources(self.tape, scored))
+        rows = self._rows
         program = read_program(self.tape, rows.begun.values(), [v.number for v in self.outputs.values()])
         attentions = find_attentions(program, self.tape, rows)
         return attentions, find_streams(program, self.tape, rows, attentions)
@@ -197,7 +202,8 @@ class Record:
         Args:
             wanted: values of the pass.
             target: what is explained, as for :func:`whyformer.explain`.
-            composite: the rules, by name (a key of :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object.
+            composite: the rules, by name ("deep_taylor", "lrp", or a key of
+                :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object.
                 "plain"
                 is the gradient.
 
@@ -215,7 +221,10 @@ class Record:
         seeds = self._seeds(target)
         rules = _composite(composite)
         program = read_program(self.tape, {*(r.number for r in self.roots), *self._before(values)}, seeds)
-        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=[v.number for v in values])
+        # rules that carry relevance itself share it within each sample, wherever its rows lie
+        samples = RowSamples(self._rows) if rules.carrier == "relevance" else None
+        wanted_numbers = [v.number for v in values]
+        (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=wanted_numbers, samples=samples)
         self.tape.release()
         return {v: flows[v.number] for v in values}
 
@@ -303,9 +312,11 @@ def _names(values: Iterable[Value]) -> str:
 def _composite(composite: str | Composite) -> Composite:
     if isinstance(composite, Composite):
         return composite
-    if composite not in COMPOSITES:
-        raise unknown("there is no composite", composite, COMPOSITES, f"Composites: {', '.join(COMPOSITES)}")
-    return COMPOSITES[composite]
+    known = {str(name): rules for name, rules in COMPOSITES.items()}
+    known |= {"deep_taylor": deep_taylor(), "lrp": layerwise()}
+    if composite not in known:
+        raise unknown("there is no composite", composite, known, f"Composites: {', '.join(known)}")
+    return known[composite]
 
 
 def _floating(raw: Any) -> list[Tensor]:

@@ -1,0 +1,377 @@
+"""Relevance through linear layers: one normal form for all of them, and the rules that share relevance in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.samples import LeadingAxis
+from whyformer.tape.state import in_transform
+from whyformer.tape.tables import KINDS
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import Parts, Step, Walk
+
+__all__ = [
+    "Back",
+    "Share",
+    "alpha_beta",
+    "divide",
+    "epsilon_rule",
+    "finite",
+    "gamma_rule",
+    "layer_rule",
+    "multiply",
+    "repeat",
+    "separate",
+    "whole",
+    "wide",
+    "without_constant",
+]
+
+Back: TypeAlias = Callable[[Walk, Step, dict[int, Tensor]], Parts]
+Share: TypeAlias = "Callable[[MatrixLayer | WrittenLayer], Tensor]"
+"""Layer with the relevance of its result -> relevance of its x."""
+Part: TypeAlias = Callable[[Tensor], Tensor]
+"""Weights -> themselves, their absolute values, or those of one sign."""
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+def least(dtype: torch.dtype) -> float:
+    """Return the smallest denominator by which relevance is divided; quotients by larger ones do not overflow."""
+    limits = torch.finfo(dtype)
+    return limits.tiny / limits.eps
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b, and 0 where b is 0. Nothing is added to b. Complex numbers are divided part by part."""
+    if b.is_complex():
+        return _as_pairs(divide, a, b)
+    # threshold is several times as fast as masked_fill
+    return a / torch.threshold(b.abs(), least(b.dtype), math.inf).copysign(b)
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Return a ⊙ b. Complex numbers are multiplied part by part."""
+    return _as_pairs(multiply, a, b) if b.is_complex() else a * b
+
+
+def _as_pairs(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """Apply a function to complex numbers as to pairs of real ones."""
+    pairs = (torch.view_as_real(t.to(b.dtype).resolve_conj()) for t in (a, b))
+    return torch.view_as_complex(function(*pairs).contiguous())
+
+
+def finite(value: Tensor) -> Tensor:
+    """Replace the −∞ of a mask by the lowest number: its product with 0 is 0."""
+    return value if value.is_complex() else value.clamp(torch.finfo(value.dtype).min, torch.finfo(value.dtype).max)
+
+
+def wide(t: Tensor) -> Tensor:
+    """Return half precision as float32, in which rules compute."""
+    return t.float() if t.is_floating_point() and t.itemsize < 4 else t
+
+
+# -- the normal form of linear layers ----------------------------------------------------------------------------------
+def whole(w: Tensor) -> Tensor:
+    return w
+
+
+positive, negative = partial(torch.clamp, min=0), partial(torch.clamp, max=0)
+
+_AT_ONCE = {"cpu": 2**18}
+"""Weights that are split by sign at a time, elsewhere 2²⁴: 1 MB of float32 stays in the cache of a CPU."""
+_RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "clone", "alias"))
+
+
+@dataclass(frozen=True)
+class WrittenLayer:
+    """A unit y = f(x; W) + constant of any calls, where f is linear in x and in W. The calls are repeated.
+
+    Attributes:
+        x: the entry.
+        flow: the relevance of y.
+    """
+
+    tape: Tape
+    unit: Unit
+    x: Tensor
+    flow: Tensor
+
+    def forward(self, x: Tensor, part: Part) -> Tensor:
+        """Return f(x; part(W))."""
+        return repeat(self.tape, self.unit, {self.unit.entries[0]: x}, part)
+
+    def backward(self, flow: Tensor, part: Part) -> Tensor:
+        """Return the adjoint of x -> f(x; part(W))."""
+        found: Tensor = torch.func.vjp(partial(self.forward, part=part), self.x)[1](flow)[0]
+        return found
+
+    def y(self) -> Tensor:
+        """Return the exit."""
+        return wide(self.tape[self.unit.exit])
+
+    def z(self) -> Tensor:
+        """Return f(x; W)."""
+        return without_constant(self.tape, self.unit)
+
+
+@dataclass(frozen=True)
+class MatrixLayer:
+    """The same of a unit y = x @ W + constant, with x ``[M, I]`` and W ``[I, O]``. Weights are split by sign a part at
+    a time, so that no second copy of all of them is made.
+
+    Attributes:
+        rows: numbers of the rows that ``x`` and ``flow`` hold; None for all.
+    """
+
+    tape: Tape
+    unit: Unit
+    x: Tensor
+    flow: Tensor
+    weight: Tensor
+    rows: Tensor | None = None
+
+    def forward(self, x: Tensor, part: Part) -> Tensor:
+        return self._by_parts(lambda w: x @ part(wide(w)), part, 1)
+
+    def backward(self, flow: Tensor, part: Part) -> Tensor:
+        return self._by_parts(lambda w: flow @ part(wide(w)).t(), part, 0)
+
+    def _by_parts(self, product: Callable[[Tensor], Tensor], part: Part, axis: int) -> Tensor:
+        w = self.weight
+        step = max(64, _AT_ONCE.get(w.device.type, 2**24) // w.shape[1 - axis])
+        if (part is whole and w.itemsize > 2) or w.shape[axis] <= step:
+            return product(w)
+        return torch.cat([product(p) for p in w.split(step, axis)], -1)
+
+    def y(self) -> Tensor:
+        return self._rows_of(wide(self.tape[self.unit.exit]))
+
+    def z(self) -> Tensor:
+        constant, y = _constant(self.tape, self.unit), self.tape[self.unit.exit]
+        if constant is None:
+            return self.y()
+        # what was rounded together with the constant is computed again
+        return self.forward(self.x, whole) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
+
+    def _rows_of(self, y: Tensor) -> Tensor:
+        y = y.reshape(-1, self.weight.shape[1])
+        return y if self.rows is None else y[self.rows]
+
+
+def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, every_row: bool = False) -> Tensor:
+    """Return the relevance of the entry of a linear unit.
+
+    Args:
+        tape: the pass.
+        unit: a unit of kind "layer".
+        flow: the relevance of its exit.
+        share: the rule.
+        every_row: do not leave out rows without relevance.
+    """
+    x, weight = wide(tape[unit.entries[0]]), _matrix(tape, unit)
+    flow = flow.to(x.dtype)
+    if weight is None:
+        return share(WrittenLayer(tape, unit, x, flow))
+    width, height = weight.shape
+    flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
+    some = None if every_row else _rows_with_relevance(flow)
+    if some is None:
+        return share(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
+    made = share(MatrixLayer(tape, unit, rows[some], flow[some], weight, some))
+    return made.new_zeros(len(flow), width).index_copy_(0, some, made).reshape(x.shape)
+
+
+def _rows_with_relevance(flow: Tensor) -> Tensor | None:
+    """Return the numbers of the rows that are not zero, or None if these are most: behind the last attention few rows
+    carry relevance, and padding carries none."""
+    if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
+        return None
+    rows = flow.any(-1).nonzero()[:, 0]
+    return rows if 2 * len(rows) < len(flow) else None
+
+
+def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
+    """Return ``[I, O]``, the weights of a unit that computes x @ W of rows; None for other linear maps."""
+    first, *rest = (tape.calls[n] for n in unit.calls)
+    at = 1 if first.name == "addmm" else 0
+    if first.name not in ("mm", "bmm", "matmul", "addmm") or first.kwargs or first.operands[at] != unit.entries[0]:
+        return None
+    if rest and rest[-1].name == "add":
+        rest.pop()
+    weight, entry, exit_ = tape[first.operands[at + 1]], tape.shapes[unit.entries[0]], tape.shapes[unit.exit]
+    if weight.dim() < 2 or any(c.name not in _RESHAPES for c in rest):
+        return None
+    # one matrix for all samples may have been expanded
+    same = all(n == 1 or step == 0 for n, step in zip(weight.shape[:-2], weight.stride(), strict=False))
+    weight = weight[(0,) * (weight.dim() - 2)]
+    width, height = weight.shape
+    return weight if same and entry.numel() * height == exit_.numel() * width else None
+
+
+def _constant(tape: Tape, unit: Unit) -> int | None:
+    """Return the number of what a linear unit adds to the product, such as a bias."""
+    first, *rest = (tape.calls[n] for n in unit.calls)
+    if rest and rest[-1].name == "add":
+        inside = {r for call in (first, *rest) for r in call.results}
+        return next(o for o in rest[-1].operands if o not in inside)
+    name = {"convolution": "bias", "addmm": "self", "baddbmm": "self", "addmv": "self"}.get(first.name)
+    number = None if name is None else first.operand(name)
+    return None if number in unit.entries else number
+
+
+def without_constant(tape: Tape, unit: Unit) -> Tensor:
+    """Return the exit of a linear unit without what it adds to the product."""
+    if _constant(tape, unit) is None:
+        return wide(tape[unit.exit])
+    return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, whole)
+
+
+def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
+    """Return the exit of a linear unit without its constant, for other entries and a part of the weights."""
+    known, constant, sign = dict(values), _constant(tape, unit), _sign(tape, unit)
+
+    def operand(o: int) -> Tensor:
+        if o in known or not tape.floating(o):
+            return known[o] if o in known else tape[o]
+        value = wide(tape[o])
+        return torch.zeros_like(value) if o == constant else sign * part(sign * value) if sign < 0 else part(value)
+
+    for number in unit.calls:
+        call = tape.calls[number]
+        known.update(zip(call.results, call([operand(o) for o in call.operands]), strict=True))
+    return wide(known[unit.exit])
+
+
+def _sign(tape: Tape, unit: Unit) -> int:
+    """Return the sign of the numbers by which a linear unit multiplies its weights."""
+    calls = [tape.calls[n] for n in unit.calls]
+    factors = [a for c in calls if c.name in ("mul", "div") for a in c.args if type(a) in (int, float)]
+    factors += [calls[0].kwargs.get("alpha", 1)]
+    return -1 if sum(f < 0 for f in factors) % 2 else 1
+
+
+# -- rules of linear layers --------------------------------------------------------------------------------------------
+def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Share:
+    """R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o with (a, b) = shares(R, Σ_j z_oj, Σ_j |z_oj|) and z_oj = W_oj x_j.
+
+    Rules that treat positive and negative z_oj differently have this form, because z⁺ = (z + |z|) / 2. They take one
+    product forward and two backward.
+    """
+
+    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+        size = layer.x.abs()
+        a, b = shares(layer.flow, layer.z(), layer.forward(size, torch.abs))
+        return layer.backward(a, whole) * layer.x + layer.backward(b, torch.abs) * size
+
+    return share
+
+
+def _over_positive(r: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
+    """Return R / 2Σz⁺, where 2Σz⁺ = Σz + Σ|z|; 0 where that is a rounding error of Σ|z|."""
+    noise = 16 * torch.finfo(total.dtype).eps
+    above = torch.threshold_((total + magnitude).sub_(magnitude, alpha=noise), least(total.dtype), math.inf)
+    return r / above.add_(magnitude, alpha=noise)
+
+
+def alpha_beta(alpha: float = 1.0) -> Share:
+    """αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1). No bias.
+
+    R_j = Σ_o (α z_oj⁺ / Σ_k z_ok⁺ − β z_oj⁻ / Σ_k z_ok⁻) R_o with z_oj = W_oj x_j and β = α − 1. Conserves relevance,
+    except at results that have no product of the sign.
+    """
+
+    def shares(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+        up = _over_positive(r, total, magnitude)
+        if alpha == 1:
+            return up, up
+        up, down = up * alpha, _over_positive(r, -total, magnitude) * (alpha - 1)
+        return up + down, up - down
+
+    return by_magnitude(shares)
+
+
+def gamma_rule(gamma: float = 0.25) -> Share:
+    """γ rule for entries of any sign (Montavon et al. 2019). No bias.
+
+    R_j = Σ_o (z_oj + γ z_oj^s) / Σ_k (z_ok + γ z_ok^s) R_o, where z^s is z where it has the sign s of Σ_k z_ok, else 0.
+    Conserves relevance.
+    """
+
+    def shares(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
+        sign = torch.ones_like(total).copysign(total)
+        # z + γ z^s = (1 + γ/2) z + s γ/2 |z|, so the denominator has the sign of Σz
+        s = divide(r, total * (1 + gamma / 2) + sign * magnitude * (gamma / 2))
+        return s * (1 + gamma / 2), s * sign * (gamma / 2)
+
+    return by_magnitude(shares)
+
+
+def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
+    """R = x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. No bias.
+
+    Each part has its own denominator, so ΣR may double.
+    """
+    up, down = layer.x.clamp(min=0), layer.x.clamp(max=0)
+    by_up = layer.backward(divide(layer.flow, layer.forward(up, positive)), positive)
+    by_down = layer.backward(divide(layer.flow, layer.forward(down, negative)), negative)
+    return by_up * up + by_down * down
+
+
+def epsilon_rule(epsilon: float = 1e-6) -> Share:
+    """ε rule: R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)); the bias in y takes its share (Bach et al. 2015)."""
+
+    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+        y = layer.y()
+        return layer.backward(divide(layer.flow, y + torch.full_like(y, epsilon).copysign(y)), whole) * layer.x
+
+    return share
+
+
+def box(samples: int) -> Share:
+    """z^B rule of a first layer on pixels (Montavon et al. 2017; TA's rule of the patch embedding). No bias.
+
+    R = x ⊙ Wᵀs − l ⊙ W⁺ᵀs − h ⊙ W⁻ᵀs with s = R / (Wx − W⁺l − W⁻h), where [l, h] is the range of each sample's values.
+    Conserves relevance.
+    """
+
+    def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
+        x = layer.x
+        count = samples if len(x) % samples == 0 else len(x)
+        low, high = (LeadingAxis(count).spread(0, b, x).expand_as(x) for b in x.reshape(count, -1).aminmax(dim=1))
+        parts: tuple[tuple[Tensor, Part], ...] = ((x, whole), (-low, positive), (-high, negative))
+        s = divide(layer.flow, torch.stack([layer.forward(v, w) for v, w in parts]).sum(0))
+        return torch.stack([layer.backward(s, w) * v for v, w in parts]).sum(0)
+
+    return share
+
+
+def layer_rule(share: Share) -> Back:
+    """The rule of linear layers: ``share``, or the z^B rule if the layer reads an input of the model."""
+
+    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+        unit, (flow,) = step.unit, flows.values()
+        if not _reads_input(walk, unit.entries[0]):
+            return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, share))]
+        samples = len(walk.samples.sums(unit.exit, flow))
+        return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, box(samples), every_row=True))]
+
+    return back
+
+
+def _reads_input(walk: Walk, value: int) -> bool:
+    """Return True if a value is a root of more than two axes that was passed to the model, or rearranges one."""
+    tape, program = walk.tape, walk.program
+    while value not in program.roots and value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
+        carried = [o for o in tape.maker[value].operands if program.carry[o]]
+        if len(carried) != 1:
+            return False
+        value = carried[0]
+    return value in program.roots and value in tape.inputs and len(tape.shapes[value]) > 2

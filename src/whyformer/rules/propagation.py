@@ -1,0 +1,240 @@
+"""Rules whose carrier is relevance itself, and the composites made of them.
+
+    flows = walk_back(program, tape, [(deep_taylor(), {program.output: seed})], wanted=program.roots)
+
+A rule says how the relevance R of what a unit computes is shared among its entries. In formulas, ``a / b`` is 0 where b
+is 0: relevance that no entry accounts for is lost.
+
+Sources: Bach et al. 2015 (ε, αβ), Montavon et al. 2017 (z^B) and 2019 (γ), Chefer et al. 2021 (Transformer Attribution,
+"TA").
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import UnknownOperation
+from whyformer.rules.linear import (
+    Back,
+    Share,
+    alpha_beta,
+    divide,
+    epsilon_rule,
+    finite,
+    gamma_rule,
+    layer_rule,
+    multiply,
+    repeat,
+    separate,
+    whole,
+    wide,
+    without_constant,
+)
+from whyformer.tape.adjoints import unbroadcast
+from whyformer.tape.calls import Slot
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
+
+__all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
+
+LinearRule: TypeAlias = Literal["separate", "alpha_beta", "epsilon", "gamma"]
+LINEAR_RULES: tuple[str, ...] = get_args(LinearRule)
+
+
+# -- rules of products and weighted sums -------------------------------------------------------------------------------
+def z_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """R_i = x_i ⊙ J_iᵀ(R / y) for a unit y that is linear in each entry x_i, with the derivative J_i (TA Eq. 2).
+
+    Conserves relevance if there is one entry; of a product, each branch gets parts with the sum ΣR. The real and the
+    imaginary part of a complex number are two numbers.
+    """
+    tape, (flow,) = walk.tape, flows.values()
+    found = _pull_back(walk, step, divide(wide(flow), without_constant(tape, step.unit)))
+    return [(n, multiply(part, wide(tape[n]))) for n, part in found]
+
+
+def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
+    """The ordinary adjoint of a unit, in float32 where the pass has half precision."""
+    tape, unit = walk.tape, step.unit
+    if tape.dtypes[unit.exit].itemsize > 2:
+        return adjoint(walk, step, {unit.exit: flow})
+    known = {e: wide(tape[e]) for e in unit.entries}
+    live = list(dict.fromkeys(e for e, is_live in zip(unit.entries, step.live, strict=True) if is_live))
+
+    def function(*values: Tensor) -> Tensor:
+        return repeat(tape, unit, known | dict(zip(live, values, strict=True)), whole)
+
+    pull = torch.func.vjp(function, *(known[e] for e in live))[1]
+    return list(zip(live, pull(flow), strict=True))
+
+
+def product_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """Product of two branches: half of what the z rule gives to each (TA Eq. 9–10 for equal sums). Conserves
+    relevance."""
+    return z_rule(walk, step, {n: flow / 2 for n, flow in flows.items()})
+
+
+def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """Elementwise product of two branches: R / 2 to each. Conserves relevance."""
+    (flow,) = flows.values()
+    if step.unit.name == "div":
+        raise _refused(step, "a quotient of two branches")
+    return [(e, unbroadcast(flow / 2, walk.tape.shapes[e])) for e in step.unit.entries]
+
+
+# -- rules of one branch -----------------------------------------------------------------------------------------------
+def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """R to the first entry: of norms, activations and softmax, and of a branch that a number for each row divides.
+    Conserves relevance."""
+    entry, (flow,) = step.unit.entries[0], flows.values()
+    return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
+
+
+def scale_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """Product with a constant: R to the entry. A complex factor mixes real and imaginary parts: the z rule."""
+    unit, tape = step.unit, walk.tape
+    if unit.name == "div" and unit.places:
+        first = tape.calls[unit.calls[0]].args[0]
+        if not isinstance(first, Slot) or first.index != unit.places[0]:
+            raise _refused(step, "a quotient whose divisor carries relevance")
+    mixes = tape.dtypes[unit.exit].is_complex and unit.name != "neg"
+    return (z_rule if mixes else identity)(walk, step, flows)
+
+
+def clip_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """Constant bounds: R to the entry. Bounds that carry relevance: R to what was selected. Conserves relevance."""
+    return (identity if len(step.unit.entries) == 1 else adjoint)(walk, step, flows)
+
+
+# -- rules of sums -----------------------------------------------------------------------------------------------------
+def add_rule(normalised: bool) -> Back:
+    """Sum y = u + v. Plain: R_u = u ⊙ R / y, which may be large where u and v cancel (TA Eq. 2). Conserves relevance.
+
+    Normalised (TA Eq. 9–10): R_u · |ΣR_u| / (|ΣR_u| + |ΣR_v|) · ΣR / ΣR_u, with sums over each sample. Conserves
+    relevance, and no branch gets more than ΣR.
+    """
+
+    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+        (flow,) = flows.values()
+        parts = _branches(walk.tape, step.unit, wide(flow))
+        if normalised:
+            parts = _normalised(walk, step.unit.exit, wide(flow), parts)
+        places = zip(step.unit.entries, step.unit.places, step.live, strict=True)
+        return [(e, unbroadcast(parts[p], walk.tape.shapes[e])) for e, p, live in places if live]
+
+    return back
+
+
+def _branches(tape: Tape, unit: Unit, flow: Tensor) -> list[Tensor]:
+    """Return u ⊙ R / y and v ⊙ R / y."""
+    call, s = tape.calls[unit.calls[0]], divide(flow, wide(tape[unit.exit]))
+    alpha = call.argument("alpha", 1)
+    factors = {"sub": (1, -alpha), "rsub": (-alpha, 1)}.get(call.name, (1, alpha))
+    values = (finite(wide(tape[o])) for o in call.operands)
+    return [multiply(s if f == 1 else s * f, v) for v, f in zip(values, factors, strict=True)]
+
+
+def _normalised(walk: Walk, exit_: int, flow: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    def sums(part: Tensor) -> Tensor:
+        found = walk.samples.sums(exit_, part)
+        return found.real + found.imag if found.is_complex() else found
+
+    total, each = sums(flow), [sums(part) for part in parts]
+    bulk = each[0].abs() + each[1].abs()
+    factors = [divide(divide(own.abs(), bulk) * total, own) for own in each]
+    return [part * walk.samples.spread(exit_, factor, part) for part, factor in zip(parts, factors, strict=True)]
+
+
+def shift_rule(normalised: bool) -> Back:
+    """Sum of a branch and a constant. A constant that is the same for all rows is a bias and takes nothing. Another,
+    such as positions or a mask, takes its share by the add rule; the share is dropped."""
+    add = add_rule(normalised)
+
+    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+        operands = walk.tape.calls[step.unit.calls[0]].operands
+        branches = {p for p, carries in zip(step.unit.places, step.carry, strict=True) if carries}
+        shapes = [walk.tape.shapes[o] for i, o in enumerate(operands) if i not in branches]
+        bias = all(len(shape) < 2 or shape[-2] == 1 for shape in shapes)
+        return identity(walk, step, flows) if bias else add(walk, step, flows)
+
+    return back
+
+
+# -- composites --------------------------------------------------------------------------------------------------------
+_WAY_OUT = "use a gradient method, such as input_x_gradient or gae, or write the model without this operation"
+_REFUSED = {
+    "other": "an operation without a rule for relevance",
+    "power": "a power, which has no rule for relevance",
+    "statistic": "a statistic that is no part of a norm, which has no rule for relevance",
+    "moments": "a deviation that is no part of a norm, which has no rule for relevance",
+    "solve": "a system of equations, which has no rule for relevance",
+    "sampling": "values that are sampled at places, which have no rule for relevance",
+    "glu": "a gated linear unit in one call, which has no rule for relevance",
+    "log softmax": "log-probabilities, which have no rule for relevance (the logits have)",
+}
+
+
+def _refused(step: Step, reason: str) -> UnknownOperation:
+    return UnknownOperation(f"relevance arrives at '{step.unit.name}', {reason}: {_WAY_OUT}")
+
+
+def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
+    """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint."""
+    backs: dict[str, Back] = {
+        **dict.fromkeys(("norm", "activation", "rectifier", "softmax", "quotient"), identity),
+        "scale": scale_rule,
+        "clip": clip_rule,
+        "layer": layer_rule(share),
+        "weighted sum": z_rule,
+        "product": product_rule,
+        "gate": gate_rule,
+        "activated gate": gate_rule,
+        "add": add_rule(normalised),
+        "shift": shift_rule(normalised),
+    }
+    refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
+    return {kind: Rule(back=back) for kind, back in backs.items()} | refused
+
+
+def deep_taylor(alpha: float = 1.0) -> Composite:
+    """Return the rules of Transformer Attribution (Chefer et al. 2021): αβ rule with one denominator in linear layers,
+    z^B rule at the pixels, normalised add rule, products halved, identity through norms, activations and softmax.
+
+    Args:
+        alpha: α of the αβ rule, with β = α − 1.
+    """
+    return Composite(f"deep Taylor decomposition (alpha={alpha})", _rules(alpha_beta(alpha), True), "relevance")
+
+
+def layerwise(
+    rule: LinearRule = "separate",
+    *,
+    alpha: float = 1.0,
+    epsilon: float = 1e-6,
+    gamma: float = 0.25,
+    normalise_add: bool = False,
+) -> Composite:
+    """Return the rules of layer-wise relevance propagation: as :func:`deep_taylor`, with another rule in linear layers
+    and the plain add rule.
+
+    Args:
+        rule: rule of linear layers; "separate" is the baseline "LRP" of Chefer et al. 2021.
+        alpha: α of "alpha_beta", with β = α − 1.
+        epsilon: ε of "epsilon", which is added with the sign of the denominator.
+        gamma: γ of "gamma".
+        normalise_add: use the normalised add rule.
+    """
+    shares: dict[str, tuple[Share, str]] = {
+        "separate": (separate, ""),
+        "alpha_beta": (alpha_beta(alpha), f", alpha={alpha}"),
+        "epsilon": (epsilon_rule(epsilon), f", epsilon={epsilon}"),
+        "gamma": (gamma_rule(gamma), f", gamma={gamma}"),
+    }
+    share, setting = shares[rule]
+    # composites of one name share their plans
+    name = f"LRP ({rule}{setting}{', normalised add' if normalise_add else ''})"
+    return Composite(name, _rules(share, normalise_add), "relevance")
