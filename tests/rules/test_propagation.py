@@ -371,6 +371,16 @@ def test_a_gate_halves() -> None:
     assert_equal(relevance(lambda x: F.silu(x) * x.flip(-1), x, deep_taylor(), r), (r + r.flip(-1)) / 2)
 
 
+def test_a_scale_of_a_norm_that_carries_is_a_branch() -> None:
+    x, r = random(B, N, D), random(B, N, D, seed=3)
+    got = relevance(lambda x: F.layer_norm(x, (D,), x[0, 0]), x, deep_taylor(), r)
+    wanted = r / 2
+    wanted[0, 0] += r.sum((0, 1)) / 2
+    assert_equal(got, wanted)
+    with pytest.raises(UnknownOperation, match="shift"):
+        relevance(lambda x: F.layer_norm(x, (D,), None, x[0, 0]), x, deep_taylor(), r)
+
+
 def test_one_number_that_divides_a_row_takes_nothing() -> None:
     """The weights of chosen experts are scaled to the sum 1."""
     x, r = random(B, N, D).abs(), random(B, N, D, seed=3)
@@ -391,19 +401,34 @@ def test_a_soft_maximum_shares_by_softmax() -> None:
     assert_equal(relevance(lambda x: x.logsumexp(1), x, deep_taylor(), r), x.softmax(1) * r[:, None])
 
 
-def test_complex_numbers_are_pairs() -> None:
-    """A rotation by complex numbers is one written out."""
+@each
+@pytest.mark.parametrize("inverse", [False, True])
+def test_complex_numbers_are_pairs(inverse: bool, add: str) -> None:
+    """A rotation by complex numbers is one that is written out."""
     x, r, angle = random(B, N, D), random(B, N, D, seed=3), random(N, D // 2, seed=1)
 
     def rotated(x: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        if inverse:
+            return torch.view_as_real(pairs / torch.polar(torch.ones_like(angle), -angle)).flatten(-2)
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
 
     def by_hand(x: Tensor) -> Tensor:
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1).flatten(-2)
 
-    assert_equal(relevance(rotated, x, layerwise(), r), relevance(by_hand, x, layerwise(), r))
+    got = relevance(rotated, x, COMPOSITES[add], r)
+    assert_equal(got, relevance(by_hand, x, COMPOSITES[add], r))
+    assert_equal(got.sum(), r.sum())
+
+
+def test_a_complex_weighted_sum_shares_by_parts() -> None:
+    x, r, w = random(B, N), random(B, N, 2, seed=3), torch.view_as_complex(random(N, N, 2, seed=1))
+    tape, y = record(lambda x, w: torch.view_as_real((x * 1).to(w.dtype) @ w), x, w)
+    program = read_program(tape, [tape.calls[0].results[0]], tape.number(y))
+    got = walk_back(program, tape, [(layerwise(), {program.output: r})], wanted=program.roots)[0][program.roots[0]]
+    z = torch.view_as_real(x[:, :, None] * w)
+    assert_equal(got, (z / z.sum(1, keepdim=True) * r[:, None]).sum((2, 3)))
 
 
 # -- what holds for all numbers ------------------------------------------------------------------------------------------

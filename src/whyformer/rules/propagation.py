@@ -11,6 +11,7 @@ Sources: Bach et al. 2015 (ε, αβ), Montavon et al. 2017 (z^B) and 2019 (γ), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -35,8 +36,6 @@ from whyformer.rules.linear import (
 )
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
-from whyformer.tape.units import Unit
-from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
 
 __all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
@@ -88,21 +87,46 @@ def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 # -- rules of one branch -----------------------------------------------------------------------------------------------
 def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R to the first entry: of norms, activations and softmax, and of a branch that a number for each row divides.
-    Conserves relevance."""
+    """R to the first entry: of activations and softmax, and of a branch that one number for many divides. Conserves
+    relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
 
 
-def scale_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Product with a constant: R to the entry. A complex factor mixes real and imaginary parts: the z rule."""
-    unit, tape = step.unit, walk.tape
-    if unit.name == "div" and unit.places:
-        first = tape.calls[unit.calls[0]].args[0]
-        if not isinstance(first, Slot) or first.index != unit.places[0]:
-            raise _refused(step, "a quotient whose divisor carries relevance")
-    mixes = tape.dtypes[unit.exit].is_complex and unit.name != "neg"
-    return (z_rule if mixes else identity)(walk, step, flows)
+def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """R to x. A scale that carries relevance is the branch of a product: R / 2 to each. Conserves relevance."""
+    unit = step.unit
+    if len(unit.entries) == 1:
+        return identity(walk, step, flows)
+    if unit.name == "native_group_norm" or walk.tape.calls[unit.calls[0]].operand("bias") in unit.entries:
+        raise _refused(step, "a norm whose shift carries relevance")
+    return gate_rule(walk, step, flows)
+
+
+def scale_rule(normalised: bool) -> Back:
+    """Product with a constant: R to the entry. Conserves relevance.
+
+    A complex number c + id makes (ac − bd) + i(ad + bc) of a + ib: the two sums share by the add rule.
+    """
+
+    def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+        unit, tape = step.unit, walk.tape
+        call = tape.calls[unit.calls[0]]
+        if unit.name == "div" and unit.places:
+            first = call.args[0]
+            if not isinstance(first, Slot) or first.index != unit.places[0]:
+                raise _refused(step, "a quotient whose divisor carries relevance")
+        if not tape.dtypes[unit.exit].is_complex or unit.name not in ("mul", "div"):
+            return identity(walk, step, flows)
+        (entry,), (flow,) = unit.entries, flows.values()
+        x = tape[entry].to(flow.dtype).resolve_conj()
+        c = call([torch.ones_like(x) if o == entry else tape[o] for o in call.operands])[0].resolve_conj()
+        sums = ((flow.real, x.real * c.real, -x.imag * c.imag), (flow.imag, x.real * c.imag, x.imag * c.real))
+        shares = (_shares(walk, unit.exit, r, u + v, (u, v), normalised) for r, u, v in sums)
+        found = torch.complex(*(torch.stack(parts).sum(0) for parts in zip(*shares, strict=True)))
+        return [(entry, unbroadcast(found, tape.shapes[entry]))]
+
+    return back
 
 
 def clip_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
@@ -119,26 +143,28 @@ def add_rule(normalised: bool) -> Back:
     """
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-        (flow,) = flows.values()
-        parts = _branches(walk.tape, step.unit, wide(flow))
-        if normalised:
-            parts = _normalised(walk, step.unit.exit, wide(flow), parts)
-        places = zip(step.unit.entries, step.unit.places, step.live, strict=True)
-        return [(e, unbroadcast(parts[p], walk.tape.shapes[e])) for e, p, live in places if live]
+        unit, tape, (flow,) = step.unit, walk.tape, flows.values()
+        call = tape.calls[unit.calls[0]]
+        alpha = call.argument("alpha", 1)
+        factors = {"sub": (1, -alpha), "rsub": (-alpha, 1)}.get(call.name, (1, alpha))
+        values = (wide(tape[o]) for o in call.operands)
+        branches = [v if f == 1 else v * f for v, f in zip(values, factors, strict=True)]
+        parts = _shares(walk, unit.exit, wide(flow), wide(tape[unit.exit]), branches, normalised)
+        places = zip(unit.entries, unit.places, step.live, strict=True)
+        return [(e, unbroadcast(parts[p], tape.shapes[e])) for e, p, live in places if live]
 
     return back
 
 
-def _branches(tape: Tape, unit: Unit, flow: Tensor) -> list[Tensor]:
-    """Return u ⊙ R / y and v ⊙ R / y."""
-    call, s = tape.calls[unit.calls[0]], divide(flow, wide(tape[unit.exit]))
-    alpha = call.argument("alpha", 1)
-    factors = {"sub": (1, -alpha), "rsub": (-alpha, 1)}.get(call.name, (1, alpha))
-    values = (finite(wide(tape[o])) for o in call.operands)
-    return [multiply(s if f == 1 else s * f, v) for v, f in zip(values, factors, strict=True)]
+def _shares(
+    walk: Walk, exit_: int, flow: Tensor, y: Tensor, branches: Sequence[Tensor], normalised: bool
+) -> Sequence[Tensor]:
+    """Return what the two branches of a sum y get of its relevance."""
+    s = divide(flow, y)
+    parts = [multiply(s, finite(branch)) for branch in branches]
+    if not normalised:
+        return parts
 
-
-def _normalised(walk: Walk, exit_: int, flow: Tensor, parts: list[Tensor]) -> list[Tensor]:
     def sums(part: Tensor) -> Tensor:
         found = walk.samples.sums(exit_, part)
         return found.real + found.imag if found.is_complex() else found
@@ -185,8 +211,9 @@ def _refused(step: Step, reason: str) -> UnknownOperation:
 def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
     """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint."""
     backs: dict[str, Back] = {
-        **dict.fromkeys(("norm", "activation", "rectifier", "softmax", "quotient"), identity),
-        "scale": scale_rule,
+        **dict.fromkeys(("activation", "rectifier", "softmax", "quotient"), identity),
+        "norm": norm_rule,
+        "scale": scale_rule(normalised),
         "clip": clip_rule,
         "layer": layer_rule(share),
         "weighted sum": z_rule,
