@@ -14,6 +14,7 @@ TRUECOLOUR = re.compile(r"\x1b\[[\d;]*48;2;(\d+);(\d+);(\d+)")
 
 def shown(e, colours=None, width=80, **options):
     stream = io.StringIO()
+    options = {"no_color": False, **options}  # another test's import may have set NO_COLOR
     console = Console(file=stream, width=width, color_system=colours, force_terminal=colours is not None, highlight=False, **options)
     console.print(terminal.render(e))
     return stream.getvalue()
