@@ -138,6 +138,22 @@ def test_a_function_at_the_models_end_is_told_apart_from_the_logits(function: st
     assert torch.allclose(changed, plain.replay({plain["vit.layers.0"]: state.tensor * 0.5}), atol=1e-12)
 
 
+def test_an_output_that_stands_in_two_places_is_read_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            logits = self.layer(x).mean(1)
+            return {"first": logits, "second": logits}
+
+    model, x = Twice().eval(), torch.randn(2, 5, 4, dtype=torch.float64)
+    r = record(model, x)
+    flow = r.walk_back(r.roots, lambda output: output["first"][:, 0] + output["second"][:, 1])
+    assert torch.allclose(next(iter(flow.values())), (model.layer.weight[0] + model.layer.weight[1]).expand(2, 5, 4) / 5)
+
+
 # -- what there is ---------------------------------------------------------------------------------------------------
 def test_the_program_names_units_and_modules() -> None:
     model, inputs = built("bert")

@@ -10,7 +10,7 @@ r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits without it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
 from whyformer.explaining import Ready, begin
 from whyformer.inputs.unfit import unfit
-from whyformer.models.output import End, Output, with_leaves, with_tensors
+from whyformer.models.output import End, Output, with_tensors
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.tape.checks import foreign, unset
@@ -31,7 +31,7 @@ from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.streams import Block, Stream, find_streams
 from whyformer.tape.structure import Attention, find_attentions
-from whyformer.tape.units import Unit
+from whyformer.tape.units import Unit, reach
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
 from whyformer.tape.walking import replay as replay_tape
@@ -78,8 +78,7 @@ class Record:
         tape: the calls and values of the pass.
         inputs: the tensors that were fed, by name or position.
         roots: where relevance ends: scored inputs of floating-point numbers, and vectors that were looked up by the
-            ids of
-            scored inputs.
+            ids of scored inputs.
         outputs: the tensors that the model returned, by name.
     """
 
@@ -96,10 +95,12 @@ class Record:
     @cached_property
     def program(self) -> Program:
         """The units between the roots and all outputs."""
-        return self._program(v.number for v in self.outputs.values())
+        return read_program(self.tape, [v.number for v in self.roots], [v.number for v in self.outputs.values()])
 
-    def _program(self, outputs: Iterable[int]) -> Program:
-        return read_program(self.tape, [v.number for v in self.roots], outputs)
+    @cached_property
+    def _carry(self) -> list[bool]:
+        """Of each value, whether it depends on a root."""
+        return reach(self.tape, [v.number for v in self.roots])
 
     @property
     def units(self) -> list[Unit]:
@@ -149,12 +150,8 @@ class Record:
     def __str__(self) -> str:
         """The program: number of the exit, kind, call, shape, entries and module of each unit."""
         ends = f"{_names(self.roots)} and {_names(self.outputs.values())}"
-        lines = [f"{len(self.tape.calls)} calls, {len(self.units)} units between {ends}"]
-        for u in self.units:
-            entries, shape = ", ".join(map(str, u.entries)), "×".join(map(str, self.tape.shapes[u.exit])) or "number"
-            module = self.tape.modules.get(u.calls[-1], "")
-            lines.append(f"{u.exit:5}  {u.kind:14} {u.name:22} {shape:16} <- {entries:14} {module}")
-        return "\n".join(line.rstrip() for line in lines)
+        first = f"{len(self.tape.calls)} calls, {len(self.units)} units between {ends}"
+        return "\n".join([first, *self.program.lines(self.tape.modules)])
 
     def value(self, number: int) -> Value:
         """Return a value by its number on the tape."""
@@ -203,9 +200,7 @@ class Record:
             wanted: values of the pass.
             target: what is explained, as for :func:`whyformer.explain`.
             composite: the rules, by name ("deep_taylor", "lrp", or a key of
-                :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object.
-                "plain"
-                is the gradient.
+                :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object. "plain" is the gradient.
 
         Returns:
             For each value a tensor of its shape: a multiplier m, or relevance itself if that is what the composite
@@ -220,7 +215,9 @@ class Record:
                 raise InputError(f"value {v.number} is of whole numbers, through which no relevance flows")
         seeds = self._seeds(target)
         rules = _composite(composite)
-        program = read_program(self.tape, {*(r.number for r in self.roots), *self._before(values)}, seeds)
+        # values that depend on no root are roots themselves, so that something arrives there
+        before = {v.number for v in values if not self._carry[v.number]}
+        program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
         # rules that carry relevance itself share it within each sample, wherever its rows lie
         samples = RowSamples(self._rows) if rules.carrier == "relevance" else None
         wanted_numbers = [v.number for v in values]
@@ -236,9 +233,9 @@ class Record:
             value: a value of the pass.
             target, composite: as for :meth:`walk_back`.
         """
-        value = value if isinstance(value, Value) else self.value(value)
-        flow = self.walk_back([value], target, composite)[value]
-        return flow if _composite(composite).carrier == "relevance" else value.tensor * flow
+        value, rules = value if isinstance(value, Value) else self.value(value), _composite(composite)
+        flow = self.walk_back([value], target, rules)[value]
+        return flow if rules.carrier == "relevance" else value.tensor * flow
 
     def replay(self, changes: Mapping[Value, Tensor], target: Target = None) -> Tensor:
         """Return ``[B, C]``, the row of logits of the same pass with some values replaced.
@@ -284,51 +281,38 @@ class Record:
     def _seeds(self, target: Target) -> dict[int, Tensor]:
         """∂target/∂ each output tensor that the target reads, summed over the samples."""
         resolver, output = self._ready.resolver(target), self._output()
-        read = [*_floating(output.raw), *([] if output.end is None else [output.end.value])]
-        reached = {id(t): t for t in read}
-        mine = [t for t in reached.values() if not t.requires_grad and self.tape.number(t) not in self.tape.given]
-        with torch.enable_grad():
-            for t in mine:
-                t.requires_grad_()
-            try:
-                raw, pairs = with_leaves((output.raw, output.end))
-                row = resolver.read(_rebuilt(output, *raw))
-                value = resolver.callable(row.detach())(row)
-                found = torch.autograd.grad(value.sum(), [leaf for _, leaf in pairs], allow_unused=True)
-            finally:
-                for t in mine:
-                    t.requires_grad_(False)
-        return {self.tape.number(t): g for (t, _), g in zip(pairs, found, strict=True) if g is not None}
+        leaves: dict[int, Tensor] = {}
 
-    def _before(self, values: Iterable[Value]) -> set[int]:
-        """Values that depend on no root are roots themselves, so that something arrives there."""
-        return {v.number for v in values if not self.program.carry[v.number]}
+        def leaf(t: Tensor) -> Tensor:
+            if not t.is_floating_point() or self.tape.number(t) in self.tape.given:
+                return t
+            return leaves.setdefault(self.tape.number(t), t.detach().requires_grad_())
+
+        with torch.enable_grad():
+            raw, end = with_tensors((output.raw, output.end), leaf)
+            row = resolver.read(replace(output, raw=raw, end=end))
+            value = resolver.callable(row.detach())(row)
+            found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+        return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
 
 
 def _names(values: Iterable[Value]) -> str:
     return ", ".join(str(v.number) for v in values)
 
 
+_COMPOSITES: dict[str, Composite] = {
+    **{str(name): rules for name, rules in COMPOSITES.items()},
+    "deep_taylor": deep_taylor(),
+    "lrp": layerwise(),
+}
+
+
 def _composite(composite: str | Composite) -> Composite:
     if isinstance(composite, Composite):
         return composite
-    known = {str(name): rules for name, rules in COMPOSITES.items()}
-    known |= {"deep_taylor": deep_taylor(), "lrp": layerwise()}
-    if composite not in known:
-        raise unknown("there is no composite", composite, known, f"Composites: {', '.join(known)}")
-    return known[composite]
-
-
-def _floating(raw: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def look(t: Tensor) -> Tensor:
-        if t.is_floating_point():
-            found.append(t)
-        return t
-
-    with_tensors(raw, look)
-    return found
+    if composite not in _COMPOSITES:
+        raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
+    return _COMPOSITES[composite]
 
 
 def _end_of(ready: Ready, raw: Any, tape: Tape) -> EndFunction | None:
@@ -342,10 +326,6 @@ def _output(ready: Ready, raw: Any, end: EndFunction | None, value: Callable[[in
     args, kwargs = ready.inputs.feed
     made = Output(ready.model, raw, args, kwargs, ready.inputs.samples)
     return made if end is None else made.with_end(End(end.name, end.axis, value(end.logits)))
-
-
-def _rebuilt(output: Output, raw: Any, end: End | None) -> Output:
-    return Output(output.model, raw, output.args, output.kwargs, output.samples, end)
 
 
 def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options: Any) -> Record:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
+from whyformer.tape.caches import Recent
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
-from whyformer.tape.walking import walk_back
+from whyformer.tape.walking import Composite, Rule, walk_back
 
 B, N, D, H = 2, 5, 8, 2
 AH, LN, SECANT, HALVES, GATE, WARM = ["AH", "LN", "secant", "halves", "gate", "warm"]
@@ -154,3 +155,22 @@ def test_bounds_that_depend_on_the_input() -> None:
     x = torch.randn(B, N, D, dtype=torch.float64)
     flow = by_tape(lambda x: torch.clamp(x, min=x.mean(1, keepdim=True)), x, "libra")
     assert flow.isfinite().all()
+
+
+def test_composites_of_one_name_are_not_taken_for_each_other() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    tape, out = record(torch.tanh, x)
+    end, root = tape.number(out), tape.number(x)
+    program, seed = read_program(tape, [root], end), {end: torch.ones_like(out)}
+    held, plain = Composite("mine", {"activation": Rule(hold=(0,))}), Composite("mine", {})
+    assert not walk_back(program, tape, [(held, seed)], wanted=[root])[0][root].any()
+    assert walk_back(program, tape, [(plain, seed)], wanted=[root])[0][root].all()
+
+
+def test_a_cache_keeps_what_was_used_last() -> None:
+    cache = Recent[str](2)
+    cache.put("a", "first")
+    cache.put("b", "second")
+    assert cache.get("a") == "first"
+    cache.put("c", "third")
+    assert [cache.get(key) for key in "abc"] == ["first", None, "third"]

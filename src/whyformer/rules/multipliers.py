@@ -8,7 +8,7 @@ rule maps the flow at the exit of a unit to flows at its entries, see :mod:`whyf
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -153,7 +153,7 @@ def _composite(name: str, *tables: dict[str, Rule]) -> Composite:
 
 
 COMPOSITES: dict[CompositeName, Composite] = {
-    "plain": replace(GRADIENT),
+    "plain": GRADIENT,
     # Ali et al.: XAI for Transformers, ICML 2022
     "ah": _composite("LRP(AH)", AH),
     "ln": _composite("LRP(LN)", LN),

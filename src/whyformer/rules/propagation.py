@@ -11,6 +11,7 @@ Sources: Bach et al. 2015 (ε, αβ), Montavon et al. 2017 (z^B) and 2019 (γ), 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -227,6 +228,7 @@ def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
     return {kind: Rule(back=back) for kind, back in backs.items()} | refused
 
 
+@functools.cache  # a composite is known by its object
 def deep_taylor(alpha: float = 1.0) -> Composite:
     """Return the rules of Transformer Attribution (Chefer et al. 2021): αβ rule with one denominator in linear layers,
     z^B rule at the pixels, normalised add rule, products halved, identity through norms, activations and softmax.
@@ -237,6 +239,7 @@ def deep_taylor(alpha: float = 1.0) -> Composite:
     return Composite(f"deep Taylor decomposition (alpha={alpha})", _rules(alpha_beta(alpha), True), "relevance")
 
 
+@functools.cache
 def layerwise(
     rule: LinearRule = "separate",
     *,
@@ -262,6 +265,5 @@ def layerwise(
         "gamma": (gamma_rule(gamma), f", gamma={gamma}"),
     }
     share, setting = shares[rule]
-    # composites of one name share their plans
     name = f"LRP ({rule}{setting}{', normalised add' if normalise_add else ''})"
     return Composite(name, _rules(share, normalise_add), "relevance")

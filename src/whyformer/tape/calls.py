@@ -133,8 +133,7 @@ def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
         yield from every_tensor(list(vars(value).values()), depth - 1)
 
 
-# -- calls that write in place, without doing so
-# ------------------------------------------------------------------------
+# -- calls that write in place, repeated without it --------------------------------------------------------------------
 def _copy(old: Tensor, new: Tensor, *_: Any) -> Tensor:
     return new.to(old.dtype).expand(old.shape).clone()
 

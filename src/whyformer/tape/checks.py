@@ -57,7 +57,7 @@ def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
     known = set(known)
     found = []
     for n in sorted(tape.given - tape.inputs - known):
-        if n not in other.given or not tape.floating(n) or not tape.holds(n):
+        if n not in other.given or not tape.floating(n):
             continue
         a, b = tape[n], other[n]
         if a is not b and not (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())):

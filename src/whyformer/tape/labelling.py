@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
-from whyformer.tape.tables import ELEMENTWISE, KINDS
+from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
 from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "find_sources"]
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_KEPT = _names(
+_KEPT = name_set(
     "clone contiguous _to_copy to alias lift_fresh lift dropout native_dropout masked_fill nan_to_num tril triu cumsum"
 )
-_COMPLEX = _names("real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg")
+_COMPLEX = name_set("real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg")
 _RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"convolution", "_convolution"}
-_JAGGED = _names("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
+_JAGGED = name_set("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 _VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
-_MOVED = _VIEWS | _names("index_add scatter_add index_copy")
-_FLOATS = _names("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
-_JOINED = _names("cat stack masked_scatter where index_put overlay index_copy")
-_INDEXED = _names("gather index index_select take take_along_dim")
-_LOOKED_UP = _names("embedding index index_select")
-_PRODUCTS = _names("mm bmm addmm baddbmm matmul linear")
-_REDUCED = _names("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
-_PLACED_BY_INDEX = _names("scatter scatter_add index_add index_copy")
-_SORTED = _names("topk sort cummax cummin")
+_MOVED = _VIEWS | name_set("index_add scatter_add index_copy")
+_FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
+_JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
+_INDEXED = name_set("gather index index_select take take_along_dim")
+_LOOKED_UP = name_set("embedding index index_select")
+_PRODUCTS = name_set("mm bmm addmm baddbmm matmul linear")
+_REDUCED = name_set("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
+_PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
+_SORTED = name_set("topk sort cummax cummin")
 _POINTWISE = {"add", "mul", "scale", "rectifier", "activation", "clip", "norm", "softmax", "log softmax"}  # kinds
 
 
-_ROWS: OrderedDict[Any, Rows] = OrderedDict()
-_MOST_ROWS = 16
+_ROWS: Recent[Rows] = Recent(16)
 
 
 def find_rows(tape: Tape, sources: Sequence[Source]) -> Rows:
@@ -53,14 +47,11 @@ def find_rows(tape: Tape, sources: Sequence[Source]) -> Rows:
         sources: the inputs whose rows are followed.
     """
     key = tape.signature, tuple(sources)
-    rows = _ROWS.pop(key, None)
+    rows = _ROWS.get(key)
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
         with bare():
-            rows = _Following(tape, sources).rows
+            rows = _ROWS.put(key, _Following(tape, sources).rows)
     tape.release()
-    _ROWS[key] = rows
-    while len(_ROWS) > _MOST_ROWS:
-        _ROWS.popitem(last=False)
     return rows
 
 

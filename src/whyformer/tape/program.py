@@ -10,11 +10,11 @@ values.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from whyformer.tape.caches import Recent
 from whyformer.tape.regions import find_regions
 from whyformer.tape.units import CallReader, Unit, dominators, reach, weights
 from whyformer.tape.values import Tape
@@ -35,7 +35,7 @@ class Program:
         dominator: of each value that carries, the nearest one through which all paths from the roots pass; −1 for
             none.
         shapes: of each value.
-        plans: what a walk under a composite visits; filled by :mod:`whyformer.tape.walking`.
+        plans: what walks under composites visit; filled by :mod:`whyformer.tape.walking`.
     """
 
     units: list[Unit]
@@ -45,23 +45,32 @@ class Program:
     weight: list[bool]
     dominator: dict[int, int]
     shapes: list[Any]
-    plans: dict[Any, Any] = field(default_factory=dict, repr=False)
+    plans: Recent[Any] = field(default_factory=lambda: Recent(64), repr=False)
 
     @property
     def output(self) -> int:
         """Number of the first output."""
         return self.outputs[0]
 
+    def lines(self, modules: Mapping[int, str] | None = None) -> list[str]:
+        """Return a line for each unit: number of the exit, kind, call, shape, entries, and the module that made it.
+
+        Args:
+            modules: call number -> path of the module that made it.
+        """
+        found = []
+        for u in self.units:
+            entries, shape = ", ".join(map(str, u.entries)), "×".join(map(str, self.shapes[u.exit])) or "number"
+            module = (modules or {}).get(u.calls[-1], "")
+            line = f"{u.exit:5}  {u.kind:14} {u.name:22} {shape:16} <- {entries:14} {module}"
+            found.append(line.rstrip())
+        return found
+
     def __str__(self) -> str:
-        rows = [
-            f"{u.exit:5}  {u.kind:13} {u.name:24} {tuple(self.shapes[u.exit])!s:20} <- {', '.join(map(str, u.entries))}"
-            for u in self.units
-        ]
-        return "\n".join(rows)
+        return "\n".join(self.lines())
 
 
-_PROGRAMS: OrderedDict[Any, Program] = OrderedDict()
-_MOST_PROGRAMS = 64
+_PROGRAMS: Recent[Program] = Recent(64)
 
 
 def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int]) -> Program:
@@ -74,13 +83,7 @@ def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int])
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
     key = tape.signature, tuple(sorted(roots)), ends
-    program = _PROGRAMS.pop(key, None)
-    if program is None:
-        program = _read(tape, key[1], ends)
-    _PROGRAMS[key] = program
-    while len(_PROGRAMS) > _MOST_PROGRAMS:
-        _PROGRAMS.popitem(last=False)
-    return program
+    return _PROGRAMS.get(key) or _PROGRAMS.put(key, _read(tape, key[1], ends))
 
 
 def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Program:

@@ -28,6 +28,7 @@ from whyformer.tape.calls import Call, Slot, every_tensor, slot, tensors_in
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.state import SWITCHES
+from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
 
 aten = torch.ops.aten
@@ -36,12 +37,8 @@ __all__ = ["RAW", "Recorder", "record", "record_call"]
 
 
 # -- which values are held -------------------------------------------------------------------------------------------
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # views, and elementwise or rowwise functions: cheap to compute again
-_CHEAP = _names(
+_CHEAP = name_set(
     "view _unsafe_view _reshape_alias reshape transpose t permute expand clone unsqueeze squeeze select slice alias "
     "lift_fresh contiguous _to_copy split split_with_sizes chunk unbind cat stack index gather roll flip "
     "constant_pad_nd pixel_shuffle unfold as_strided diagonal repeat index_select im2col overlay narrow copy "
@@ -52,7 +49,7 @@ _CHEAP = _names(
     "mean var var_mean sum amax ones zeros arange scalar_tensor causal_mask logical_not bitwise_not eq ne lt le gt ge "
     "full full_like zeros_like ones_like"
 )
-_PRODUCTS = _names("mm bmm addmm baddbmm matmul")
+_PRODUCTS = name_set("mm bmm addmm baddbmm matmul")
 _LONGEST = 8  # at most so many calls in a row are repeated to compute one value
 
 
@@ -60,12 +57,12 @@ _LONGEST = 8  # at most so many calls in a row are repeated to compute one value
 _DETACH = aten.detach.default
 # the C++ kernel of an operator that is defined by others; OpOverload.decompose may take one in Python instead
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_FUSED_ATTENTION = _names(
+_FUSED_ATTENTION = name_set(
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
     "_scaled_dot_product_fused_attention_overrideable"
 )
-RAW = _names("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
+RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
 _LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
 
 

@@ -21,7 +21,17 @@ from whyformer.tape.calls import Call
 from whyformer.tape.draws import Draws, repeat
 from whyformer.tape.meaning import is_norm, is_softmax, rows_along
 from whyformer.tape.state import bare
-from whyformer.tape.tables import COPIES, CURVED, ELEMENTWISE, EXPONENTIALS, KINDS, MIXING, REDUCTIONS, STRAIGHT
+from whyformer.tape.tables import (
+    COPIES,
+    CURVED,
+    ELEMENTWISE,
+    EXPONENTIALS,
+    KINDS,
+    MIXING,
+    REDUCTIONS,
+    STRAIGHT,
+    name_set,
+)
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -30,21 +40,17 @@ __all__ = ["find_regions"]
 _MOST_CALLS, _MOST_SEGMENTS, _LEAST_ROWS, _FEW = 40, 14, 12, 6
 
 
-def _names(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-_ROOTS = _names("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
-_MASKED = _names("where masked_fill index_put mul div")
-_COMPARISONS = _names(
+_ROOTS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
+_MASKED = name_set("where masked_fill index_put mul div")
+_COMPARISONS = name_set(
     "gt lt ge le eq ne logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or any all isnan isinf hypot "
     "full scalar_tensor"
 )
 _REPEATABLE = frozenset(KINDS) | ELEMENTWISE | _COMPARISONS
-_ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | _names("hypot masked_fill index_put cat stack")
-_SPREADING = REDUCTIONS | _names("_softmax _safe_softmax _log_softmax cumsum")
+_ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack")
+_SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
-_SIZELESS = ELEMENTWISE | COPIES | _COMPARISONS | _SPREADING | _names("unsqueeze masked_fill zeros_like ones_like")
+_SIZELESS = ELEMENTWISE | COPIES | _COMPARISONS | _SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
 """Calls without constants that depend on the sizes of axes along which they do not reduce."""
 
 

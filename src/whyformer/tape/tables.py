@@ -11,7 +11,8 @@ from __future__ import annotations
 KINDS: dict[str, str] = {}
 
 
-def _names(text: str) -> frozenset[str]:
+def name_set(text: str) -> frozenset[str]:
+    """Return the names that a text lists."""
     return frozenset(text.split())
 
 
@@ -77,10 +78,10 @@ _rows("softmax", "_softmax _safe_softmax")
 _rows("log softmax", "_log_softmax")
 _rows("logsumexp", "logsumexp")
 
-STRAIGHT = _names("add sub rsub mul div neg _to_copy clone dropout addcmul addcdiv lerp")
+STRAIGHT = name_set("add sub rsub mul div neg _to_copy clone dropout addcmul addcdiv lerp")
 """Elementwise calls that are linear in each operand."""
 
-CURVED = _names(
+CURVED = name_set(
     "pow tanh sigmoid erf exp exp2 log log2 log1p expm1 softplus relu silu gelu mish abs erfc sqrt rsqrt reciprocal "
     "square sinh cosh tan atan logaddexp clamp clamp_min clamp_max maximum minimum where hardtanh hardsigmoid "
     "hardswish elu leaky_relu sin cos special_ndtr log_sigmoid_forward threshold celu selu"
@@ -89,14 +90,14 @@ CURVED = _names(
 
 ELEMENTWISE = STRAIGHT | CURVED
 
-REDUCTIONS = _names("mean sum var std var_mean std_mean linalg_vector_norm norm amax max logsumexp")
+REDUCTIONS = name_set("mean sum var std var_mean std_mean linalg_vector_norm norm amax max logsumexp")
 """Calls that make one number of many along axes."""
 
-EXPONENTIALS = _names("exp exp2 expm1 _softmax _safe_softmax _log_softmax pow logsumexp")
+EXPONENTIALS = name_set("exp exp2 expm1 _softmax _safe_softmax _log_softmax pow logsumexp")
 
-COPIES = _names("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
+COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 
-MIXING = _names("mm addmm baddbmm mv matmul linear convolution embedding")
+MIXING = name_set("mm addmm baddbmm mv matmul linear convolution embedding")
 """Linear calls that are no part of a norm, a softmax or an activation."""
 
-SOFTMAXES = _names("_softmax _safe_softmax")
+SOFTMAXES = name_set("_softmax _safe_softmax")

@@ -19,14 +19,13 @@ class Unit:
     Attributes:
         kind: what a composite has a rule for, such as "layer" or "softmax".
         name: the name of its call, or its kind if it consists of several.
-        entries: numbers of the values that carry relevance into it, by role: query, key, value of an attention; the
-            activated branch of a gate first; else in the order of the operands.
+        entries: numbers of the values that carry relevance into it: of a gate the activated branch first, else in the
+            order of the operands.
         exits: numbers of the values that carry it out of it. Only a split has more than one.
         calls: numbers of its calls.
         places: of a unit of one call, the position of each entry among the operands.
         statistics: of a norm that is written out, the values inside it by which it divides.
         axes: of a norm or a softmax, counted from the last.
-        weights: of a layer that is written out, its constant operands.
     """
 
     kind: str

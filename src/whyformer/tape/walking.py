@@ -10,7 +10,7 @@ is the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,9 +51,9 @@ class Rule:
     refuse: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Composite:
-    """Rules by kind of unit. Composites of one name are the same.
+    """Rules by kind of unit.
 
     Attributes:
         name: how it is called in results and errors.
@@ -62,7 +62,7 @@ class Composite:
     """
 
     name: str
-    rules: Mapping[str, Rule] = field(hash=False, compare=False)
+    rules: Mapping[str, Rule]
     carrier: str = "multiplier"
 
 
@@ -107,9 +107,10 @@ class Walk:
 def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step | None]:
     """What a walk to the wanted values visits, one entry a unit. With attention maps that are held constant, for one,
     the product of map and values has one branch."""
-    key = composite.name, wanted
-    if key in program.plans:
-        return program.plans[key]
+    key = composite, wanted
+    known: list[Step | None] | None = program.plans.get(key)
+    if known is not None:
+        return known
     carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
     steps: list[Step | None] = []
     for unit in program.units:
@@ -123,8 +124,7 @@ def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[
             live[r] = live[r] or any(to)
         visited = any(to) or any(r in wanted for r in unit.exits)
         steps.append(Step(unit, rule, branches, to, _wants(unit, tape, rule, to)) if visited else None)
-    program.plans[key] = steps
-    return steps
+    return program.plans.put(key, steps)
 
 
 def _wants(unit: Unit, tape: Tape, rule: Rule, to: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
