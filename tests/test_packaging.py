@@ -30,7 +30,7 @@ ARROWS = {
     "datasets": {"errors", "inputs"},
     "evaluate": set(),
     "program": set(),
-    "models": {"errors", "program"},
+    "models": {"errors", "program", "tape"},
     "tape": {"errors"},
     "rules": {"errors", "tape"},
     "composites": {"rules"},

@@ -31,7 +31,7 @@ from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.streams import Block, Stream, find_streams
 from whyformer.tape.structure import Attention, find_attentions
-from whyformer.tape.units import Unit, reach
+from whyformer.tape.units import Unit, reach, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
 from whyformer.tape.walking import replay as replay_tape
@@ -363,7 +363,7 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     named = {name: inside(tape.number(t)) for name, t in fed.items() if isinstance(t, Tensor) and tape.knows(t)}
     sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
     scored = tuple(name for name in named if id(fed[name]) in sides)
-    roots = [n for name in scored for n in _roots(tape, named[name].number)]
+    roots = [n for name in scored for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")
     returned = Output(ready.model, raw).named.items()
@@ -410,16 +410,3 @@ def _changed(value: Tensor) -> Tensor:
     if value.is_floating_point():
         return value * 0.75
     return value.flip(-1) if value.dim() and value.dtype != torch.bool else value
-
-
-def _roots(tape: Tape, n: int) -> list[int]:
-    """An input of floating-point numbers, or the vectors that were looked up by its ids."""
-    if tape.floating(n):
-        return [n]
-    reached, found = {n}, list[int]()
-    for call in tape.calls:
-        if call.name == "embedding" and call.operands[1] in reached:
-            found += call.results
-        elif any(o in reached for o in call.operands):
-            reached.update(r for r in call.results if not tape.floating(r))
-    return found

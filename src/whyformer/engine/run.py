@@ -20,7 +20,7 @@ from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError, Strayed
-from whyformer.models.ends import end_of, watching
+from whyformer.models.ends import confirmed, end_of, watching
 from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
 from whyformer.models.readout import row_of
@@ -342,6 +342,7 @@ def record(
             mode.ended()
             with mode.uncounted():
                 end = end_of(Output(model, output, *feed, samples), calls)
+        end = confirmed(Output(model, output, *feed, samples), end)
     except Strayed:
         within = again.without_caches(again_blocks) if checkpoint else None
         facts(model, (tuple(args), kwargs), inputs, again=True, within=within)

@@ -1,8 +1,8 @@
 """The plain forward pass, and the end function of a model: what stands behind the logits, and what it was applied to.
 
 A model that returns σ(z), softmax(z) or log softmax(z) is explained as the same model without that function: the
-number of a class is its z. The function is found by values (the returned tensor equals it of a tensor that some call of
-the pass made, and was made of that tensor), so it does not matter how it is written.
+number of a class is its z. The function is read off a recorded pass (:mod:`whyformer.tape.ends`), so it does not matter
+how it is written, and is never guessed from values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from whyformer.models.output import End, Output
+from whyformer.tape.ends import end_function as read_end
+from whyformer.tape.recording import record_call
 
 _CALLS, _LOOKED_AT = 24, 4096
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, str]] = WeakKeyDictionary()  # kind of input -> name, "" for none
@@ -29,23 +31,29 @@ def forward(
 ) -> Output:
     """What the model returns, without gradients, and its end function.
 
-    The calls of a pass are watched only where the model is known to end in such a function, or what it returned may be
-    the value of one: then it is run again, once for a model and kind of input.
+    The pass is recorded only where the model is known to end in such a function, or what it returned may be the value
+    of one: then it is run again, once for a model and kind of input.
     """
-    kwargs, kind = kwargs or {}, _kind(args, kwargs or {})
-    known = _KNOWN.get(model, {}).get(kind)
-    with torch.no_grad():
-        if not known:
+    kwargs = kwargs or {}
+    known = _KNOWN.get(model, {}).get(_kind(args, kwargs))
+    if not known:
+        with torch.no_grad():
             plain = Output(model, model(*args, **kwargs), args, kwargs, samples)
-            if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
-                return plain.with_end(_unwatched(plain))
-        with watching(model, args, kwargs) as calls:
-            raw = model(*args, **kwargs)
-        watched = Output(model, raw, args, kwargs, samples)
-        end = end_of(watched, calls)
-    if not known and not _KNOWN[model][kind]:  # torch may have taken another way because it was watched
-        return plain.with_end(_unwatched(plain))
-    return watched.with_end(end)
+        if known == "" or not _may_be_an_end(plain.returned) or not _repeatable(args, kwargs):
+            return plain.with_end(_unwatched(plain))
+    return _recorded(model, args, kwargs, samples)
+
+
+def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], samples: Tensor | None) -> Output:
+    """A recorded pass, from which the end function is known later."""
+    tape, raw = record_call(model, args, kwargs)
+    made = Output(model, raw, args, kwargs, samples)
+    value = made.returned
+    found = None if value is None or not tape.knows(value) else read_end(tape, tape.number(value))
+    _KNOWN.setdefault(model, {})[_kind(args, kwargs)] = "" if found is None else found.name
+    if found is None or value is None:
+        return made.with_end(_unwatched(made))
+    return made.with_end(End(found.name, found.axis, made.rows(tape[found.logits].reshape(value.shape))))
 
 
 def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
@@ -104,22 +112,30 @@ def watching(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def end_of(output: Output, calls: Calls) -> End | None:
-    """The end function of an output, or the axis of samples that one sample's output lacks; None where it has neither.
-    What is found is known for later passes."""
-    kind = _kind(output.args, output.kwargs)
-    value, known = output.returned, _KNOWN.setdefault(output.model, {})
-    if value is None or not value.is_floating_point() or known.get(kind) == "":
+    """The end function of an output as far as its values tell (see :func:`confirmed`), or the axis of samples that one
+    sample's output lacks; None where it has neither."""
+    value, known = output.returned, _KNOWN.get(output.model, {}).get(_kind(output.args, output.kwargs))
+    if value is None or not value.is_floating_point() or known == "":
         return _unwatched(output)
-    names = [known[kind]] if kind in known else list(_ENDS)
+    names = [known] if known else list(_ENDS)
     for x in calls.before(value):
         for name in names:
             with torch.no_grad():
                 axis = _axis(name, x, value)
             if axis is not None:
-                known[kind] = name
                 return End(name, axis, output.rows(x if x.shape == value.shape else x.reshape(value.shape)))
-    known.setdefault(kind, "")
     return _unwatched(output)
+
+
+def confirmed(output: Output, end: End | None) -> End | None:
+    """The same if a recorded pass has that end function too: probabilities alone may be like those of another."""
+    if end is None or not end.name:
+        return end
+    kind = _kind(output.args, output.kwargs)
+    known = _KNOWN.get(output.model, {})
+    if kind not in known and _repeatable(output.args, output.kwargs):
+        _recorded(output.model, output.args, output.kwargs, output.samples)
+    return end if _KNOWN.get(output.model, {}).get(kind) == end.name else _unwatched(output)
 
 
 def _unwatched(output: Output) -> End | None:

@@ -9,7 +9,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "reach", "weights"]
+__all__ = ["CallReader", "Unit", "dominators", "reach", "roots_of", "weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +124,20 @@ def _axes(call: Call, tape: Tape) -> tuple[int, ...]:
     if call.name in ("native_layer_norm", "_fused_rms_norm"):
         return tuple(range(-len(call.args[1]), 0))
     return (-1,)
+
+
+def roots_of(tape: Tape, n: int) -> list[int]:
+    """Return where relevance of an input ends: the input itself if it is floating-point, or the vectors that were
+    looked up by its ids."""
+    if tape.floating(n):
+        return [n]
+    reached, found = {n}, list[int]()
+    for call in tape.calls:
+        if call.name == "embedding" and call.operands[1] in reached:
+            found += call.results
+        elif any(o in reached for o in call.operands):
+            reached.update(r for r in call.results if not tape.floating(r))
+    return found
 
 
 def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
