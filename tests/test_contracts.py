@@ -23,7 +23,11 @@ PAIRS = [(m, n) for m in sorted(METHODS) for n in ZOO if METHODS[m].modality in 
 REQUIRED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
 REFUSED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if not METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
 
-every_pair = pytest.mark.parametrize(("method", "name"), PAIRS + REQUIRED)
+# every method on a few models that differ in what they compute; on all of them with -m whole
+FEW_MODELS = {"hf_vit", "timm_vit_mean", "bert", "gpt2", "llama", "encoder_sequence_first", *WINDOWED}
+every_pair = pytest.mark.parametrize(
+    ("method", "name"), [pytest.param(m, n, marks=() if n in FEW_MODELS else pytest.mark.whole) for m, n in PAIRS + REQUIRED]
+)
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 
 

@@ -1,4 +1,4 @@
-"""Each architecture explained by each method comes to what ``docs/coverage.md`` says; a few always, all in the slow suite."""
+"""Each architecture explained by each method comes to what ``docs/coverage.md`` says; a few always, all with ``-m whole``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAST = [
 ]  # fmt: skip
 RANK = {"✓": 3, "–": 2, "○": 2, "✗": 1, "·": 0}
 EVERY = {a.name: a for a in listed()}
-PARAMETERS = [pytest.param(a, id=n, marks=() if n in FAST else pytest.mark.slow) for n, a in EVERY.items()]
+PARAMETERS = [pytest.param(a, id=n, marks=() if n in FAST else pytest.mark.whole) for n, a in EVERY.items()]
 
 
 @cache
@@ -41,7 +41,7 @@ def test_it_comes_to_what_the_page_says(architecture: Architecture) -> None:
     assert found == wanted, f"run tests/coverage_page.py if this is meant; defects found: {said}"
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "name", [n for n, a in EVERY.items() if n.startswith(("sequence cl", "image cl")) and isinstance(a.builds, str)]
 )

@@ -13,7 +13,7 @@ from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
 from whyformer.tape.walking import GRADIENT, walk_back
 
-# a few that differ in what they compute; all of them on request: -m slow
+# a few that differ in what they compute; all of them on request: -m whole
 FEW = {
     "image classification/vit", "image classification/swinv2", "image classification/cvt", "image classification/levit",
     "sequence classification/bert", "sequence classification/deberta-v2", "sequence classification/xlnet",
@@ -116,7 +116,7 @@ def cases() -> list[Any]:
     for one in listed():
         if one.family in NO_AUTOGRAD:
             continue
-        found.append(pytest.param(one, id=one.name, marks=() if one.name in FEW else pytest.mark.slow))
+        found.append(pytest.param(one, id=one.name, marks=() if one.name in FEW else pytest.mark.whole))
     return found
 
 
