@@ -86,3 +86,21 @@ def test_a_model_that_was_trained_since_the_pass() -> None:
     with torch.no_grad():
         model.weight.add_(1)
     assert altered(tape) == [tape.number(model.weight)]
+
+
+def test_memory_that_is_filled_row_by_row_is_set() -> None:
+    """As experts put their tokens back in order."""
+
+    def reordered(x: Tensor) -> Tensor:
+        order = torch.tensor([2, 0, 3, 1])
+        out = torch.empty_like(x)
+        out[order] = x
+        return out * 2
+
+    def half(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        out[torch.tensor([0, 2])] = x[:2]
+        return out * 2
+
+    assert unset(record(reordered, torch.randn(4, 3))[0]) == []
+    assert unset(record(half, torch.randn(4, 3))[0]) != []

@@ -398,3 +398,39 @@ def test_modules_of_calls_and_what_they_return() -> None:
     assert [tape.modules[c.number] for c in tape.calls if c.name in ("addmm", "relu")] == ["0", "1.0", "1.1", "2"]
     assert tape.outputs["2"] == tape.outputs[""] == [(tape.number(out),)]
     assert torch.equal(tape[tape.outputs["1"][0][0]], model[1](model[0](x)))
+
+
+def test_a_replaced_value_is_that_of_the_tape() -> None:
+    """Though it would be cheap to compute again."""
+    x, other = torch.randn(2, 3), torch.randn(2, 3)
+    tape, _ = record(lambda x: (x * 2).tanh(), x)
+    (product,) = (c.results[0] for c in tape.calls if c.name == "mul")
+    changed, output = record_call(lambda x: (x * 2).tanh(), (x,), change={product: lambda _: other})
+    assert torch.equal(changed[product], other)
+    assert torch.equal(output, other.tanh())
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_norm_of_a_batch_behind_views_in_another_memory_layout(samples: int) -> None:
+    """torch's own kernel reads a flow of one layout wrongly beside a value of another, in its own backward pass too."""
+    torch.manual_seed(0)
+    convolution, norm = nn.Conv2d(3, 8, 3, padding=1).double(), nn.BatchNorm2d(8).double().eval()
+    norm.running_var.uniform_(0.5, 2)
+    head = nn.Linear(8, 4).double()
+
+    def model(x: Tensor, norm: Callable[[Tensor], Tensor] = norm) -> Tensor:
+        tokens = norm(convolution(x)).flatten(2).transpose(1, 2)
+        return (tokens * head.weight[0]).tanh().mean(1) @ head.weight.T
+
+    def written(x: Tensor) -> Tensor:
+        return (x - norm.running_mean[:, None, None]) * (norm.running_var[:, None, None] + norm.eps).rsqrt()
+
+    pixels = torch.randn(samples, 3, 4, 4, dtype=torch.float64)
+    leaf = pixels.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(model(leaf, written)[:, 1].sum(), leaf)
+    tape, output = record(model, pixels)
+    root, end = tape.number(pixels), tape.number(output)
+    seed = torch.zeros_like(output)
+    seed[:, 1] = 1
+    (found,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: seed})], wanted=[root])
+    torch.testing.assert_close(found[root], wanted)

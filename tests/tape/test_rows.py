@@ -257,3 +257,17 @@ def test_no_map_is_computed() -> None:
     """Reading a model's structure computes no value of its attentions."""
     reading = read(*zoo.build("hf_vit"))
     assert not reading.tape._again
+
+
+def test_a_convolution_over_time_with_padding_keeps_the_samples() -> None:
+    weight = torch.randn(4, 4, 3, dtype=torch.float64)
+    _, rows, n = rows_of(lambda x: F.conv1d(F.pad(x.transpose(1, 2), (2, 0)), weight, stride=2), X)
+    label = rows.of(n)
+    assert rows.sample[label][:, 0].tolist() == [[0, 0, 0], [1, 1, 1]]
+    assert {rows.families[f].source for f in rows.family[label].flatten().tolist()} == {"0"}
+
+
+def test_numbers_that_are_put_by_index_are_of_no_row() -> None:
+    places = torch.zeros(2, 6, 1, dtype=torch.long)
+    found = numbers(lambda x: x.scatter(-1, places, -torch.inf), X)
+    assert found.shape == X.shape

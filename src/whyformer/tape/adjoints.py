@@ -71,7 +71,7 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
                 raise _no_derivative(call) from error
             if not all(outs[i].requires_grad for i in arriving):
                 raise _no_derivative(call)
-            grads = [in_dtype(flows[i].reshape(outs[i].shape), outs[i].dtype) for i in arriving]  # type: ignore[union-attr]
+            grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
             sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in asked]
             found = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
     if all(f is None for f in found):
@@ -88,6 +88,12 @@ def _by_pullback(call: Call, values: list[Tensor], flows: list[Flow], asked: lis
 
     outs, pull, *_ = torch.func.vjp(function, *(values[i] for i in asked))
     return pull([in_dtype(flows[i].reshape(out.shape), out.dtype) for i, out in zip(arriving, outs, strict=True)])  # type: ignore[union-attr]
+
+
+def _like(flow: Tensor, value: Tensor) -> Tensor:
+    """A flow in the dtype and memory layout of the value: some of torch's kernels read those of another wrongly."""
+    flow = in_dtype(flow, value.dtype)
+    return flow if flow.stride() == value.stride() else torch.empty_like(value).copy_(flow)
 
 
 def in_dtype(flow: Tensor, dtype: torch.dtype) -> Tensor:

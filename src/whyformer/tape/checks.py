@@ -31,7 +31,7 @@ def unset(tape: Tape) -> list[Call]:
     for call in tape.calls:
         if call.name in RAW:
             raw.update(call.results)
-        elif any(o in raw for o in call.operands) and not _reads_no_numbers(call, raw):
+        elif any(o in raw for o in call.operands) and not (_reads_no_numbers(call, raw) or _fills(call, tape, raw)):
             if KINDS.get(call.name) == "view" and call.name not in _CLONES and not call.writes:
                 raw.update(call.results)
             else:
@@ -43,6 +43,17 @@ def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
     """Return True if a call reads only the shape of unset memory, or writes it."""
     overwrites = bool(call.writes) and call.name in _WRITES and not any(o in raw for o in call.operands[1:])
     return overwrites or call.name == "overlay" or call.name.endswith("_like") or call.name.startswith("new_")
+
+
+def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
+    """Return True if a call writes every row of unset memory, each by its index."""
+    if call.name != "index_put" or not call.writes or any(o in raw for o in call.operands[1:]):
+        return False
+    rows = call.args[1]
+    if len(rows) != 1 or len(call.args) > 3:
+        return False
+    index = tape[call.operands[rows[0].index]]
+    return not index.is_floating_point() and len(index.unique()) == tape.shapes[call.operands[0]][0]
 
 
 def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:

@@ -336,9 +336,10 @@ class _Following:
         first = label[0].narrow(1, 0, 1)
         if first.shape[2:] == shape[2:]:
             return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
-        corner = first[(slice(None), slice(None), *(slice(1) for _ in shape[2:]))]
-        source = self.rows.families[int(self.rows.family[corner].max())].source
-        samples = self.rows.sample[corner].expand(shape[0], 1, *shape[2:])
+        source = self.rows.families[int(self.rows.family[first].max())].source
+        # the largest along the grid: padding is of no sample
+        samples = self.rows.sample[first].amax(tuple(range(2, len(shape))), keepdim=True)
+        samples = samples.expand(shape[0], 1, *shape[2:])
         return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
 
     def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
@@ -369,6 +370,8 @@ def _moved(call: Call, given: list[Tensor]) -> list[Tensor]:
         return [_PLACED[call.name](given[0], call.argument("dim", 0), *given[1:])]
     if call.name == "constant_pad_nd":
         return [torch.nn.functional.pad(given[0], call.args[1], value=0)]
+    if call.name == "scatter" and len(given) == 2:  # a number is put there, which is of no row
+        return [given[0].scatter(call.argument("dim", 0), given[1], 0)]
     if call.name in _FLOATS:
         return [t.long() for t in call([t.double() for t in given])]
     return call(given)

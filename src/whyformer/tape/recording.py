@@ -269,7 +269,8 @@ class Recorder(TorchDispatchMode):
         """Number the results of a call and hold those that are costly."""
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
-        if random or depth > _LONGEST or not operands or name in RAW:
+        changed = bool(self.change) and any(first + i in self.change for i in range(len(made)))
+        if changed or random or depth > _LONGEST or not operands or name in RAW:
             held = True
         elif self.hold is not None:
             held = any(first + i in self.hold for i in range(len(made)))  # a call is repeated whole
