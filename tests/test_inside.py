@@ -196,6 +196,31 @@ def test_attentions_and_blocks(name: str, count: int, heads: int) -> None:
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["bert", "hf_vit"])
+def test_a_hook_that_runs_the_model_once_more_changes_nothing(name: str) -> None:
+    model, inputs = built(name)
+    plain = record(model, inputs)
+    wanted = [plain.attention_map(a) for a in plain.attentions]
+    relevance = plain.relevance(plain.blocks[0].entry, 1, "deep_taylor")
+    running: list[bool] = []
+
+    def again(*_: Any) -> None:
+        if not running:
+            running.append(True)
+            model(**inputs) if isinstance(inputs, dict) else model(inputs)
+            running.clear()
+
+    handle = model.register_forward_pre_hook(again)
+    try:
+        found = record(model, inputs)
+    finally:
+        handle.remove()
+    assert len(found.attentions) == len(wanted) and len(found.blocks) == len(plain.blocks)
+    for attention, a in zip(found.attentions, wanted, strict=True):
+        torch.testing.assert_close(found.attention_map(attention), a)
+    torch.testing.assert_close(found.relevance(found.blocks[0].entry, 1, "deep_taylor"), relevance)
+
+
 def test_mistakes_name_the_way_out() -> None:
     model, inputs = built("bert")
     r = record(model, inputs)

@@ -109,7 +109,8 @@ class Record:
 
     @cached_property
     def _rows(self) -> Rows:
-        return find_rows(self.tape, find_sources(self.tape, {name: self.inputs[name].tensor for name in self._scored}))
+        sources = find_sources(self.tape, {name: self.inputs[name].tensor for name in self._scored})
+        return find_rows(self.tape, sources, [v.number for v in self.outputs.values()])
 
     @cached_property
     def _structure(self) -> tuple[list[Attention], list[Stream]]:

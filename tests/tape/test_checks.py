@@ -58,6 +58,18 @@ def test_constants_are_no_values_from_nowhere() -> None:
     whyformer.record(Layers(lambda x: x + torch.empty(4).fill_(2) + torch.zeros(4)).eval(), torch.randn(2, 3, 4))
 
 
+def test_constants_of_a_pass_that_takes_another_way() -> None:
+    """As a loop over the experts that some token chose."""
+
+    def between(x: Tensor) -> Tensor:
+        for _ in range(1 + int(x.abs().sum() * 1000) % 5):
+            x = x * torch.tensor(1.5)
+        return x + torch.tensor(0.5)
+
+    for seed in range(8):
+        whyformer.record(Layers(between).eval(), torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed)))
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_healthy_models_pass_all_checks(name: str) -> None:
     model, inputs = ZOO[name]()

@@ -359,6 +359,16 @@ def test_a_call_without_a_derivative_is_named() -> None:
             gradient(lambda x: torch.ops.tape_tests.twice(x) + 1, torch.randn(3))
 
 
+@torch.library.custom_op("tape_tests::thrice", mutates_args=())
+def thrice(x: Tensor) -> Tensor:
+    return x * 3
+
+
+def test_an_operator_without_a_formula_for_autograd_is_named() -> None:
+    with pytest.raises(ModelError, match=r"thrice.*register_autograd"):
+        gradient(lambda x: thrice(x) + 1, torch.randn(3))
+
+
 # -- interventions ---------------------------------------------------------------------------------------------------
 def test_a_value_can_be_replaced_as_it_is_made() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(2, 3)

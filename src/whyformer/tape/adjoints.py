@@ -73,7 +73,12 @@ def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]
                 raise _no_derivative(call)
             grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
             sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in asked]
-            found = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
+            try:
+                found = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
+            except RuntimeError as error:
+                if "autograd formula" not in str(error):
+                    raise
+                raise _no_derivative(call) from error
     if all(f is None for f in found):
         raise _no_derivative(call)
     made = dict(zip(asked, found, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.recording import RAW
@@ -65,15 +66,14 @@ def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
         other: a pass of the same model on changed inputs.
         known: numbers of parameters and buffers, which need no comparison.
     """
-    known = set(known)
-    found = []
-    for n in sorted(tape.given - tape.inputs - known):
-        if n not in other.given or not tape.floating(n):
-            continue
-        a, b = tape[n], other[n]
-        if a is not b and not (a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())):
-            found.append(n)
-    return found
+    suspects = sorted(n for n in tape.given - tape.inputs - set(known) if tape.floating(n))
+    # where the other pass took another way, its numbers are others
+    there = [other[n] for n in other.given - other.inputs if other.floating(n)]
+    return [n for n in suspects if not any(_same(tape[n], t) for t in there)]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
 def altered(tape: Tape) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
+from whyformer.tape.units import needed_calls
 from whyformer.tape.values import Tape
 
 __all__ = ["find_rows", "find_sources"]
@@ -39,18 +40,22 @@ _POINTWISE = {"add", "mul", "scale", "rectifier", "activation", "clip", "norm", 
 _ROWS: Recent[Rows] = Recent(16)
 
 
-def find_rows(tape: Tape, sources: Sequence[Source]) -> Rows:
+def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | None = None) -> Rows:
     """Return the rows of a pass.
 
     Args:
         tape: a recorded pass.
         sources: the inputs whose rows are followed.
+        outputs: numbers of values; calls that these do not depend on, such as those of a hook that runs the model once
+            more, are left out. None takes all calls.
     """
-    key = tape.signature, tuple(sources)
+    ends = None if outputs is None else tuple(outputs)
+    key = tape.signature, tuple(sources), ends
     rows = _ROWS.get(key)
     if rows is None or not all(torch.equal(tape[n].cpu(), t) for n, t in rows.indices.items()):
+        calls = tape.calls if ends is None else needed_calls(tape, ends)
         with bare():
-            rows = _ROWS.put(key, _Following(tape, sources).rows)
+            rows = _ROWS.put(key, _Following(tape, sources, calls).rows)
     tape.release()
     return rows
 
@@ -73,7 +78,7 @@ def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
 class _Following:
     """One pass over the calls, in the order of execution."""
 
-    def __init__(self, tape: Tape, sources: Sequence[Source]) -> None:
+    def __init__(self, tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> None:
         self.tape, self.rows = tape, Rows()
         self.labels = self.rows.labels
         self.ids: dict[int, Tensor] = {}  # integer value -> the element of an input that each one is; 0 for none
@@ -82,7 +87,7 @@ class _Following:
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
         for source in sources:
             self._begin(source)
-        for call in tape.calls:
+        for call in calls:
             if not self._look_up(call):
                 self._follow(call)
 

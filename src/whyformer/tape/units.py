@@ -9,7 +9,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 
-__all__ = ["CallReader", "Unit", "dominators", "reach", "roots_of", "weights"]
+__all__ = ["CallReader", "Unit", "dominators", "needed_calls", "reach", "roots_of", "weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +150,16 @@ def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
             for r in call.results:
                 carry[r] = carry[r] or tape.floating(r)
     return carry
+
+
+def needed_calls(tape: Tape, outputs: Iterable[int]) -> list[Call]:
+    """Return the calls that some values depend on, in the order of execution."""
+    needed, found = set(outputs), list[Call]()
+    for call in reversed(tape.calls):
+        if any(r in needed for r in call.results):
+            needed.update(call.operands)
+            found.append(call)
+    return found[::-1]
 
 
 def weights(tape: Tape) -> list[bool]:
