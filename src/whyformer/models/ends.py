@@ -113,17 +113,19 @@ def watching(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def end_of(output: Output, calls: Calls) -> End | None:
     """The end function of an output as far as its values tell (see :func:`confirmed`), or the axis of samples that one
-    sample's output lacks; None where it has neither."""
-    value, known = output.returned, _KNOWN.get(output.model, {}).get(_kind(output.args, output.kwargs))
-    if value is None or not value.is_floating_point() or known == "":
+    sample's output lacks; None where it has neither. That there is none is known for later passes."""
+    kind = _kind(output.args, output.kwargs)
+    value, known = output.returned, _KNOWN.setdefault(output.model, {})
+    if value is None or not value.is_floating_point() or known.get(kind) == "":
         return _unwatched(output)
-    names = [known] if known else list(_ENDS)
+    names = [known[kind]] if kind in known else list(_ENDS)
     for x in calls.before(value):
         for name in names:
             with torch.no_grad():
                 axis = _axis(name, x, value)
             if axis is not None:
                 return End(name, axis, output.rows(x if x.shape == value.shape else x.reshape(value.shape)))
+    known.setdefault(kind, "")
     return _unwatched(output)
 
 
@@ -131,11 +133,12 @@ def confirmed(output: Output, end: End | None) -> End | None:
     """The same if a recorded pass has that end function too: probabilities alone may be like those of another."""
     if end is None or not end.name:
         return end
-    kind = _kind(output.args, output.kwargs)
-    known = _KNOWN.get(output.model, {})
-    if kind not in known and _repeatable(output.args, output.kwargs):
+    kind, known = _kind(output.args, output.kwargs), _KNOWN.setdefault(output.model, {})
+    if kind not in known:
+        if not _repeatable(output.args, output.kwargs):
+            return end
         _recorded(output.model, output.args, output.kwargs, output.samples)
-    return end if _KNOWN.get(output.model, {}).get(kind) == end.name else _unwatched(output)
+    return end if known[kind] == end.name else _unwatched(output)
 
 
 def _unwatched(output: Output) -> End | None:
