@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,4 +109,5 @@ def test_a_job_that_is_stopped_in_the_middle_ends_at_once(tmp_path):
     script = script.replace("actors=ACTORS", "actors=ACTORS, max_failures=0")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=HANG, check=False)
     assert done.returncode == 1
-    assert "TooManyFailures" in done.stderr.splitlines()[-1]
+    # no line of a certain place: Ray's own threads may have the last word
+    assert any(re.match(r"whyformer\S*TooManyFailures: ", line) for line in done.stderr.splitlines()), done.stderr[-3000:]
