@@ -135,7 +135,8 @@ def confirmed(output: Output, end: End | None) -> End | None:
         return end
     kind, known = _kind(output.args, output.kwargs), _KNOWN.setdefault(output.model, {})
     if kind not in known:
-        if not _repeatable(output.args, output.kwargs):
+        if not _repeatable(output.args, output.kwargs):  # the next plain pass is recorded, and tells
+            known[kind] = end.name
             return end
         _recorded(output.model, output.args, output.kwargs, output.samples)
     return end if known[kind] == end.name else _unwatched(output)

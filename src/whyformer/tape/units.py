@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
@@ -152,11 +152,11 @@ def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
     return carry
 
 
-def needed_calls(tape: Tape, outputs: Iterable[int]) -> list[Call]:
-    """Return the calls that some values depend on, in the order of execution."""
+def needed_calls(tape: Tape, outputs: Iterable[int], ends: Container[int] = ()) -> list[Call]:
+    """Return the calls that some values depend on otherwise than through ``ends``, in the order of execution."""
     needed, found = set(outputs), list[Call]()
     for call in reversed(tape.calls):
-        if any(r in needed for r in call.results):
+        if any(r in needed and r not in ends for r in call.results):
             needed.update(call.operands)
             found.append(call)
     return found[::-1]

@@ -22,7 +22,7 @@ from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.samples import LeadingAxis, Samples
 from whyformer.tape.state import bare
-from whyformer.tape.units import Unit
+from whyformer.tape.units import Unit, needed_calls
 from whyformer.tape.values import Tape
 
 __all__ = ["GRADIENT", "Composite", "Rule", "Step", "Walk", "adjoint", "decisions", "replay", "walk_back"]
@@ -274,12 +274,6 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
     """
     wanted = list(wanted)
     taken = decisions(tape, changes)
-    needed = set(wanted)
-    todo: list[Call] = []
-    for call in reversed(tape.calls):
-        if any(r in needed and r not in changes for r in call.results):
-            needed.update(call.operands)
-            todo.append(call)
     if taken:
         raise ModelError(
             f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass "
@@ -287,7 +281,7 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
         )
     new: dict[int, Tensor] = dict(changes)
     with bare():
-        for call in reversed(todo):
+        for call in needed_calls(tape, wanted, ends=changes):
             if any(o in new for o in call.operands):
                 if call.random:
                     raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
