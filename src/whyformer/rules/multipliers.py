@@ -17,6 +17,7 @@ from torch import Tensor
 
 from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
+from whyformer.tape.tables import ELEMENTWISE, KINDS
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint
 
@@ -57,8 +58,9 @@ class _Function:
         """True if it is the same function of one number everywhere."""
         tape, unit = self.walk.tape, self.step.unit
         inner = {unit.entries[0], *(r for n in unit.calls for r in tape.calls[n].results)}
-        operands = (o for n in unit.calls for o in tape.calls[n].operands)
-        return all(o in inner or math.prod(tape.shapes[o]) == 1 for o in operands)
+        calls = [tape.calls[n] for n in unit.calls]
+        single = all(o in inner or math.prod(tape.shapes[o]) == 1 for c in calls for o in c.operands)
+        return single and all(c.name in ELEMENTWISE or KINDS.get(c.name) == "activation" for c in calls)
 
     def __call__(self, x: Tensor) -> Tensor:
         tape, unit = self.walk.tape, self.step.unit

@@ -200,7 +200,6 @@ _REFUSED = {
     "moments": "a deviation that is no part of a norm, which has no rule for relevance",
     "solve": "a system of equations, which has no rule for relevance",
     "sampling": "values that are sampled at places, which have no rule for relevance",
-    "glu": "a gated linear unit in one call, which has no rule for relevance",
     "log softmax": "log-probabilities, which have no rule for relevance (the logits have)",
 }
 

@@ -60,8 +60,10 @@ class Draws:
             return t
         if tape.dtypes[n] == torch.bool:
             return torch.rand(shape, generator=self.random) < 0.5
-        if not tape.floating(n):
-            return tape[n][tuple(map(slice, shape))].cpu()
+        if not tape.floating(n):  # a mask, or a number
+            if tape.shapes[n].numel() == 1:
+                return tape[n].cpu()
+            return (torch.rand(shape, generator=self.random) < 0.75).to(tape.dtypes[n])
         if math.prod(shape) == 1:  # a number, such as what masked scores are filled with: of its size, but another
             return wide(tape[n]) * self.uniform((), 0.5)
         noise = self.normal(shape)

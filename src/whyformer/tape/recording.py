@@ -17,7 +17,6 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from whyformer.tape.calls import Call, Slot, every_tensor, slot, tensors_in
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
+from whyformer.tape.opening import open_addcmul, open_attention, open_glu, open_product, open_sum
 from whyformer.tape.state import SWITCHES
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
@@ -63,6 +63,7 @@ _FUSED_ATTENTION = name_set(
     "_scaled_dot_product_fused_attention_overrideable"
 )
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
+_OPENED = {"glu": open_glu, "addcmul": open_addcmul}
 _LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
 
 
@@ -247,9 +248,13 @@ class Recorder(TorchDispatchMode):
             out = self._changed(out)
         made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
-            self._open_attention(_named(func, slots, named), operands, made)
+            open_attention(self._step, self.tape, _named(func, slots, named), operands, made)
         elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
-            self._open_sum(_named(func, slots, named), operands, made[0])
+            open_sum(self._step, self.tape, _named(func, slots, named), operands, made[0])
+        elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
+            open_product(self._step, self.tape, _named(func, slots, named), operands, made[0])
+        elif facts.name in _OPENED:
+            _OPENED[facts.name](self._step, self.tape, _named(func, slots, named), operands, made[0])
         else:
             random = facts.random and facts.name not in _FUSED_ATTENTION
             operator = func if facts.name != "as_strided" else restride(args[0])
@@ -270,10 +275,12 @@ class Recorder(TorchDispatchMode):
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
         changed = bool(self.change) and any(first + i in self.change for i in range(len(made)))
-        if changed or random or depth > _LONGEST or not operands or name in RAW:
+        if changed or random or not operands or name in RAW:
             held = True
         elif self.hold is not None:
             held = any(first + i in self.hold for i in range(len(made)))  # a call is repeated whole
+        elif depth > _LONGEST:
+            held = True
         elif name in _PRODUCTS:  # unless it is larger than its operands, as the map of an attention is
             held = sum(t.numel() for t in made) <= sum(math.prod(tape.shapes[o]) for o in operands)
         else:
@@ -303,76 +310,6 @@ class Recorder(TorchDispatchMode):
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self._call(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
-
-    def _open_sum(self, named: dict[str, Any], operands: list[int], made: Tensor) -> None:
-        """Record β x + α a b, where x is another branch, as a product and a sum."""
-        number = lambda key: operands[named[key].index]  # noqa: E731
-        a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
-        alpha, beta = named.get("alpha", 1), named.get("beta", 1)
-        steps = 1 + (alpha != 1) + (beta != 0)
-        left = iter([made.shape] * (steps - 1) + [made])
-        y = self._step("matmul", torch.matmul, [a, b], next(left))
-        if alpha != 1:
-            y = self._step("mul", torch.mul, [y], next(left), alpha)
-        if beta != 0:
-            x = number("self")
-            if beta != 1:
-                x = self._step("mul", torch.mul, [x], self.tape.shapes[x], beta)
-            self._step("add", torch.add, [x, y], next(left))
-
-    def _open_attention(self, named: dict[str, Any], operands: list[int], made: list[Tensor]) -> None:
-        """Record softmax(s q kᵀ + mask) v as the calls that it stands for. The map and what it is made of are values
-        that nobody has computed yet; the output is that of the model's own kernel."""
-        tape = self.tape
-        number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731
-        q, k, v = number("query"), number("key"), number("value")
-        mask = number("attn_mask") if "attn_mask" in named else number("attn_bias")
-        assert q is not None
-        assert k is not None
-        assert v is not None
-        half = tape.dtypes[q].itemsize < 4
-        if half:  # the kernel accumulates in float32
-            q, k, v = (
-                self._step("_to_copy", partial(_cast, dtype=torch.float32), [o], tape.shapes[o], dtype=torch.float32)
-                for o in (q, k, v)
-            )
-        *rest, heads, queries, width = tape.shapes[q]
-        keys, groups = tape.shapes[k][-2], tape.shapes[k][-3]
-        scale = named.get("scale")
-        scale = width**-0.5 if scale is None else scale
-        if heads != groups:  # query heads that share keys and values
-            times = heads // groups
-            k, v = (
-                self._step(
-                    "repeat_interleave",
-                    partial(_repeat_heads, times=times),
-                    [o],
-                    (*rest, heads, *tape.shapes[o][-2:]),
-                    times,
-                    -3,
-                )
-                for o in (k, v)
-            )
-        square = (*rest, heads, queries, keys)
-        scaled = self._step("mul", torch.mul, [q], tape.shapes[q], scale)
-        turned = self._step("transpose", torch.transpose, [k], (*rest, heads, width, keys), -2, -1)
-        scores = self._step("matmul", torch.matmul, [scaled, turned], square)
-        if mask is not None and tape.dtypes[mask] == torch.bool:
-            hidden = self._step("logical_not", torch.logical_not, [mask], tape.shapes[mask])
-            scores = self._step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
-        elif mask is not None:
-            scores = self._step("add", torch.add, [scores, mask], square)
-        if named.get("is_causal"):
-            hidden = self._step("causal_mask", _causal_mask, [scores], (queries, keys), dtype=torch.bool)
-            scores = self._step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
-        name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
-        weights = self._step(name, function, [scores], square, -1)
-        if half:
-            mixed = self._step("matmul", torch.matmul, [weights, v], made[0].shape)
-            self._step("_to_copy", partial(_cast, dtype=made[0].dtype), [mixed], made[0])
-        else:
-            self._step("matmul", torch.matmul, [weights, v], made[0])
-        # log-sum-exp and random state get no numbers: no forward pass reads them
 
     # -- writes in place
     def _in_place(
@@ -435,18 +372,6 @@ def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dropout(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(_named(func, args, kwargs).get("dropout_p", 0.0))
-
-
-def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.to(dtype)
-
-
-def _repeat_heads(t: Tensor, *_: Any, times: int) -> Tensor:
-    return t.repeat_interleave(times, -3)
-
-
-def _causal_mask(scores: Tensor) -> Tensor:
-    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
 
 
 def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:

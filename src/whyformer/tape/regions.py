@@ -281,14 +281,14 @@ class _Regions:
         return self.cached(_Trial(self, entry, end, tuple(calls)), _meaning)
 
     def cached(self, trial: _Trial, question: Callable[[_Trial], Any]) -> Any:
-        """Answer a question about calls once for each pattern; None where it depends on given numbers of elements."""
+        """Answer a question about calls once for each pattern; None where it depends on given whole numbers."""
         shapes, dtypes = self.tape.shapes, self.tape.dtypes
         for o in trial.outside:
-            if not (self.fixed[o] or dtypes[o].is_floating_point or dtypes[o] == torch.bool) and shapes[o].numel() > 1:
+            known = self.fixed[o] or dtypes[o].is_floating_point or dtypes[o] == torch.bool or shapes[o].numel() == 1
+            if not known and not all(c.name in ELEMENTWISE for c in trial.calls if o in c.operands):
                 return None
         key = question, trial.pattern()
-        if key not in self.answers:
-            self.answers[key] = question(trial)
+        self.answers[key] = self.answers[key] if key in self.answers else question(trial)
         return self.answers[key]
 
     # -- layers

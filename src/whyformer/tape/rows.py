@@ -188,6 +188,44 @@ class Rows:
         flow = flow.sum(axes, keepdim=True) if axes else flow
         return flow.new_zeros(len(self)).index_add_(0, label.flatten().to(flow.device), flow.flatten())
 
+    def features(self, value: int, tensor: Tensor) -> Tensor:
+        """Return ``[B, N, ...]``, the features of each sample's rows, in the order in which these lie in a value.
+
+        Args:
+            value: number of a value that is no map.
+            tensor: of its shape, such as a flow.
+
+        Raises:
+            ModelError: the rows of the value are unknown, or some samples have more than others.
+        """
+        flat, places, _ = self._by_row(value, tensor)
+        if torch.equal(places.flatten(), torch.arange(len(flat))):
+            return flat.unflatten(0, places.shape)
+        return flat[places.to(flat.device)]
+
+    def with_features(self, value: int, tensor: Tensor, features: Tensor) -> Tensor:
+        """Return ``tensor`` with these features, laid out as :meth:`features` returns them; what is no row stays."""
+        flat, places, axes = self._by_row(value, tensor)
+        flat = flat.clone()
+        flat[places.to(flat.device)] = features.to(flat)
+        back = sorted(range(len(axes)), key=axes.__getitem__)
+        return flat.reshape([tensor.shape[a] for a in axes]).permute(back).contiguous()
+
+    def _by_row(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """(``[M, ...]`` a tensor by row, ``[B, N]`` which of these are each sample's, its axes in this order)."""
+        label = slim(self.of(value))
+        rows = [a for a, n in enumerate(label.shape) if n > 1]
+        rest = [a for a in range(label.dim()) if a not in rows]
+        numbers = label.permute([*rows, *rest]).flatten()
+        listed = (numbers > 0).nonzero().flatten()
+        samples = self.sample[numbers[listed]]
+        counts = samples.bincount()
+        if not len(counts) or bool((counts != counts[0]).any()):
+            raise ModelError(f"the samples have different numbers of rows in value {value}")
+        places = listed[samples.argsort(stable=True)].view(len(counts), -1)
+        sizes = [tensor.shape[a] for a in rest if tensor.shape[a] > 1] or [1]
+        return tensor.permute([*rows, *rest]).reshape(len(numbers), *sizes), places, [*rows, *rest]
+
 
 @dataclass(eq=False)
 class RowSamples:

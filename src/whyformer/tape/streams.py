@@ -15,7 +15,7 @@ from whyformer.tape.structure import Attention, depths
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
-__all__ = ["Block", "Stream", "find_blocks", "find_streams", "readout", "spine"]
+__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "readout", "spine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +70,27 @@ def _chain(above: dict[int, int], n: int) -> list[int]:
         found.append(n)
         n = above[n]
     return found[::-1]
+
+
+def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
+    """Return what enters the first block: the last value before the first attention through which all paths from the
+    rows of an input to the output pass, and which holds all these rows and no other.
+
+    Args:
+        program: from where the rows of the input begin to the output.
+        rows: of the pass.
+        attentions: of the pass.
+        source: name of the input.
+
+    Returns:
+        Number of the value; None if there is no attention or no such value.
+    """
+    first = min((a.map for a in attentions), default=-1)
+    numbers = next((f.numbers for f in rows.families if f.source == source), None)
+    if numbers is None:
+        return None
+    own = _Members(numbers, rows)
+    return next((n for n in reversed(spine(program)) if n < first and own.is_whole(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:

@@ -65,7 +65,7 @@ _rows(
     "activation",
     "gelu silu tanh sigmoid mish elu hardswish hardsigmoid softplus erf erfc exp exp2 expm1 log log2 log10 log1p sin "
     "cos tan asin acos atan sinh cosh square celu selu log_sigmoid_forward special_ndtr special_erfcx softshrink "
-    "hardshrink",
+    "hardshrink logaddexp logaddexp2",
 )
 _rows("clip", "clamp clamp_min clamp_max hardtanh threshold")
 _rows("norm", "native_layer_norm _fused_rms_norm native_group_norm")
@@ -73,7 +73,6 @@ _rows("statistic", "rsqrt sqrt linalg_vector_norm norm std var reciprocal")
 _rows("moments", "std_mean var_mean")  # a deviation and a mean
 _rows("sampling", "grid_sampler_2d grid_sampler_3d")
 _rows("solve", "linalg_solve_triangular linalg_solve")
-_rows("glu", "glu")
 _rows("softmax", "_softmax _safe_softmax")
 _rows("log softmax", "_log_softmax")
 _rows("logsumexp", "logsumexp")

@@ -68,7 +68,9 @@ class CallReader:
             kind, places = self.product(call, places) if several else ("scale", places)
         elif kind == "mean":
             kind = "weighted sum"
-        elif name in ("addcmul", "addcdiv", "lerp") and not several:
+        elif kind == "activation" and several:
+            kind = "other"
+        elif name in ("addcdiv", "lerp") and not several:
             kind = "scale"
         elif name == "pow":
             kind = _power(call)

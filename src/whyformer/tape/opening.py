@@ -1,0 +1,139 @@
+"""Record one call as the calls that it stands for, so that rules see the parts of it.
+
+Each function gets ``step(name, function, operands, made, *constants, dtype=None)``, which records a call that was not
+made on its own and returns the number of its result, and the arguments of the call that was made: ``named`` by name,
+tensors as slots into ``operands``; ``made`` is what it returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.calls import Slot
+from whyformer.tape.values import Tape
+
+__all__ = ["open_addcmul", "open_attention", "open_glu", "open_product", "open_sum"]
+
+aten = torch.ops.aten
+
+Step = Callable[..., int]
+Named = Mapping[str, Any]
+
+
+def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record β x + α a b, where x is another branch, as a product and a sum."""
+    number = lambda key: operands[named[key].index]  # noqa: E731
+    a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
+    alpha, beta = named.get("alpha", 1), named.get("beta", 1)
+    steps = 1 + (alpha != 1) + (beta != 0)
+    left = iter([made.shape] * (steps - 1) + [made])
+    y = step("matmul", torch.matmul, [a, b], next(left))
+    if alpha != 1:
+        y = step("mul", torch.mul, [y], next(left), alpha)
+    if beta != 0:
+        x = number("self")
+        if beta != 1:
+            x = step("mul", torch.mul, [x], tape.shapes[x], beta)
+        step("add", torch.add, [x, y], next(left))
+
+
+def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Sequence[Tensor]) -> None:
+    """Record softmax(s q kᵀ + mask) v as the calls that it stands for. The map and what it is made of are values
+    that nobody has computed yet; the output is that of the model's own kernel."""
+    number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731
+    q, k, v = number("query"), number("key"), number("value")
+    mask = number("attn_mask") if "attn_mask" in named else number("attn_bias")
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    half = tape.dtypes[q].itemsize < 4
+    if half:  # the kernel accumulates in float32
+        q, k, v = (
+            step("_to_copy", partial(_cast, dtype=torch.float32), [o], tape.shapes[o], dtype=torch.float32)
+            for o in (q, k, v)
+        )
+    *rest, heads, queries, width = tape.shapes[q]
+    keys, groups = tape.shapes[k][-2], tape.shapes[k][-3]
+    scale = named.get("scale")
+    scale = width**-0.5 if scale is None else scale
+    if heads != groups:  # query heads that share keys and values
+        times = heads // groups
+        k, v = (
+            step(
+                "repeat_interleave",
+                partial(_repeat_heads, times=times),
+                [o],
+                (*rest, heads, *tape.shapes[o][-2:]),
+                times,
+                -3,
+            )
+            for o in (k, v)
+        )
+    square = (*rest, heads, queries, keys)
+    scaled = step("mul", torch.mul, [q], tape.shapes[q], scale)
+    turned = step("transpose", torch.transpose, [k], (*rest, heads, width, keys), -2, -1)
+    scores = step("matmul", torch.matmul, [scaled, turned], square)
+    if mask is not None and tape.dtypes[mask] == torch.bool:
+        hidden = step("logical_not", torch.logical_not, [mask], tape.shapes[mask])
+        scores = step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+    elif mask is not None:
+        scores = step("add", torch.add, [scores, mask], square)
+    if named.get("is_causal"):
+        hidden = step("causal_mask", _causal_mask, [scores], (queries, keys), dtype=torch.bool)
+        scores = step("masked_fill", torch.masked_fill, [scores, hidden], square, -math.inf)
+    name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
+    weights = step(name, function, [scores], square, -1)
+    if half:
+        mixed = step("matmul", torch.matmul, [weights, v], made[0].shape)
+        step("_to_copy", partial(_cast, dtype=made[0].dtype), [mixed], made[0])
+    else:
+        step("matmul", torch.matmul, [weights, v], made[0])
+    # log-sum-exp and random state get no numbers: no forward pass reads them
+
+
+def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record GLU as one half of its operand times the sigmoid of the other."""
+    (x,), axis, half = operands, named.get("dim", -1), list(made.shape)
+    count = half[axis]
+    a = step("slice", aten.slice.Tensor, [x], half, axis, 0, count)
+    b = step("slice", aten.slice.Tensor, [x], half, axis, count, 2 * count)
+    step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b], half)], made)
+
+
+def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record x + v a b as a product and a sum."""
+    x, a, b = (operands[named[key].index] for key in ("self", "tensor1", "tensor2"))
+    value, shape = named.get("value", 1), torch.broadcast_shapes(tape.shapes[a], tape.shapes[b])
+    y = step("mul", torch.mul, [a, b], shape)
+    if value != 1:
+        y = step("mul", torch.mul, [y], shape, value)
+    step("add", torch.add, [x, y], made)
+
+
+def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record the product along an axis of two elements as a product of two values."""
+    (x,), axis = operands, named["dim"]
+    half = [1 if i == axis % len(tape.shapes[x]) else n for i, n in enumerate(tape.shapes[x])]
+    a, b = (step("slice", aten.slice.Tensor, [x], half, axis, i, i + 1) for i in range(2))
+    if named.get("keepdim"):
+        step("mul", torch.mul, [a, b], made)
+    else:
+        step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], made, axis)
+
+
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return t.to(dtype)
+
+
+def _repeat_heads(t: Tensor, *_: Any, times: int) -> Tensor:
+    return t.repeat_interleave(times, -3)
+
+
+def _causal_mask(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
