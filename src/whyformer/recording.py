@@ -10,24 +10,21 @@ r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits without it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import FOREIGN_ERRORS, InputError, ModelError, unknown
+from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
 from whyformer.explaining import Ready, begin
 from whyformer.inputs.unfit import unfit
-from whyformer.models.output import End, Output, with_tensors
+from whyformer.methods.passes import ForwardPass, record_pass
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.tape.checks import foreign, unset
-from whyformer.tape.ends import EndFunction, end_function
 from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import Program, read_program
-from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.streams import Block, Stream, find_streams
 from whyformer.tape.structure import Attention, find_attentions
@@ -87,8 +84,7 @@ class Record:
     roots: tuple[Value, ...]
     outputs: Mapping[str, Value]
     _ready: Ready = field(repr=False)
-    _raw: Any = field(repr=False)
-    _end: EndFunction | None = field(repr=False)
+    _pass: ForwardPass = field(repr=False)
     _scored: tuple[str, ...] = field(repr=False)
 
     # -- what there is
@@ -190,7 +186,7 @@ class Record:
     # -- walks
     def logits(self, target: Target = None) -> Tensor:
         """Return ``[B, C]``, the row of logits that a target is about."""
-        return self._ready.resolver(target).read(self._output()).detach()
+        return self._ready.resolver(target).read(self._pass.output()).detach()
 
     def walk_back(
         self, wanted: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
@@ -255,11 +251,12 @@ class Record:
             if tensor.shape != value.shape:
                 shapes = f"{list(value.shape)}, its change {list(tensor.shape)}"
                 raise InputError(f"value {value.number} has the shape {shapes}")
-        numbers = [v.number for v in self.outputs.values()] + ([] if self._end is None else [self._end.logits])
+        end = self._pass.end
+        numbers = [v.number for v in self.outputs.values()] + ([] if end is None else [end.logits])
         made = replay_tape(self.tape, {v.number: t for v, t in changes.items()}, numbers)
         now = dict(zip(numbers, made, strict=True))
-        raw = with_tensors(self._raw, lambda t: now.get(self.tape.number(t), t) if self.tape.knows(t) else t)
-        return self._ready.resolver(target).read(_output(self._ready, raw, self._end, now.get))
+        again = self._pass.output(lambda n: now[n] if n in now else self.tape[n])
+        return self._ready.resolver(target).read(again)
 
     def run(self, changes: Mapping[Value, Callable[[Tensor], Tensor]], target: Target = None) -> Tensor:
         """Return ``[B, C]``, the row of logits of another pass in which some values are replaced as they are made.
@@ -270,31 +267,18 @@ class Record:
             changes: value -> function of the value that returns what takes its place.
             target: says which row of logits is meant, as for :meth:`logits`.
         """
-        args, kwargs = self._ready.inputs.feed
-        tape, raw = record_call(self._ready.model, args, kwargs, change={v.number: f for v, f in changes.items()})
-        end = _end_of(self._ready, raw, tape)
-        return self._ready.resolver(target).read(_output(self._ready, raw, end, tape.__getitem__)).detach()
-
-    # -- reading the output
-    def _output(self) -> Output:
-        return _output(self._ready, self._raw, self._end, self.tape.__getitem__)
+        inputs, change = self._ready.inputs, {v.number: f for v, f in changes.items()}
+        again = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
+        return self._ready.resolver(target).read(again.output()).detach()
 
     def _seeds(self, target: Target) -> dict[int, Tensor]:
         """∂target/∂ each output tensor that the target reads, summed over the samples."""
-        resolver, output = self._ready.resolver(target), self._output()
-        leaves: dict[int, Tensor] = {}
-
-        def leaf(t: Tensor) -> Tensor:
-            if not t.is_floating_point() or self.tape.number(t) in self.tape.given:
-                return t
-            return leaves.setdefault(self.tape.number(t), t.detach().requires_grad_())
-
+        resolver = self._ready.resolver(target)
+        row = resolver.read(self._pass.output()).detach().requires_grad_()
         with torch.enable_grad():
-            raw, end = with_tensors((output.raw, output.end), leaf)
-            row = resolver.read(replace(output, raw=raw, end=end))
             value = resolver.callable(row.detach())(row)
-            found = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
-        return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+            (seed,) = torch.autograd.grad(value.sum(), row)
+        return self._pass.starts(resolver.read, seed)
 
 
 def _names(values: Iterable[Value]) -> str:
@@ -314,19 +298,6 @@ def _composite(composite: str | Composite) -> Composite:
     if composite not in _COMPOSITES:
         raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
     return _COMPOSITES[composite]
-
-
-def _end_of(ready: Ready, raw: Any, tape: Tape) -> EndFunction | None:
-    """The function that makes what the model returned of its logits."""
-    returned = Output(ready.model, raw).returned
-    return end_function(tape, tape.number(returned)) if returned is not None and tape.knows(returned) else None
-
-
-def _output(ready: Ready, raw: Any, end: EndFunction | None, value: Callable[[int], Any]) -> Output:
-    """What the model returned, with its logits apart from the function at its end."""
-    args, kwargs = ready.inputs.feed
-    made = Output(ready.model, raw, args, kwargs, ready.inputs.samples)
-    return made if end is None else made.with_end(End(end.name, end.axis, value(end.logits)))
 
 
 def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options: Any) -> Record:
@@ -352,13 +323,13 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     ready.refuse_singles("record")
     args, kwargs = ready.inputs.feed
     try:
-        tape, raw = record_call(ready.model, args, kwargs, names=True)
+        whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
     except FOREIGN_ERRORS as error:
         reason = unfit(ready.model, ready.inputs, error)
         if reason is None:
             raise
         raise InputError(reason) from error
-    _refuse_values_from_nowhere(ready, tape)
+    tape = whole.tape
     fed = {str(i): a for i, a in enumerate(args)} | kwargs
     inside = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
     named = {name: inside(tape.number(t)) for name, t in fed.items() if isinstance(t, Tensor) and tape.knows(t)}
@@ -367,47 +338,7 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     roots = [n for name in scored for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")
-    returned = Output(ready.model, raw).named.items()
-    values = {name or "output": t for name, t in returned if tape.knows(t) and t.is_floating_point()}
-    outputs = {name: inside(tape.number(t)) for name, t in values.items()}
+    outputs = {name or "output": inside(n) for name, n in whole.outputs.items()}
     if not outputs:
         raise InputError("the model returned no tensor of floating-point numbers")
-    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, raw, _end_of(ready, raw, tape), scored)
-
-
-def _refuse_values_from_nowhere(ready: Ready, tape: Tape) -> None:
-    """Raise if the output may depend on values that torch did not compute, for relevance would end there unseen."""
-    reads = unset(tape)
-    strange = [] if reads else _foreign(ready, tape)
-    if not reads and not strange:
-        return
-    call = reads[0] if reads else next((c for c in tape.calls if strange[0] in c.operands), None)
-    module = "" if call is None else tape.modules.get(call.number, "")
-    where = f" in the module '{module}'" if module else ""
-    what = "reads memory" if reads else "reads a tensor"
-    name = "the model" if call is None else f"'{call.name}'{where}"
-    raise ModelError(
-        f"{name} {what} that was written outside of torch (by numpy, another thread, or a kernel that was handed an "
-        "address), so what it depends on is unknown. Use torch's operators there, or wrap the kernel with "
-        "torch.library.custom_op and register_autograd; of nn.DataParallel record model.module"
-    )
-
-
-def _foreign(ready: Ready, tape: Tape) -> list[int]:
-    """Values that no call made, are no weights, and change with the inputs; a second pass is made only if there are
-    candidates."""
-    weights = [*ready.model.parameters(), *ready.model.buffers()]
-    known = {tape.number(w) for w in weights if tape.knows(w)}
-    if not any(tape.floating(n) for n in tape.given - tape.inputs - known):
-        return []
-    args, kwargs = ready.inputs.feed
-    change = lambda v: _changed(v) if isinstance(v, Tensor) else v  # noqa: E731
-    other, _ = record_call(ready.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
-    return foreign(tape, other, known)
-
-
-def _changed(value: Tensor) -> Tensor:
-    """Another input of the same kind: numbers scaled; ids in the reverse order, so that they stay in the vocabulary."""
-    if value.is_floating_point():
-        return value * 0.75
-    return value.flip(-1) if value.dim() and value.dtype != torch.bool else value
+    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, whole, scored)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from whyformer.rules.core import NATIVE, Call, Composite, Grads, Rule, recomputed_gradient
+from whyformer.rules.core import NATIVE, Call, Composite, Grads, Rule
 from whyformer.rules.relevance import attention, elementary, linear
 
 
@@ -44,48 +44,24 @@ def deep_taylor(alpha: float = 1.0) -> Composite:
     return Composite("deep Taylor decomposition (Chefer et al. 2021)", "relevance", rules)
 
 
-OF_MULTIPLIERS = frozenset({"attention", "softmax", "layer_norm", "rms_norm"})
-"""Rows in which :func:`looked_up` knows the rules of a composite of multipliers too."""
-
-
 def looked_up() -> Composite:
-    """For one graph that serves several composites: each rule is that of the composite in force (``run.table``), one of
-    this file while relevance flows; while gradients flow one of multipliers that differs from the ordinary adjoint in
-    :data:`OF_MULTIPLIERS` alone, or none for gradients."""
+    """For one graph that serves several composites of relevance: each rule is that of the composite in force
+    (``run.table``)."""
 
     def late(role: str, rule: Rule | None) -> Rule | None:
         if rule is None or rule.relevance is None:
             return rule
 
         def relevance(call: Call, flow: Tensor) -> Grads:
-            own = None if call.run.table is None else call.run.table.rule(role, _KINDS.get(role, ""))
+            own = None if call.run.table is None else call.run.table.rule(role, "")
             assert own is not None
             assert own.relevance is not None
             return own.relevance(call if own.keep_output else replace(call, output=None), flow)
 
-        def gradient(call: Call, flow: Tensor) -> Grads:
-            table = call.run.table
-            own = None if table is None or table.carrier != "multiplier" else table.rules.get(role)
-            if own is not None and own.gradient is not None:
-                return own.gradient(call, flow)
-            if own is not None and own.hold:
-                needs = tuple(need and i not in own.hold for i, need in enumerate(call.needs))
-                if not any(needs):
-                    return [None] * len(needs)
-                call = replace(call, needs=needs)
-            return (rule.gradient or recomputed_gradient)(call, flow)
+        return replace(rule, relevance=relevance, keep_output=True)
 
-        own_gradient = gradient if role in OF_MULTIPLIERS else rule.gradient
-        return replace(rule, relevance=relevance, gradient=own_gradient, keep_output=True)
-
-    rules = dict(deep_taylor().rules)
-    rules |= {role: rules[kind] for role, kind in _KINDS.items()}
-    return Composite(
-        "rules looked up when they are used", "relevance", {role: late(role, rule) for role, rule in rules.items()}
-    )
-
-
-_KINDS = {"layer_norm": "normalisation", "rms_norm": "normalisation"}
+    rules = {role: late(role, rule) for role, rule in deep_taylor().rules.items()}
+    return Composite("rules looked up when they are used", "relevance", rules)
 
 
 def can_be_looked_up(composite: Composite) -> bool:

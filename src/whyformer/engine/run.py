@@ -23,8 +23,8 @@ from whyformer.errors import ModelError, Strayed
 from whyformer.models.ends import confirmed, end_of, watching
 from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
-from whyformer.models.readout import row_of
-from whyformer.models.structure import as_written, first_bad_parameter, sequence_first
+from whyformer.models.readout import refuse_infinite, row_of
+from whyformer.models.structure import as_written, sequence_first
 from whyformer.models.walking import modules
 from whyformer.program.blocks import ProgramBlock
 from whyformer.rules.core import Composite, Pass
@@ -141,6 +141,12 @@ class Recording:
                 "bfloat16). Remove what cuts it off, explain another target, or use occlusion"
             )
         return [torch.zeros_like(r) if f is None else f for r, f in found]
+
+    def back(self, seed: Tensor) -> dict[str, Tensor]:
+        """Input -> what the composite carries back to the leaf at which the graph begins for it."""
+        flows = self.backward(seed, relevance=self.mode.composite.carrier == "relevance")
+        place = {id(root): i for i, root in enumerate(self.roots)}
+        return {name: flows[place[id(leaf)]] for name, leaf in self.begun.items()}
 
     def sweep(self, seed: Tensor) -> bool:
         """Send gradients and relevance back together, block by block from the last, so that what is observed of one
@@ -359,12 +365,5 @@ def record(
         recording.output = Output(model, cut, *feed, samples, end)
         recording.logits = read(recording.output)
     run.batch = recording.logits.shape[0]
-    if not bool(torch.isfinite(recording.logits).all()):
-        bad = first_bad_parameter(model)
-        cause = f"its parameter '{bad}' holds NaN or infinity"
-        if bad is None:
-            cause = "its activations overflow or its input is extreme"
-        raise ModelError(
-            f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
-        )
+    refuse_infinite(model, recording.logits)
     return recording

@@ -214,7 +214,7 @@ class Steps:
                     resolver = self.resolver(target, t)
                     shared = replace(task, read=self.read(t), resolve=resolver.callable, replay=replay)
                     scores = function(shared, **full)
-                    if not replay.made:
+                    if not replay.used:
                         return None
                     inputs = self.inputs(t)
                     scores, own = self._cut(scores, inputs), self.ready(inputs)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
 from whyformer.engine.probes import Flows
-from whyformer.methods.gradients.input_gradients import explain_roots, of_roots
+from whyformer.methods.gradients.input_gradients import of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.transformer_attribution import conservation
@@ -53,8 +53,9 @@ def lrp(
 
     Under the plain add rule single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
-    recording, flows = explain_roots(task, _composite(rule, alpha, epsilon, gamma), relevance=True)
+    recording = task.begin(_composite(rule, alpha, epsilon, gamma))
     seed = task.seed(recording.logits)
+    flows = recording.back(seed)
     return of_roots(task, recording.logits, flows, "sum", conservation(recording, seed, promised=rule == "shared"))
 
 

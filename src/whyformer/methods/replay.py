@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whyformer.engine.probes import BlockFlows, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.inputs import Inputs
+from whyformer.methods.passes import ForwardPass
 from whyformer.models.output import Output
 from whyformer.rules.core import Composite
 
@@ -33,12 +34,14 @@ class Replay:
     Attributes:
         read: the row of the output that the present target is about.
         made: (recording, what it was asked with, its observers) in order.
+        whole: the pass on a tape, which serves every target.
     """
 
     model: nn.Module
     inputs: Inputs
     read: Callable[[Output], Tensor]
     made: list[tuple[Recording, Any, list[_Observer]]] = field(default_factory=list)
+    whole: ForwardPass | None = None
     _next: int = 0
 
     def turn(self, read: Callable[[Output], Tensor]) -> None:
@@ -71,6 +74,22 @@ class Replay:
             recording.logits = self.read(recording.output)
         return recording
 
+    def passed(self, inputs: Inputs, make: Callable[[], ForwardPass]) -> ForwardPass:
+        """What ``make`` records, once for all targets.
+
+        Raises:
+            Apart: these are other inputs.
+        """
+        if inputs is not self.inputs:
+            raise Apart
+        self.whole = self.whole or make()
+        return self.whole
+
+    @property
+    def used(self) -> bool:
+        """Whether something was recorded."""
+        return bool(self.made) or self.whole is not None
+
     def _row(self, output: Output) -> Tensor:
         return self.read(output)
 
@@ -79,6 +98,7 @@ class Replay:
         for recording, _, _ in self.made:
             recording.release()
         self.made.clear()
+        self.whole = None
 
 
 @dataclass

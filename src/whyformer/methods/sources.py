@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,9 +21,31 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
+from whyformer.methods.passes import ForwardPass, RootedPass, Roots, changed_pass, find_roots
+from whyformer.methods.replay import Apart, Replay
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
+from whyformer.models.output import Output
 from whyformer.rules.core import Composite
+from whyformer.rules.multipliers import COMPOSITES
+from whyformer.rules.registered import declarations
+
+Recorded = RootedPass | Recording
+
+ON_TAPE = {
+    "gradient": COMPOSITES["plain"],
+    "LRP(AH)": COMPOSITES["ah"],
+    "LRP(LN)": COMPOSITES["ln"],
+    "LRP(AH+LN)": COMPOSITES["ah_ln"],
+    "LRP(AH+secant+halves)": COMPOSITES["ah_secant"],
+    "LRP(LN+secant+halves)": COMPOSITES["ln_secant"],
+    "LRP(AH+LN+secant+halves)": COMPOSITES["libra"],
+    "LibraGrad": COMPOSITES["libra"],
+    "AttnLRP": COMPOSITES["attnlrp"],
+    "CP-LRP": COMPOSITES["cp_lrp"],
+    "GIM": COMPOSITES["gim"],
+}
+"""Name of a composite of the engine -> the same rules for a tape."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,10 @@ class Sources:
 
     model: nn.Module
     inputs: Inputs
+    read: Callable[[Output], Tensor]
     last: bool
+    checkpoint: bool
+    replay: Replay | None
     recordings: list[weakref.ref[Recording]]
 
     def blocks(self) -> int:
@@ -153,12 +179,44 @@ class Sources:
         """Record one forward pass whose graph begins at all sources."""
         if not self.structure.plain:
             options = {"blocks": self.all_blocks, **options}
-        try:
+        with telling_of_changed_inputs() if "values" in options else nullcontext():
             return self.record(composite, *probes, roots=self.roots(), **options)
-        except (ValueError, RuntimeError, IndexError) as error:
-            if "values" not in options or isinstance(error, WhyformerError):
-                raise
-            raise on_changed_inputs(error) from error
+
+    @cached_property
+    def on_tape(self) -> bool:
+        """Whether composites of multipliers walk over a tape to these inputs: one sequence that attends, or a
+        picture."""
+        text = any(side.modality == "text" for side in self.sources.values())
+        seen = self.structure.plain and (bool(self.structure.attentions) or not text)
+        return seen and self.inputs.choices is None and not declarations()
+
+    def passed(self) -> ForwardPass:
+        """One recorded pass of the inputs, which several targets or methods may share."""
+        raise TypeError("only a whole task can be recorded")
+
+    def recorded(
+        self, composite: Composite, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
+    ) -> Recorded:
+        """One recorded pass whose relevance is about to go back to all sources.
+
+        Args:
+            composite: the rules of the way back.
+            values: input -> what takes the place of what is at its root.
+            roots: the roots of a pass on inputs of these shapes, if they are known.
+        """
+        rules = ON_TAPE.get(composite.name) if self.on_tape else None
+        if rules is None:
+            return self.begin(composite, **({"values": values} if values else {}))
+        if not values:
+            whole = self.passed()
+            return RootedPass(whole, find_roots(whole, self.sources), rules, self.read)
+        if self.replay is not None:
+            raise Apart
+        feed = self.fed(self.inputs)
+        with telling_of_changed_inputs():
+            known = self.model, feed, self.inputs.samples, self.sources
+            whole, roots = changed_pass(*known, values, roots, checkpoint=self.checkpoint)
+            return RootedPass(whole, roots, rules, self.read, moved=True)
 
     def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid
@@ -311,6 +369,17 @@ class Sources:
         if len(streams) < 2:
             said = "a block of it attends more than once, not at all, or with its heads one by one"
         raise self.refuse(said, verdict="is not supported yet")
+
+
+@contextmanager
+def telling_of_changed_inputs() -> Iterator[None]:
+    """Errors of a model on changed inputs as what they are."""
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, WhyformerError):
+            raise
+        raise on_changed_inputs(error) from error
 
 
 def _at_elements(values: Tensor, rows: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
+from whyformer.methods.passes import ForwardPass, record_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Scores, Sources, readout_row
 from whyformer.methods.together import Together
@@ -106,6 +107,17 @@ class Task(Sources):
             recording = record(self.model, self.fed(self.inputs), composite, **options)
         self.recordings.append(weakref.ref(recording))
         return recording
+
+    def passed(self) -> ForwardPass:
+        """One recorded pass of the inputs, which several targets or methods may share."""
+
+        def made() -> ForwardPass:
+            feed, samples = self.fed(self.inputs), self.inputs.samples
+            return record_pass(self.model, feed, samples, checkpoint=self.checkpoint)
+
+        if self.replay is not None:
+            return self.replay.passed(self.inputs, made)
+        return made() if self.together is None else self.together.passed(self, made)
 
     def gradient_pass(self, recording: Recording, *, keep: bool = False) -> tuple[Tensor, Tensor]:
         """(∂target/∂logits, readout row ``[B, N]``) of one backward pass of gradients; ``keep`` if another follows.

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from whyformer.composites.chefer import OF_MULTIPLIERS, can_be_looked_up, looked_up
+from whyformer.composites.chefer import can_be_looked_up, looked_up
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.hooks import batch_first
 from whyformer.engine.isolation import changes, parameters
-from whyformer.engine.operations import operation
 from whyformer.engine.precision import HALF
-from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe, Tally, asked
+from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe, asked
 from whyformer.engine.run import Recording, Starts, record
+from whyformer.inputs import Inputs
+from whyformer.methods.passes import ForwardPass
 from whyformer.methods.sources import Sources
-from whyformer.rules.core import NATIVE, Composite
+from whyformer.rules.core import Composite
 
 if TYPE_CHECKING:
     from whyformer.methods.registry import Method
@@ -64,6 +65,7 @@ class Together:
     views: int = 0
     failed: list[Exception] = field(default_factory=list)
     _made: dict[str, _Shared] = field(default_factory=dict)
+    _passed: tuple[Inputs, Mapping[str, Any], ForwardPass] | None = None
 
     def around(self, make: Callable[..., T]) -> T:
         """What ``make(together=...)`` makes with what is shared; what fails so is tried alone, and it is told then what
@@ -82,12 +84,22 @@ class Together:
                 self.release()
         return make(together=None)
 
+    def passed(self, task: Sources, make: Callable[[], ForwardPass]) -> ForwardPass:
+        """What ``make`` records, once for all methods of the same inputs, unless the model was changed meanwhile."""
+        if self.off:
+            return make()
+        if self._passed is None or self._passed[0] is not task.inputs or changes(task.model, self._passed[1]):
+            self._passed = None
+            self._passed = task.inputs, parameters(task.model), make()
+        self.views += 1
+        return self._passed[2]
+
     def record(
         self, task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]
     ) -> Recording | None:
         """A view of the shared pass for what :func:`whyformer.engine.run.record` is asked, None where that is no pass
         to share: inputs that were changed, several streams, half precision, other probes or composites."""
-        if self.off or not _serves(task, composite, probes, options, self.relevance):
+        if self.off or not _serves(task, composite, probes, options):
             return None
         carrier = "relevance" if self.relevance or composite.carrier == "relevance" else "multiplier"
         shared = self._made.get(carrier)
@@ -107,20 +119,17 @@ class Together:
         for shared in self._made.values():
             shared.whole.release()
         self._made.clear()
+        self._passed = None
 
 
-def _serves(
-    task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any], relevance: bool
-) -> bool:
+def _serves(task: Sources, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]) -> bool:
     """Whether one graph may give what is asked."""
     kinds, root = [type(probe) for probe in probes], options.get("root")
     if root == "output":
         fits = composite is GRADIENT and kinds == [Maps]
     else:
-        whole = not kinds and "roots" in options
         known = composite is GRADIENT or can_be_looked_up(composite)
-        known = known or (whole and relevance and _of_multipliers(composite))
-        fits = root is None and known and (kinds == [Flows] or whole)
+        fits = root is None and known and (kinds == [Flows] or (not kinds and "roots" in options))
     return (
         fits
         and options.keys() <= _OWN
@@ -129,15 +138,6 @@ def _serves(
         and not torch._C._is_any_autocast_enabled()
         and not any(parameter.dtype in HALF for parameter in task.model.parameters())
     )
-
-
-def _of_multipliers(composite: Composite) -> bool:
-    """Whether a composite of multipliers holds constant, or has other slopes, only where the graph of relevance knows
-    it: no shares, and the slopes of activations are their own."""
-    rules = [rule for rule in composite.rules.values() if rule is not None]
-    shares = any(rule.share != 1 or rule.shares for rule in rules)
-    own = composite.rule("gelu", "activation")
-    return composite.carrier == "multiplier" and composite.audit and own is NATIVE and not shares
 
 
 @dataclass
@@ -162,7 +162,6 @@ class _Shared:
     readouts: dict[Any, Tensor] = field(default_factory=dict)
     started: Any = None
     size: int = 0
-    tally: Tally = field(default_factory=Tally)
 
     @classmethod
     def of(cls, task: Sources, carrier: str, options: Mapping[str, Any]) -> _Shared:
@@ -170,7 +169,7 @@ class _Shared:
         made = cls(task.inputs, parameters(task.model))
         composite = looked_up() if carrier == "relevance" else GRADIENT
         flows = Flows(lambda *seen: made.seen and made.seen(*seen), stops=True)
-        probes = Maps(made._attended), flows, made.tally
+        probes = Maps(made._attended), flows
         kept = {name: options[name] for name in ("blocks", "read", "samples") if name in options}
         made.whole = record(task.model, task.fed(task.inputs), composite, *probes, roots=task.roots(), **kept)
         made.whole.kept = True
@@ -188,8 +187,6 @@ class _Shared:
     def view(self, composite: Composite, probes: tuple[Probe, ...], options: Mapping[str, Any]) -> Recording | None:
         """What one method gets; None where it asks for the last block's output and there is none in the graph."""
         end = next(iter(self.whole.outputs), None)
-        if composite.carrier == "multiplier" and composite is not GRADIENT and not self._knows(composite):
-            return None
         if options.get("root") == "output":
             if len(self.whole.outputs) != 1:
                 return None
@@ -204,18 +201,6 @@ class _Shared:
         )  # fmt: skip
         made.logits, made.begun, made.blocks = self.whole.logits, self.whole.begun, self.whole.blocks
         return made
-
-    def _knows(self, composite: Composite) -> bool:
-        """Whether all that carries goes by a rule that is known here, and nothing waits for relevance to refuse it."""
-        mode = self.whole.mode
-        for (name, role), (rule, _) in self.tally.found.items():
-            own = composite.rule(role, operation(name).kind)
-            if own is not NATIVE and (role not in OF_MULTIPLIERS if own is not None else rule is not None):
-                return False
-        # of a norm written by hand, whose own derivative is wanted, the calls were run without a graph
-        norms = mode.facts is not None and any("norm" in step.region.kind for step in mode.facts.steps.values())
-        by_hand = norms and composite.rule("layer_norm", "normalisation") is NATIVE
-        return not by_hand and not mode.waiting and not mode.declared.any()
 
     def maps(self) -> list[AttentionCall]:
         """The attentions as they were seen; each makes its map anew, so that none is kept."""
@@ -247,16 +232,6 @@ class _Shared:
                 flows.seen(call.index, call.map(), self.flows[call.index])
         view.readouts, view.started = dict(self.readouts), self.started
         return self.roots
-
-    def multipliers(self, view: View, seed: Tensor) -> list[Tensor]:
-        """A pass of multipliers under the view's composite, down to the inputs."""
-        self.whole.run.table, self.seen = view.composite, None
-        try:
-            found = self.whole.backward(seed)
-        finally:
-            self.whole.run.table = None
-        view.readouts, view.started = dict(self.whole.readouts), self.whole.started
-        return found
 
     def relevances(self, view: View, seed: Tensor) -> list[Tensor]:
         """A pass of relevance under the view's composite, down to the inputs or to the first map that it watches."""
@@ -298,10 +273,7 @@ class View(Recording):
             whole, self.shared.seen = self.shared.whole, None
             (flow,) = whole.backward(seed, ends=[whole.outputs[self.end]])
             return [batch_first(flow, whole.run)]
-        if relevance:
-            return self.shared.relevances(self, seed)
-        plain = self.composite is GRADIENT or self.composite.carrier == "relevance"
-        return self.shared.gradients(self, seed) if plain else self.shared.multipliers(self, seed)
+        return self.shared.relevances(self, seed) if relevance else self.shared.gradients(self, seed)
 
     def sweep(self, seed: Tensor) -> bool:
         """Gradients, then relevance."""

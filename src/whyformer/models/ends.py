@@ -19,8 +19,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from whyformer.models.output import End, Output
+from whyformer.tape.ends import EndFunction
 from whyformer.tape.ends import end_function as read_end
 from whyformer.tape.recording import record_call
+from whyformer.tape.values import Tape
 
 _CALLS, _LOOKED_AT = 24, 4096
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, str]] = WeakKeyDictionary()  # kind of input -> name, "" for none
@@ -48,12 +50,30 @@ def _recorded(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     """A recorded pass, from which the end function is known later."""
     tape, raw = record_call(model, args, kwargs)
     made = Output(model, raw, args, kwargs, samples)
-    value = made.returned
-    found = None if value is None or not tape.knows(value) else read_end(tape, tape.number(value))
-    _KNOWN.setdefault(model, {})[_kind(args, kwargs)] = "" if found is None else found.name
-    if found is None or value is None:
-        return made.with_end(_unwatched(made))
-    return made.with_end(End(found.name, found.axis, made.rows(tape[found.logits].reshape(value.shape))))
+    return apart(made, end_in(tape, made), tape.__getitem__)
+
+
+def end_in(tape: Tape, output: Output) -> EndFunction | None:
+    """Return the end function of a recorded pass, which is known for later passes then; None if it has none."""
+    returned = output.returned
+    found = None if returned is None or not tape.knows(returned) else read_end(tape, tape.number(returned))
+    _KNOWN.setdefault(output.model, {})[_kind(output.args, output.kwargs)] = "" if found is None else found.name
+    return found
+
+
+def apart(output: Output, end: EndFunction | None, value: Callable[[int], Tensor]) -> Output:
+    """Return the output of a recorded pass with its logits apart from the end function.
+
+    Args:
+        output: what the model returned.
+        end: the end function, as :func:`end_in` finds it.
+        value: number on the tape -> the value.
+    """
+    returned = output.returned
+    if end is None or returned is None:
+        return output.with_end(_unwatched(output))
+    logits = value(end.logits).reshape(returned.shape)
+    return output.with_end(End(end.name, end.axis, output.rows(logits)))
 
 
 def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:

@@ -12,6 +12,7 @@ from whyformer.errors import InputError, ModelError
 from whyformer.models.ends import forward
 from whyformer.models.kinds import LANGUAGE, ONE_A_TOKEN, is_language_model, one_a_token
 from whyformer.models.output import Output
+from whyformer.models.structure import first_bad_parameter
 
 
 def plain_logits(
@@ -41,6 +42,23 @@ def row_of(output: Output) -> Tensor:
     assert output.logits is not None
     mask = output.mask(output.logits.shape[1]) if output.logits.dim() == 3 else None
     return read_logits(output.logits, mask)
+
+
+def refuse_infinite(model: nn.Module, logits: Tensor) -> None:
+    """Raise if logits are not finite.
+
+    Raises:
+        ModelError: they are not; the error names what may be the cause.
+    """
+    if bool(torch.isfinite(logits).all()):
+        return
+    bad = first_bad_parameter(model)
+    cause = f"its parameter '{bad}' holds NaN or infinity"
+    if bad is None:
+        cause = "its activations overflow or its input is extreme"
+    raise ModelError(
+        f"the model's logits are not finite: {cause}. Nothing was explained; check the weights, or use float32"
+    )
 
 
 def anything(output: Output) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.run import Recording
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import removal
+from whyformer.methods.passes import RootedPass, Roots
 from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
+from whyformer.methods.sources import Recorded
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite
 
@@ -27,16 +28,10 @@ Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points
 Values = dict[str, Tensor]  # by the name of an input
 
 
-def explain_roots(task: Task, composite: Composite, *, relevance: bool = False) -> tuple[Recording, Values]:
-    """(recording, what arrives at each input): pixels, vectors, or for token ids what enters the first block."""
-    recording = task.begin(composite)
-    return recording, flows_of(recording, recording.backward(task.seed(recording.logits), relevance=relevance))
-
-
-def flows_of(recording: Recording, flows: list[Tensor]) -> Values:
-    """By input, of what arrives at all roots."""
-    place = {id(root): i for i, root in enumerate(recording.roots)}
-    return {name: flows[place[id(leaf)]] for name, leaf in recording.begun.items()}
+def explain_roots(task: Task, composite: Composite) -> tuple[Recorded, Values]:
+    """(recorded pass, what arrives at each input): pixels, vectors, or for token ids what enters the first block."""
+    recorded = task.recorded(composite)
+    return recorded, recorded.back(task.seed(recorded.logits))
 
 
 def reduce(modality: str, values: Tensor, norm: str) -> Tensor:
@@ -80,11 +75,12 @@ def _total(task: Task, products: Values) -> Tensor:
     return torch.stack([p.reshape(task.inputs.batch, -1).sum(-1).double() for p in own]).sum(0)
 
 
-def multiply(task: Task, recording: Recording, flows: Values, norm: str = "sum") -> Scores:
+def multiply(task: Task, recorded: Recorded, flows: Values, norm: str = "sum") -> Scores:
     """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
-    products = {name: recording.begun[name].detach() * flow for name, flow in flows.items()}
-    target = task.value(recording.logits.detach()).double()
-    return of_roots(task, recording.logits, products, norm, conserved(_total(task, products), target))
+    begun = recorded.begun
+    products = {name: begun[name].detach() * flow for name, flow in flows.items()}
+    target = task.value(recorded.logits.detach()).double()
+    return of_roots(task, recorded.logits, products, norm, conserved(_total(task, products), target))
 
 
 def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
@@ -110,8 +106,8 @@ def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain
         norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
         composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
-    recording, flows = explain_roots(task, COMPOSITES[composite])
-    return of_roots(task, recording.logits, flows, norm)
+    recorded, flows = explain_roots(task, COMPOSITES[composite])
+    return of_roots(task, recorded.logits, flows, norm)
 
 
 @method(
@@ -130,16 +126,15 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
         norm: "sum" (signed), "l1", "l2" or "max" of the products.
         composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
     """
-    recording, flows = explain_roots(task, COMPOSITES[composite])
-    return multiply(task, recording, flows, norm)
+    return multiply(task, *explain_roots(task, COMPOSITES[composite]), norm)
 
 
 # -- averages over many copies -----------------------------------------------------------------------------------
 def own_inputs(task: Task) -> tuple[Values, Tensor]:
     """(the roots' values, logits): one plain pass."""
-    recording = task.begin(GRADIENT)
-    begun = {name: task.by_sample(name, leaf.detach()) for name, leaf in recording.begun.items()}
-    return begun, recording.logits.detach()
+    recorded = task.recorded(GRADIENT)
+    begun = {name: task.by_sample(name, leaf.detach()) for name, leaf in recorded.begun.items()}
+    return begun, recorded.logits.detach()
 
 
 def gradients_at(
@@ -159,13 +154,15 @@ def gradients_at(
         batch_size: samples × points in one pass.
     """
     width = 1 if task.inputs.shared else max(1, batch_size // task.inputs.batch)
-    starts = range(0, count, width)
+    starts, roots = range(0, count, width), dict[int, Roots]()
     for start in task.progress(starts, name, len(starts)):
         stop = min(start + width, count)
         copies = task.copies(stop - start, logits)
         values = {one: task.packed(one, points(one, start, stop).flatten(0, 1)) for one in task.sources}
-        recording = copies.begin(COMPOSITES[composite], values=values)
-        flows = flows_of(recording, recording.backward(copies.seed(recording.logits)))
+        recorded = copies.recorded(COMPOSITES[composite], values, roots.get(stop - start))
+        if isinstance(recorded, RootedPass):
+            roots[stop - start] = recorded.roots
+        flows = recorded.back(copies.seed(recorded.logits))
         found = {one: copies.by_sample(one, flow) for one, flow in flows.items()}
         yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in found.items()}
 
@@ -280,7 +277,7 @@ def integrated_gradients(
         for name, flow in flows.items():
             total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
-    below = task.begin(GRADIENT, values={one: task.packed(one, value) for one, value in start.items()}).logits.detach()
+    below = task.recorded(GRADIENT, {one: task.packed(one, value) for one, value in start.items()}).logits.detach()
     found = _total(task, products)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
@@ -295,5 +292,5 @@ def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
     if task.inputs.modality != "text":
         return removed.filler.clone()
     ids = task.inputs.tensor.masked_fill(removed.features.to(x.device), removed.filler)
-    recording = replace(task, inputs=task.inputs.with_tensor(ids)).begin(GRADIENT)
-    return recording.begun[task.inputs.name].detach()
+    other = replace(task, inputs=task.inputs.with_tensor(ids))
+    return other.recorded(GRADIENT).begun[task.inputs.name].detach()

@@ -1,0 +1,380 @@
+"""Recorded passes of a model, and walks over them from a target to the inputs.
+
+whole = record_pass(model, feed)
+begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
+multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import ModelError
+from whyformer.inputs import Inputs
+from whyformer.models.ends import apart, end_in
+from whyformer.models.output import Output, with_tensors
+from whyformer.models.readout import refuse_infinite
+from whyformer.tape.caches import Recent
+from whyformer.tape.calls import every_tensor
+from whyformer.tape.checks import foreign, unset
+from whyformer.tape.ends import EndFunction
+from whyformer.tape.labelling import find_rows, find_sources
+from whyformer.tape.program import read_program
+from whyformer.tape.recording import record_call
+from whyformer.tape.rows import Rows
+from whyformer.tape.streams import entry, spine
+from whyformer.tape.structure import find_attentions
+from whyformer.tape.units import needed_calls, roots_of
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import Composite, walk_back
+
+__all__ = ["ForwardPass", "RootedPass", "Roots", "changed_pass", "find_roots", "record_pass"]
+
+Feed = tuple[tuple[Any, ...], dict[str, Any]]
+Read = Callable[[Output], Tensor]
+Change = Mapping[int, Callable[[Tensor], Tensor]]
+
+
+# -- one pass --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """One recorded forward pass.
+
+    Attributes:
+        model, feed: what ran, and the (args, kwargs) that it was given.
+        samples: ``[B]`` which sample each row is a copy of, see :class:`~whyformer.models.output.Output`.
+        tape: the calls and values.
+        raw: what the model returned.
+        end: the function that makes what the model returned of its logits; None if there is none.
+    """
+
+    model: nn.Module
+    feed: Feed
+    samples: Tensor | None
+    tape: Tape
+    raw: Any
+    end: EndFunction | None
+
+    def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
+        """Return what the model returned, with its logits apart from the function at its end.
+
+        Args:
+            value: number of a value -> what takes its place; None for the values themselves.
+        """
+        tape, of = self.tape, value or self.tape.__getitem__
+        raw = self.raw
+        if value is not None:
+            raw = with_tensors(raw, lambda t: of(tape.number(t)) if tape.knows(t) else t)
+        return apart(Output(self.model, raw, *self.feed, self.samples), self.end, of)
+
+    @cached_property
+    def outputs(self) -> dict[str, int]:
+        """Numbers of the floating-point tensors that the model returned, by name."""
+        named = Output(self.model, self.raw).named.items()
+        return {n: self.tape.number(t) for n, t in named if self.tape.knows(t) and t.is_floating_point()}
+
+    def logits(self, read: Read) -> Tensor:
+        """Return ``[B, C]``, the row of logits that a target is about.
+
+        Args:
+            read: the model's output -> that row.
+
+        Raises:
+            ModelError: they are not finite.
+        """
+        logits = read(self.output()).detach()
+        refuse_infinite(self.model, logits)
+        return logits
+
+    def starts(self, read: Read, seed: Tensor) -> dict[int, Tensor]:
+        """Return what a walk back starts with: ∂(seed · logits) with respect to each value that ``read`` reads.
+
+        Args:
+            read: as for :meth:`logits`.
+            seed: ``[B, C]``, ∂target/∂logits.
+        """
+        tape, leaves = self.tape, dict[int, Tensor]()
+
+        def leaf(n: int) -> Tensor:
+            if not tape.floating(n) or n in tape.given:
+                return tape[n]
+            if n not in leaves:
+                leaves[n] = tape[n].detach().requires_grad_()
+            return leaves[n]
+
+        with torch.enable_grad():
+            row = read(self.output(leaf))
+            if not row.requires_grad:
+                return {}
+            found = torch.autograd.grad(row, list(leaves.values()), seed, allow_unused=True)
+        return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
+
+
+def record_pass(
+    model: nn.Module,
+    feed: Feed,
+    samples: Tensor | None = None,
+    change: Change | None = None,
+    *,
+    names: bool = False,
+    checkpoint: bool = False,
+) -> ForwardPass:
+    """Run a model once and record it.
+
+    Args:
+        model, feed: what is run, and the (args, kwargs) that it is given.
+        samples: ``[B]`` which sample each row is a copy of; None if row i is sample i.
+        change: number of a value -> function that replaces it as it is made.
+        names: note which module makes each call.
+        checkpoint: hold only the values between blocks. Those inside are computed again when a walk reaches them.
+
+    Raises:
+        ModelError: the output depends on values that torch did not compute.
+    """
+    weights = [*model.parameters(), *model.buffers()]  # before a hook replaces some
+
+    def recorded(hold: frozenset[int] | None) -> ForwardPass:
+        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold)
+        return ForwardPass(model, feed, samples, tape, raw, end_in(tape, Output(model, raw, *feed, samples)))
+
+    with torch.inference_mode(False):
+        whole = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
+        _refuse_values_from_nowhere(whole, weights)
+    return whole
+
+
+_BETWEEN: Recent[tuple[int, frozenset[int]]] = Recent(16)  # (signature, values between blocks) of a pass
+
+
+def _between_blocks(
+    model: nn.Module, feed: Feed, recorded: Callable[[frozenset[int] | None], ForwardPass]
+) -> ForwardPass:
+    """A pass that holds only the values through which all paths lead. They are known from another pass, which holds
+    nothing."""
+    shapes = [t.shape for t in every_tensor(feed)]
+    key = type(model), sum(1 for _ in model.modules()), tuple(shapes)
+    known = _BETWEEN.get(key)
+    whole = recorded(frozenset() if known is None else known[1])
+    if known is None or known[0] != whole.tape.signature:
+        tape = whole.tape
+        roots = [r for n in tape.inputs for r in roots_of(tape, n)]
+        between = frozenset(spine(read_program(tape, roots, sorted(whole.outputs.values()))))
+        _BETWEEN.put(key, (tape.signature, between))
+        whole = recorded(between)
+    return whole
+
+
+# -- where relevance ends --------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Roots:
+    """Where relevance ends: pixels, vectors, or for token ids what enters the first block.
+
+    Attributes:
+        numbers: input -> number of that value.
+        rows: input -> the rows of the pass, if the value lies inside of the model.
+    """
+
+    numbers: Mapping[str, int]
+    rows: Mapping[str, Rows]
+
+    def arranged(self, name: str, value: Tensor) -> Tensor:
+        """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
+        return self.rows[name].features(self.numbers[name], value) if name in self.rows else value
+
+    def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
+        """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
+        :meth:`arranged`."""
+        if name not in self.rows:
+            return arranged.to(value)
+        return self.rows[name].with_features(self.numbers[name], value, arranged)
+
+
+def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs]) -> Roots:
+    """Return where the relevance of each input ends.
+
+    Args:
+        whole: a recorded pass.
+        sources: the inputs by name.
+
+    Raises:
+        ModelError: the model does not read an input.
+    """
+    tape, numbers, inside = whole.tape, dict[str, int](), dict[str, Rows]()
+    fed = {name: _argument(whole.feed, side.scored) for name, side in sources.items()}
+    texts = {name: fed[name] for name, side in sources.items() if side.modality == "text"}
+    entries = _entries(whole, texts) if texts else {}
+    for name, tensor in fed.items():
+        if name not in texts:
+            numbers[name] = tape.number(tensor)
+        elif name in entries:
+            numbers[name], inside[name] = entries[name]
+        else:
+            looked_up = roots_of(tape, tape.number(tensor))
+            if not looked_up:
+                raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
+            numbers[name] = looked_up[0]
+    return Roots(numbers, inside)
+
+
+def _argument(feed: Feed, place: str | int) -> Tensor:
+    found: Tensor = feed[0][place] if isinstance(place, int) else feed[1][place]
+    return found
+
+
+def _entries(whole: ForwardPass, texts: Mapping[str, Tensor]) -> dict[str, tuple[int, Rows]]:
+    """Return (number of what enters the first block, rows of the pass) for each text of which that is known."""
+    tape, outputs = whole.tape, sorted(whole.outputs.values())
+    rows = find_rows(tape, find_sources(tape, dict(texts)), outputs)
+    attentions = find_attentions(read_program(tape, rows.begun.values(), outputs), tape, rows)
+    found: dict[str, tuple[int, Rows]] = {}
+    for name, begun in rows.begun.items():
+        number = entry(read_program(tape, [begun], outputs), rows, attentions, name)
+        if name in texts and number is not None:
+            found[name] = number, rows
+    return found
+
+
+def changed_pass(
+    model: nn.Module,
+    feed: Feed,
+    samples: Tensor | None,
+    sources: Mapping[str, Inputs],
+    values: Mapping[str, Tensor],
+    roots: Roots | None = None,
+    *,
+    checkpoint: bool = False,
+) -> tuple[ForwardPass, Roots]:
+    """Record a pass in which the roots have other values.
+
+    Args:
+        model, feed, samples, checkpoint: as for :func:`record_pass`.
+        sources: the inputs by name.
+        values: input -> the other value of its root, laid out as :attr:`RootedPass.begun`.
+        roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
+
+    Returns:
+        The pass and its roots.
+    """
+    args, kwargs = list(feed[0]), dict(feed[1])
+    for name, side in sources.items():
+        if side.modality != "text":
+            place: Any = args if isinstance(side.scored, int) else kwargs
+            place[side.scored] = values[name]
+    feed, texts = (tuple(args), kwargs), [name for name, side in sources.items() if side.modality == "text"]
+    if texts and roots is None:
+        roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources)
+    changes = {} if roots is None else {roots.numbers[n]: partial(roots.laid_out, n, arranged=values[n]) for n in texts}
+    whole = record_pass(model, feed, samples, changes, checkpoint=checkpoint)
+    return whole, roots or find_roots(whole, sources)
+
+
+# -- a pass under a composite ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class RootedPass:
+    """A recorded pass whose relevance is about to be walked back to its roots.
+
+    Attributes:
+        whole: the pass.
+        roots: where relevance ends.
+        composite: the rules of the way back, which carry multipliers.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        moved: True if a root was given another value than its own.
+    """
+
+    whole: ForwardPass
+    roots: Roots
+    composite: Composite
+    read: Read
+    moved: bool = False
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """``[B, C]``, the row of logits that the target is about."""
+        return self.whole.logits(self.read)
+
+    @property
+    def begun(self) -> dict[str, Tensor]:
+        """Input -> its root's value; ``[B, N, ...]`` of texts."""
+        return {name: self.roots.arranged(name, self.whole.tape[n]) for name, n in self.roots.numbers.items()}
+
+    def back(self, seed: Tensor) -> dict[str, Tensor]:
+        """Return input -> what arrives at its root, laid out as :attr:`begun`.
+
+        Args:
+            seed: ``[B, C]``, ∂target/∂logits.
+
+        Raises:
+            ModelError: nothing arrives at any root.
+        """
+        tape, wanted = self.whole.tape, set(self.roots.numbers.values())
+        starts = self.whole.starts(self.read, seed)
+        if not starts:
+            raise ModelError(
+                "the target depends on nothing that the model computed: a target of your own detaches the output or "
+                "rounds it to whole numbers, or the model returns what it was given"
+            )
+        program = read_program(tape, wanted, starts)
+        (found,) = walk_back(program, tape, [(self.composite, starts)], wanted=wanted)
+        tape.release()
+        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
+            raise ModelError(
+                "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
+                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16). Remove "
+                "what cuts it off, explain another target, or use occlusion"
+            )
+        return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
+
+
+# -- values from nowhere ---------------------------------------------------------------------------------------------
+_TRUSTED: Recent[bool] = Recent(64)
+
+
+def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -> None:
+    """Raise if the output depends on values that torch did not compute, for relevance would end there unseen."""
+    tape = whole.tape
+    known = frozenset(tape.number(w) for w in (*weights, *whole.model.parameters()) if tape.knows(w))
+    key = tape.signature, known
+    if _TRUSTED.get(key):
+        return
+    calls = needed_calls(tape, whole.outputs.values())
+    needed = {c.number for c in calls}
+    reads = [c for c in unset(tape) if c.number in needed]
+    strange = [] if reads else _foreign(whole, known, {o for c in calls for o in c.operands})
+    if not reads and not strange:
+        _TRUSTED.put(key, True)
+        return
+    call = reads[0] if reads else next(c for c in calls if strange[0] in c.operands)
+    modules = tape.modules or record_call(whole.model, *whole.feed, names=True)[0].modules
+    module = modules.get(call.number, "")
+    raise ModelError(
+        f"'{call.name}'{f' in the module {module!r}' if module else ''} reads {'memory' if reads else 'a tensor'} that "
+        "was written outside of torch (by numpy, another thread, or a kernel that was handed an address), so what it "
+        "depends on is unknown. Use torch's operators there, or wrap the kernel with torch.library.custom_op and "
+        "register_autograd, or say what a torch.autograd.Function that calls it is like, "
+        'whyformer.rules.register(Function, like="gelu"); of nn.DataParallel take model.module'
+    )
+
+
+def _foreign(whole: ForwardPass, known: Collection[int], read: Collection[int]) -> list[int]:
+    """Values that no call made, are no weights, and change with the inputs; a second pass is made only if there are
+    candidates."""
+    tape = whole.tape
+    if not any(tape.floating(n) for n in tape.given - tape.inputs - set(known) if n in read):
+        return []
+    args, kwargs = whole.feed
+    change = lambda v: _changed(v) if isinstance(v, Tensor) else v  # noqa: E731
+    other, _ = record_call(whole.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
+    return [n for n in foreign(tape, other, known) if n in read]
+
+
+def _changed(value: Tensor) -> Tensor:
+    """Another input of the same kind: numbers scaled; ids in the reverse order, so that they stay in the vocabulary."""
+    if value.is_floating_point():
+        return value * 0.75
+    return value.flip(-1) if value.dim() and value.dtype != torch.bool else value
