@@ -71,17 +71,23 @@ def free_port() -> Callable[[], int]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
-    """What every node of a recorded graph refers to: it is alive as long as one of them is."""
-    from whyformer.methods import task
+    """What is alive as long as a node of a recorded graph is, and the tapes of recorded passes."""
+    from whyformer.methods import passes, task
 
     seen: list[weakref.ref[Any]] = []
-    original = task.record
+    graph, call = task.record, passes.record_call
 
     def record(*args: Any, **kwargs: Any) -> Any:
-        recording = original(*args, **kwargs)
+        recording = graph(*args, **kwargs)
         seen.append(weakref.ref(recording.run))
         return recording
 
+    def record_call(*args: Any, **kwargs: Any) -> Any:
+        tape, output = call(*args, **kwargs)
+        seen.append(weakref.ref(tape))
+        return tape, output
+
     monkeypatch.setattr(task, "record", record)
+    monkeypatch.setattr(passes, "record_call", record_call)
     yield seen
     gc.collect()

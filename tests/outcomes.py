@@ -22,6 +22,11 @@ RECTIFIED = (
     "gradcam",
     "gradcam_attention",
 )  # (·)⁺: with random weights a map may well be all 0, which the result warns of
+# the module behind which all paths lead, where some pass around the first block
+AROUND = {
+    "sequence classification/funnel": "funnel.embeddings",
+    "masked language model/neomme": "model.embedding_norm",
+}
 # outcomes of a cell, best first; "wrong" and "broken" are defects of the library
 WORKS, MEANINGLESS, NOT_YET, REFUSED, WRONG, BROKEN = "works", "no meaning", "not yet", "refused", "wrong", "broken"
 
@@ -285,9 +290,12 @@ class Study:
                 return None
             (gradient,) = torch.autograd.grad(seed, leaf, allow_unused=True)
             return leaf.detach() * (torch.zeros_like(leaf) if gradient is None else gradient)
+        if self.architecture.name in AROUND:
+            return self.returned([self.model.get_submodule(AROUND[self.architecture.name])])
         block = self.first_block(name)
-        if block is None:
-            return self.looked_up(name)
+        if block is None:  # blocks take another form of the rows (several versions of each)
+            tables = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
+            return self.returned(tables, self.inputs[name]) if self.versions else None
         leaves: list[Tensor] = []
 
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -311,24 +319,25 @@ class Study:
         (gradient,) = torch.autograd.grad(seed, leaves[0], allow_unused=True)
         return None if gradient is None else (leaves[0].detach() * gradient).sum(-1)
 
-    def looked_up(self, name: str) -> Tensor | None:
-        """Where blocks take another form of the rows (several versions of each): at the look-up itself."""
+    def returned(self, modules: list[nn.Module], ids: Tensor | None = None) -> Tensor | None:
+        """At what the first of some modules returns, the first that is given these ids if there are any."""
         leaves: list[Tensor] = []
 
         def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            if leaves or not isinstance(args[0], Tensor) or not torch.equal(args[0], self.inputs[name]):
+            other = ids is not None and not (isinstance(args[0], Tensor) and torch.equal(args[0], ids))
+            if leaves or other:
                 return None
             leaves.append(output.detach().clone().requires_grad_())
             return leaves[0].clone()
 
-        handles = [m.register_forward_hook(leave) for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        handles = [m.register_forward_hook(leave) for m in modules]
         try:
             with torch.enable_grad():
                 seed = self.seed(self.model(**self.inputs))
         finally:
             for handle in handles:
                 handle.remove()
-        if seed is None or not leaves or not self.versions:
+        if seed is None or not leaves:
             return None
         (gradient,) = torch.autograd.grad(seed, leaves[0], allow_unused=True)
         return None if gradient is None else (leaves[0].detach() * gradient).sum(-1)

@@ -43,7 +43,7 @@ def test_the_recipes(tmp_path, monkeypatch):
     KINDS.pop("i0")
     operation.cache_clear()
     with pytest.raises(UnknownOperation, match="i0"):
-        space["whyformer"].explain(space["Tail"]().eval(), space["x"], "lrp_ah_ln", 0)
+        space["whyformer"].explain(space["Tail"]().eval(), space["x"], "lrp", 0)
 
 
 def test_every_file_and_folder_that_the_page_names_is_there():

@@ -12,7 +12,9 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
+from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.adjoints import LayerOfRows, attention_of_rows, cheaper
+from whyformer.engine.run import record
 from whyformer.rules.core import Pass
 from zoo import build
 
@@ -216,7 +218,7 @@ def test_fewer_products_for_the_same_scores(name: str, monkeypatch: pytest.Monke
     model, inputs = build(name)
 
     def explained() -> whyformer.Explanation:
-        return whyformer.explain(copy.deepcopy(model), inputs, "attnlrp", target=1, share=0.0)
+        return whyformer.explain(copy.deepcopy(model), inputs, "attnlrp", target=1, share=0.5)
 
     few, found = counted(explained), explained()
     monkeypatch.setattr("whyformer.engine.adjoints.cheaper", lambda *_: NotImplemented)
@@ -233,8 +235,9 @@ def test_where_all_rows_are_read_nothing_is_left_out(monkeypatch: pytest.MonkeyP
     seen: list[int] = []
     plain = LayerOfRows.backward
     monkeypatch.setattr(LayerOfRows, "backward", staticmethod(lambda ctx, *f: seen.append(1) or plain(ctx, *f)))
-    found = whyformer.explain(model, x, "input_x_gradient", target=1)
+    recording = record(model, ((x,), {}), GRADIENT, root="input", root_input=0)
+    (found,) = recording.backward(functional.one_hot(torch.tensor([1, 1]), recording.logits.shape[-1]).double())
     free = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model(free)[:, 1].sum(), free)
     assert len(seen) == 2  # the last block's two layers
-    assert torch.allclose(found.scores, (x * gradient).sum(-1), rtol=1e-12)
+    assert torch.allclose(found, gradient, rtol=1e-12)

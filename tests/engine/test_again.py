@@ -16,6 +16,7 @@ from snapshot import assert_unchanged, snapshot
 from whyformer import targets
 from whyformer.errors import MethodNotApplicable, ModelError
 from whyformer.methods import METHODS
+from whyformer.tape.values import Tape
 from zoo import build, rows, to
 
 MODELS = ["llama", "gpt2", "bert", "hf_vit", "encoder_sequence_first"]
@@ -75,7 +76,7 @@ class _Mark:
     pass
 
 
-@pytest.mark.parametrize(("method", "settings"), RUNS[:3], ids=str)
+@pytest.mark.parametrize(("method", "settings"), RUNS[1:3], ids=str)
 def test_the_graph_of_one_block_is_there_at_a_time(method: str, settings: dict[str, Any]) -> None:
     model, inputs = build("llama")
     model.model.layers.extend([model.model.layers[i % 3] for i in range(9)])
@@ -89,24 +90,51 @@ def test_the_graph_of_one_block_is_there_at_a_time(method: str, settings: dict[s
     assert most[1] < 0.35 * most[0]
 
 
+@pytest.mark.parametrize("method", ["attnlrp", "gim", "saliency"])
+def test_a_tape_has_the_values_of_one_block_at_a_time(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = build("llama")
+    model.config.use_cache = False  # a layer that runs again would read what it wrote before
+    model.config.num_hidden_layers = 12
+    model.model.layers.extend([model.model.layers[i % 3] for i in range(9)])
+    release, sizes = Tape.release, list[int]()
+
+    def noted(tape: Tape, *args: Any) -> None:
+        given = {tape[n].untyped_storage().data_ptr() for n in tape.given}
+        there = [*tape._again.values(), *(tape[n] for n in range(len(tape)) if tape.holds(n))]
+        memory = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}
+        sizes.append(sum(size for place, size in memory.items() if place not in given))
+        release(tape, *args)
+
+    monkeypatch.setattr(Tape, "release", noted)
+    most = []
+    for checkpoint in (False, True):
+        whyformer.explain(model, inputs, method, target=1, checkpoint=checkpoint)  # its program is known from here on
+        sizes.clear()
+        whyformer.explain(model, inputs, method, target=1, checkpoint=checkpoint)
+        most.append(max(sizes))
+    assert most[1] < 0.5 * most[0]
+
+
+@pytest.mark.parametrize(("share", "runs"), [(0.0, [1, 1, 1]), (0.5, [2, 2, 1])])
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_the_last_block_runs_once(name: str) -> None:
-    """Its graph is there still when something flows back to it; every other block runs twice."""
+def test_how_often_blocks_run(name: str, share: float, runs: list[int]) -> None:
+    """A tape repeats their calls, a graph runs them again; that of the last is there still when something flows
+    back to it."""
     model, inputs = build(name)
     blocks = model.model.layers if name == "llama" else model.bert.encoder.layer
-    wanted = whyformer.explain(model, inputs, "attnlrp", target=1, share=0.0)
-    whyformer.explain(model, inputs, "attnlrp", target=1, share=0.0, checkpoint=True)  # its program is known from here on
-    runs = [0] * len(blocks)
+    wanted = whyformer.explain(model, inputs, "attnlrp", target=1, share=share)
+    whyformer.explain(model, inputs, "attnlrp", target=1, share=share, checkpoint=True)  # its program is known then
+    seen = [0] * len(blocks)
     for i, block in enumerate(blocks):
         own = block.forward
 
         def counted(*args: Any, i: int = i, own: Any = own, **kwargs: Any) -> Any:
-            runs[i] += 1
+            seen[i] += 1
             return own(*args, **kwargs)
 
         block.forward = counted
-    found = whyformer.explain(model, inputs, "attnlrp", target=1, share=0.0, checkpoint=True)
-    assert runs == [2] * (len(blocks) - 1) + [1]
+    found = whyformer.explain(model, inputs, "attnlrp", target=1, share=share, checkpoint=True)
+    assert seen == runs
     assert close(found.scores, wanted.scores)
 
 
@@ -227,7 +255,7 @@ def test_what_cannot_be_run_again_is_refused(kind: str, said: str) -> None:
 
 
 def test_a_cache_of_keys_and_values() -> None:
-    """One that the model begins is not filled twice; one that is given is refused."""
+    """One that the model begins is not filled twice; with one that is given no block is run again."""
     model, _ = build("llama_lm")
     ids = {"input_ids": torch.randint(4, 40, (1, 6))}
     wanted = whyformer.explain(model, {**ids, "use_cache": True}, "attnlrp", 1)
@@ -235,7 +263,7 @@ def test_a_cache_of_keys_and_values() -> None:
     with torch.no_grad():
         cache = model(**ids, use_cache=True).past_key_values
     with pytest.raises(ModelError, match="bring a cache of keys and values"):
-        whyformer.explain(model, {**ids, "past_key_values": cache}, "input_x_gradient", 1, checkpoint=True)
+        whyformer.explain(model, {**ids, "past_key_values": cache}, "libragrad", 1, checkpoint=True)
 
 
 def test_a_model_without_blocks_is_refused() -> None:

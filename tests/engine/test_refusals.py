@@ -20,8 +20,9 @@ from whyformer.models.readout import plain_logits
 from zoo import unseen
 
 WIDTH, TOKENS, CLASSES = 8, 5, 3
-RELEVANCE = ["transformer_attribution", "lrp", "lrp_ah_ln"]
-GRADIENTS = ["gae", "input_x_gradient", "saliency"]
+RELEVANCE = ["transformer_attribution", "lrp"]
+MULTIPLIERS = ["lrp_ah_ln", "input_x_gradient", "saliency"]  # these walk over a tape
+ALL = [*RELEVANCE, "gae", *MULTIPLIERS]
 
 
 class Block(nn.Module):
@@ -83,6 +84,13 @@ def x() -> Tensor:
     return torch.randn(2, TOKENS, WIDTH)
 
 
+def equal(model: nn.Module, written: nn.Module, x: Tensor, method: str) -> None:
+    """Both have the same weights, and get the same scores."""
+    written.load_state_dict(model.state_dict())
+    found, wanted = (whyformer.explain(m, x, method=method).scores for m in (model, written))
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
 def refuse(model: nn.Module, x: Tensor, method: str, kind: type[WhyformerError], *parts: str) -> None:
     before = snapshot(model)
     with pytest.raises(kind) as caught:
@@ -92,7 +100,7 @@ def refuse(model: nn.Module, x: Tensor, method: str, kind: type[WhyformerError],
     assert_unchanged(model, before)
 
 
-@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+@pytest.mark.parametrize("method", ALL)
 def test_the_model_without_a_twist_is_explained(method: str, x: Tensor) -> None:
     assert whyformer.explain(Model(), x, method=method).scores.isfinite().all()
 
@@ -126,7 +134,7 @@ class WithLoss(Model):
         return {"loss": beside(x).sum() + logits.logsumexp(-1).sum(), "logits": logits}
 
 
-@pytest.mark.parametrize("method", RELEVANCE)
+@pytest.mark.parametrize("method", [*RELEVANCE, "lrp_ah_ln"])
 def test_what_relevance_never_reaches_disturbs_nobody(method: str, x: Tensor) -> None:
     """A loss beside the logits, and a branch whose part in the target is nothing."""
     plain, with_loss = Model(), WithLoss()
@@ -138,20 +146,20 @@ def test_what_relevance_never_reaches_disturbs_nobody(method: str, x: Tensor) ->
     assert torch.allclose(whyformer.explain(gated, x, method=method).scores, scores, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", GRADIENTS)
+@pytest.mark.parametrize("method", ["gae", *MULTIPLIERS])
 def test_gradient_methods_take_any_differentiable_operation(method: str, x: Tensor) -> None:
     model = Model(lambda branch, x: torch.cosine_similarity(branch(x), x.flip(1), -1)[..., None] * x)
     assert whyformer.explain(model, x, method=method).scores.isfinite().all()
 
 
-@pytest.mark.parametrize("method", RELEVANCE)
+@pytest.mark.parametrize("method", [*RELEVANCE, "lrp_ah_ln"])
 def test_an_unknown_operation_on_what_carries_nothing_is_fine(method: str, x: Tensor) -> None:
     """Positions, masks and whatever else the model computes beside the path from input to logits."""
     model = Model(lambda branch, x: branch(x) * torch.logsumexp(torch.arange(WIDTH).float(), 0) / 10)
     assert whyformer.explain(model, x, method=method).scores.isfinite().all()
 
 
-@pytest.mark.parametrize("method", RELEVANCE)
+@pytest.mark.parametrize("method", [*RELEVANCE, "lrp_ah_ln"])
 def test_an_unknown_operation_whose_result_goes_nowhere_is_fine(method: str, x: Tensor) -> None:
     """Only what comes out carrying is refused: a comparison or an index has no gradient to mislead."""
     model = Model(lambda branch, x: branch(x) * (torch.argsort(branch(x), -1) >= 0))
@@ -161,20 +169,41 @@ def test_an_unknown_operation_whose_result_goes_nowhere_is_fine(method: str, x: 
 # -- what cannot be seen ---------------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+@pytest.mark.parametrize("method", ALL)
 def test_activation_checkpointing(method: str, reentrant: bool, x: Tensor) -> None:
     model = Model(lambda branch, x: checkpoint(branch, x, use_reentrant=reentrant))
-    if not reentrant and method in ("transformer_attribution", "lrp"):  # nothing of these need be computed again
-        plain = Model()
-        plain.load_state_dict(model.state_dict())
-        assert torch.equal(whyformer.explain(model, x, method=method).scores, whyformer.explain(plain, x, method=method).scores)
-        return
-    refuse(model, x, method, ModelError, "activation checkpointing")
+    if method in MULTIPLIERS or (method in RELEVANCE and not reentrant):  # nothing of these need be computed again
+        equal(model, Model(), x, method)
+    else:
+        refuse(model, x, method, ModelError, "activation checkpointing")
 
 
 @pytest.mark.parametrize("method", RELEVANCE)
 def test_a_custom_autograd_function(method: str, x: Tensor) -> None:
     refuse(Model(lambda branch, x: Double.apply(branch(x))), x, method, UnknownOperation, "Double", "module 'blocks.")
+
+
+@pytest.mark.parametrize("method", MULTIPLIERS)
+def test_a_custom_autograd_function_that_leaves_torch(method: str, x: Tensor) -> None:
+    """What it computes is unknown, whatever its backward says."""
+    refuse(Model(lambda branch, x: Double.apply(branch(x))), x, method, ModelError, "outside of torch", "register_autograd")
+
+
+class Squared(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, as of a clipped or a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *flows: Tensor) -> Tensor:
+        return flows[0] * 7
+
+
+@pytest.mark.parametrize("method", MULTIPLIERS)
+def test_of_a_custom_autograd_function_the_forward_is_explained(method: str, x: Tensor) -> None:
+    equal(Model(lambda branch, x: Squared.apply(branch(x))), Model(lambda branch, x: (y := branch(x)) * y), x, method)
 
 
 @pytest.mark.parametrize("method", RELEVANCE)
@@ -189,16 +218,18 @@ def test_hidden_operations_at_the_very_end(method: str, head: Callable[[Tensor],
     refuse(Model(head=head), x, method, UnknownOperation)
 
 
+@pytest.mark.parametrize("method", MULTIPLIERS)
+def test_a_scripted_function_is_what_it_computes(method: str, x: Tensor) -> None:
+    equal(Model(lambda branch, x: SCRIPTED(branch(x))), Model(lambda branch, x: gate(branch(x))), x, method)
+    equal(Model(head=SCRIPTED), Model(head=gate), x, method)
+
+
 @pytest.mark.parametrize("hidden", ["custom function", "scripted"])
-@pytest.mark.parametrize("method", GRADIENTS)
-def test_gradient_methods_need_not_see_everything(method: str, hidden: str, x: Tensor) -> None:
+def test_gradients_of_maps_need_not_see_everything(hidden: str, x: Tensor) -> None:
     """Autograd knows the derivative, and that is all they use: the same scores as with the operation in the open."""
     function = {"custom function": Double.apply, "scripted": SCRIPTED}[hidden]
     written = {"custom function": lambda y: 2 * y, "scripted": gate}[hidden]
-    model = Model(lambda branch, x: function(branch(x)))
-    other = Model(lambda branch, x: written(branch(x)))
-    other.load_state_dict(model.state_dict())
-    assert torch.allclose(whyformer.explain(model, x, method=method).scores, whyformer.explain(other, x, method=method).scores, atol=1e-6)
+    equal(Model(lambda branch, x: function(branch(x))), Model(lambda branch, x: written(branch(x))), x, "gae")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -209,8 +240,10 @@ def test_a_scripted_module(x: Tensor) -> None:
 
 
 def test_a_model_that_detaches(x: Tensor) -> None:
-    refuse(Model(head=lambda y: y.detach()), x, "transformer_attribution", ModelError, "detaches")
-    refuse(Model(head=lambda y: y.detach()), x, "input_x_gradient", ModelError, "detaches")
+    for method in ("transformer_attribution", "gae"):
+        refuse(Model(head=lambda y: y.detach()), x, method, ModelError, "detaches")
+    for method in MULTIPLIERS:
+        equal(Model(head=lambda y: y.detach()), Model(), x, method)
 
 
 # -- refused before anything runs --------------------------------------------------------------------------------------------
@@ -241,7 +274,7 @@ def test_training_mode(what: str, x: Tensor) -> None:
     refuse(model, x, "gae", ModelError, "training mode", "module 'extra'")
 
 
-@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+@pytest.mark.parametrize("method", ALL)
 def test_training_mode_that_changes_nothing(method: str, x: Tensor) -> None:
     model = Model()
     model.extra = nn.ModuleList([nn.Dropout(0.0), Named(drop_prob=0.0, drop_last=True)])
@@ -257,7 +290,7 @@ def test_checkpointing_switched_on_in_the_model() -> None:
     from zoo import build
 
     model, inputs = build("bert")
-    wanted = {method: whyformer.explain(model, inputs, method=method).scores for method in RELEVANCE + GRADIENTS}
+    wanted = {method: whyformer.explain(model, inputs, method=method).scores for method in ALL}
     # renamed in transformers 5; the flag that it sets is not
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     for method, scores in wanted.items():
@@ -309,7 +342,7 @@ def test_no_attention_at_all() -> None:
 
 # -- integer kernels, precision, transforms ------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*quantiz.*:DeprecationWarning", "ignore:.*:UserWarning")
-@pytest.mark.parametrize("method", [*RELEVANCE, *GRADIENTS, "rollout"])
+@pytest.mark.parametrize("method", [*ALL, "rollout"])
 def test_an_integer_kernel_is_an_error_never_a_map_of_zeros(method: str) -> None:
     from zoo import build
 
@@ -330,17 +363,12 @@ def test_an_input_that_is_cut_off_is_an_error(x: Tensor) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(torch.relu(x - 5))
 
+    pixels = torch.randn(1, TOKENS, WIDTH)
     for model in (Rounded(), Dead()):
-        model.blocks = nn.ModuleList(model.blocks)
-        pixels = torch.randn(1, TOKENS, WIDTH)
-        from whyformer.composites.gradient import GRADIENT
-        from whyformer.engine.run import record
-
-        recording = record(model, ((pixels,), {}), GRADIENT, root="input", root_input=0)
-        with pytest.raises(ModelError, match="nothing arrives at the input"):
-            recording.backward(torch.ones_like(recording.logits))
-        moved = record(model, ((pixels,), {}), GRADIENT, root="input", root_input=0, root_value=pixels / 2)
-        assert not moved.backward(torch.ones_like(moved.logits))[0].any()
+        for method in MULTIPLIERS:
+            with pytest.raises(ModelError, match="nothing arrives at the input"):
+                whyformer.explain(model, pixels, method)
+        assert not whyformer.explain(model, pixels, "integrated_gradients", steps=2).scores.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -383,7 +411,7 @@ def test_a_half_precision_model_that_says_another_class_is_told() -> None:
     assert any("says another class than in float32" in w for w in e[0].warnings)
 
 
-@pytest.mark.parametrize("method", RELEVANCE + GRADIENTS)
+@pytest.mark.parametrize("method", ALL)
 def test_autocast(method: str, x: Tensor) -> None:
     """Inside of the model, or around the explanation: relevance flows in float32, gradients as autocast has them."""
     model = Model()
@@ -406,9 +434,9 @@ def test_autocast(method: str, x: Tensor) -> None:
         assert torch.allclose(scores.float(), wanted, **close)
 
 
-@pytest.mark.parametrize("method", GRADIENTS)
+@pytest.mark.parametrize("method", ["gae", *MULTIPLIERS])
 def test_vmap_inside_of_the_model(method: str, x: Tensor) -> None:
-    """Gradient methods take it; a parameter used inside of it stays a constant."""
+    """Those of gradients and multipliers take it; a parameter used inside of it stays a constant."""
     model = Model(lambda branch, x: torch.vmap(lambda row: torch.tanh(row) * row)(branch(x)))
     plain = Model(lambda branch, x: (y := branch(x)) * torch.tanh(y))
     plain.load_state_dict(model.state_dict())
@@ -425,7 +453,7 @@ def test_relevance_does_not_pass_vmap(method: str, x: Tensor) -> None:
     refuse(Model(lambda branch, x: torch.vmap(torch.tanh)(branch(x))), x, method, UnknownOperation, "torch.vmap", "module 'blocks.")
 
 
-@pytest.mark.parametrize("method", [*RELEVANCE, *GRADIENTS])
+@pytest.mark.parametrize("method", ALL)
 def test_an_inner_inference_mode(method: str, x: Tensor) -> None:
     def cut(branch: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         with torch.inference_mode():

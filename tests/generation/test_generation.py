@@ -100,7 +100,7 @@ def test_a_span_is_the_sum_of_its_steps_for_what_is_linear_in_the_target(name: s
     e = g.span(1, -1)
     summed = g.matrix[1:].sum(0)
     found = torch.cat([e.scores[0], *(p.scores[0] for p in e.parts.values())])
-    assert largest(found[: len(summed)], summed[: len(found)]) < 1e-10
+    assert largest(found[: len(summed)], summed[: len(found)]) < (1e-7 if name == "llama_lm" else 1e-10)  # its norms are float32
     assert float(e.logits) == pytest.approx(float(g.value[1:].sum()), abs=1e-10)
 
 
