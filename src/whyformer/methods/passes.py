@@ -339,13 +339,15 @@ def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -
     """Raise if the output depends on values that torch did not compute, for relevance would end there unseen."""
     tape = whole.tape
     known = frozenset(tape.number(w) for w in (*weights, *whole.model.parameters()) if tape.knows(w))
-    key = tape.signature, known
+    others = sorted(n for n in tape.given - tape.inputs - known if tape.floating(n))
+    key = tape.signature, known, tuple(tape[n].data_ptr() for n in others)  # constants lie where they lay
     if _TRUSTED.get(key):
         return
     calls = needed_calls(tape, whole.outputs.values())
     needed = {c.number for c in calls}
     reads = [c for c in unset(tape) if c.number in needed]
-    strange = [] if reads else _foreign(whole, known, {o for c in calls for o in c.operands})
+    read = {o for c in calls for o in c.operands}
+    strange = [] if reads or read.isdisjoint(others) else [n for n in _foreign(whole, known) if n in read]
     if not reads and not strange:
         _TRUSTED.put(key, True)
         return
@@ -361,16 +363,12 @@ def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -
     )
 
 
-def _foreign(whole: ForwardPass, known: Collection[int], read: Collection[int]) -> list[int]:
-    """Values that no call made, are no weights, and change with the inputs; a second pass is made only if there are
-    candidates."""
-    tape = whole.tape
-    if not any(tape.floating(n) for n in tape.given - tape.inputs - set(known) if n in read):
-        return []
+def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
+    """Values that no call made, are no weights, and differ in a second pass on other inputs."""
     args, kwargs = whole.feed
     change = lambda v: _changed(v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = record_call(whole.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
-    return [n for n in foreign(tape, other, known) if n in read]
+    return foreign(whole.tape, other, known)
 
 
 def _changed(value: Tensor) -> Tensor:

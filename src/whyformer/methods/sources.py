@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.composites import named
 from whyformer.engine.mixing import enters
 from whyformer.engine.places import Places, entering_places
 from whyformer.engine.probes import Probe
@@ -32,20 +33,13 @@ from whyformer.rules.registered import declarations
 
 Recorded = RootedPass | Recording
 
-ON_TAPE = {
-    "gradient": COMPOSITES["plain"],
-    "LRP(AH)": COMPOSITES["ah"],
-    "LRP(LN)": COMPOSITES["ln"],
-    "LRP(AH+LN)": COMPOSITES["ah_ln"],
-    "LRP(AH+secant+halves)": COMPOSITES["ah_secant"],
-    "LRP(LN+secant+halves)": COMPOSITES["ln_secant"],
-    "LRP(AH+LN+secant+halves)": COMPOSITES["libra"],
-    "LibraGrad": COMPOSITES["libra"],
-    "AttnLRP": COMPOSITES["attnlrp"],
-    "CP-LRP": COMPOSITES["cp_lrp"],
-    "GIM": COMPOSITES["gim"],
-}
-"""Name of a composite of the engine -> the same rules for a tape."""
+ON_TAPE = (
+    *((named.COMPOSITES[name], COMPOSITES[name]) for name in named.COMPOSITES),
+    (named.conservative("AH", "secant", "halves"), COMPOSITES["ah_secant"]),
+    (named.conservative("LN", "secant", "halves"), COMPOSITES["ln_secant"]),
+    (named.conservative("AH", "LN", "secant", "halves"), COMPOSITES["libra"]),
+)
+"""(a composite of the engine, the same rules for a tape)."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +198,7 @@ class Sources:
             values: input -> what takes the place of what is at its root.
             roots: the roots of a pass on inputs of these shapes, if they are known.
         """
-        rules = ON_TAPE.get(composite.name) if self.on_tape else None
+        rules = next((on_tape for own, on_tape in ON_TAPE if own == composite), None) if self.on_tape else None
         if rules is None:
             return self.begin(composite, **({"values": values} if values else {}))
         if not values:
