@@ -1,0 +1,57 @@
+"""Calls that stand for others are recorded as these: the same values, the same gradient, and units that rules know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from whyformer.rules.multipliers import COMPOSITES
+from whyformer.tape.program import read_program
+from whyformer.tape.recording import record
+from whyformer.tape.walking import GRADIENT, walk_back
+
+WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
+    "glu": (functional.glu, lambda x: x[..., :3] * torch.sigmoid(x[..., 3:]), "activated gate"),
+    "glu along another axis": (lambda x: functional.glu(x, 1), lambda x: x[:, :2] * torch.sigmoid(x[:, 2:]), "activated gate"),
+    "addcmul": (
+        lambda x: torch.addcmul(x, x[..., :1].exp(), x.sin()), lambda x: x + x[..., :1].exp() * x.sin(), "add",
+    ),
+    "addcmul of a row": (
+        lambda x: torch.addcmul(x, x[:, :1].exp(), x.sin(), value=-0.5),
+        lambda x: x - 0.5 * x[:, :1].exp() * x.sin(),
+        "add",
+    ),
+    "product of two": (lambda x: x.unflatten(-1, (2, 3)).prod(-2), lambda x: x[..., :3] * x[..., 3:], "gate"),
+    "product of two, axis kept": (lambda x: x.unflatten(-1, (3, 2)).prod(-1, keepdim=True), lambda x: (x[..., ::2] * x[..., 1::2])[..., None], "gate"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_is_what_it_stands_for(way: str) -> None:
+    function, written, kind = WAYS[way]
+    x = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for f in (function, written):
+        tape, y = record(f, x)
+        root, end = tape.number(x), tape.number(y)
+        program, seed = read_program(tape, [root], end), torch.ones_like(y)
+        runs = [(composite, {end: seed}) for composite in (GRADIENT, COMPOSITES["attnlrp"], COMPOSITES["cp_lrp"])]
+        flows = walk_back(program, tape, runs, wanted=[root])
+        assert kind in {u.kind for u in program.units}
+        found.append((y, *(flow[root] for flow in flows)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    free = x.clone().requires_grad_()
+    torch.testing.assert_close(found[0][1], torch.autograd.grad(written(free).sum(), free)[0])
+
+
+def test_a_product_of_more_than_two_has_its_own_derivative() -> None:
+    x = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tape, y = record(lambda x: x.prod(1), x)
+    root, end = tape.number(x), tape.number(y)
+    (flow,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], wanted=[root])
+    torch.testing.assert_close(flow[root], y[:, None] / x)
