@@ -42,7 +42,7 @@ ARROWS = {
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "progress", "rules", "targets"},
     "recording": {"errors", "explaining", "inputs", "methods", "rules", "tape", "targets"},
     "comparing": RESULTS | {"explaining", "methods", "progress", "targets"},
-    "attention": RESULTS | {"explaining", "methods", "composites", "engine", "targets"},
+    "attention": RESULTS | {"explaining", "methods", "composites", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "composites", "engine", "rules", "targets", "show", "progress"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},
     "evaluation": RESULTS | {"explaining", "comparing", "methods", "models", "inputs", "targets"},

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Flows
 from whyformer.errors import InputError
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.task import Scores
+from whyformer.methods.task import MapWatch, Rules, Scores
 from whyformer.targets import Target, of_samples
 
 MOST_VALUES = 500_000_000
@@ -189,12 +188,11 @@ def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                 kept[index] = counted((weights * flow).clamp(min=0))
 
-            recording = task.record(GRADIENT, Flows(observe))
-            _, row = task.gradient_pass(recording)
-            maps = task.global_maps(kept, row.shape[-1])
+            walked = task.walk(Rules.of(GRADIENT), MapWatch(range(task.blocks()), observe))
+            maps = task.global_maps(kept, walked.row.shape[-1])
         else:
-            recording, maps, row = task.map_pass(lambda call: counted(call.map()))
-        logits = recording.logits.detach()
+            walked, maps = task.map_pass(lambda _, __, maps: counted(maps()))
+        row, logits = walked.row, walked.logits.detach()
         places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:

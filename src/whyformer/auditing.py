@@ -18,7 +18,7 @@ from whyformer.engine.probes import Tally
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, begin
 from whyformer.methods import METHODS, Method, list_methods
-from whyformer.methods.maps.transformer_attribution import conservation
+from whyformer.methods.conservation import Balance
 from whyformer.methods.task import Task
 from whyformer.models import load
 from whyformer.progress import Track, tracking
@@ -172,7 +172,7 @@ def _run_composites(task: Task, found: Audit) -> None:
         except WhyformerError:
             continue  # the methods' own refusals say why
         if relevance:
-            figure: Any = conservation(recording, seed)["conservation"]
+            figure: Any = Balance.of_recording(recording).diagnostics()["conservation"]
             start = sum(figure["start"]) or 1.0
             found.blocks[name] = {int(block): sum(own) / start for block, own in figure["blocks"].items()}
             found.lost[name] = {rule: sum(own) / start for rule, own in figure["given_up_by_operation"].items()}

@@ -39,7 +39,11 @@ SCORES = Path(__file__).with_name("scores.safetensors")
 REFUSALS = Path(__file__).with_name("refusals.json")
 TOLERANCE = 1e-6
 # cell, or a part of one -> a larger tolerance, and why
-TOLERANCES: dict[str, tuple[float, str]] = {}
+TOLERANCES: dict[str, tuple[float, str]] = {
+    "semantic segmentation/segformer | lrp rule=alpha_beta alpha=2.0 | batch": (
+        1e-4, "the stored numbers move by 4e-5 if the weights move by 1e-15 of themselves; those of a tape by 3e-12",
+    ),
+}  # fmt: skip
 # numbers below it are rounding: a map whose largest number is smaller is compared with this one
 ROUNDING = 1e-7
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from torch import Tensor
-
-from whyformer.rules.core import NATIVE, Call, Composite, Grads, Rule
+from whyformer.rules.core import NATIVE, Composite, Rule
 from whyformer.rules.relevance import attention, elementary, linear
 
 
@@ -42,43 +39,6 @@ def deep_taylor(alpha: float = 1.0) -> Composite:
     """Chefer et al. 2021: αβ with a shared denominator, normalised add, halved products, identity elsewhere."""
     rules = _table(linear_rule("alpha_beta", alpha=alpha), elementary.add_normalised)
     return Composite("deep Taylor decomposition (Chefer et al. 2021)", "relevance", rules)
-
-
-def looked_up() -> Composite:
-    """For one graph that serves several composites of relevance: each rule is that of the composite in force
-    (``run.table``)."""
-
-    def late(role: str, rule: Rule | None) -> Rule | None:
-        if rule is None or rule.relevance is None:
-            return rule
-
-        def relevance(call: Call, flow: Tensor) -> Grads:
-            own = None if call.run.table is None else call.run.table.rule(role, "")
-            assert own is not None
-            assert own.relevance is not None
-            return own.relevance(call if own.keep_output else replace(call, output=None), flow)
-
-        return replace(rule, relevance=relevance, keep_output=True)
-
-    rules = {role: late(role, rule) for role, rule in deep_taylor().rules.items()}
-    return Composite("rules looked up when they are used", "relevance", rules)
-
-
-def can_be_looked_up(composite: Composite) -> bool:
-    """Whether it differs from those of this file in its rules for relevance alone."""
-    known = deep_taylor().rules
-
-    def alike(rule: Rule | None, other: Rule | None) -> bool:
-        if rule is None or other is None or rule is NATIVE or other is NATIVE:
-            return rule is other
-        return replace(rule, relevance=None, keep_output=False) == replace(other, relevance=None, keep_output=False)
-
-    return (
-        composite.carrier == "relevance"
-        and composite.audit
-        and composite.rules.keys() == known.keys()
-        and all(alike(rule, known[role]) for role, rule in composite.rules.items())
-    )
 
 
 # name -> (rule of α, ε and γ, whether it reads the layer's output)

@@ -28,7 +28,6 @@ class AttentionCapture:
     features: Features | None
     projections: Projections | None
     anchor: Tensor | None
-    anchors: dict[int, Tensor]
     aside: int
     attentions: int
     block: int | None
@@ -115,7 +114,7 @@ class AttentionCapture:
             block = self.block if index >= 0 else None
             full = causal_mask(q, k) if a["is_causal"] else mask
             self.maps.seen(AttentionCall(index, block, q, key, value, full, scale).at(self.run.home))
-        operands = (q, key, value, *self._anchors(index, begin))
+        operands = (q, key, value, *self._anchors(begin))
         output = Ruled.apply(rule, self.run, compute, info, *operands)
         return output if own is None else own.shared(output)
 
@@ -132,7 +131,7 @@ class AttentionCapture:
         if carries and (self.flows is not None or self.composite.carrier == "relevance"):
             # a map that is held constant is observed too
             held = self.flows is not None and index >= self.flows.first and not weights.requires_grad
-            operands = (weights, *self._anchors(index, begin or held))
+            operands = (weights, *self._anchors(begin or held))
             info = {"observe": self._observer(index)}
             weights = Ruled.apply(_OBSERVE, self.run, lambda w, *_: w, info, *operands)
         if not carries:
@@ -155,13 +154,9 @@ class AttentionCapture:
         yet (a decoder's own attention)."""
         return torch.is_grad_enabled() and self.flows is not None and index >= self.flows.first and not carries
 
-    def _anchors(self, index: int, begin: bool) -> list[Tensor]:
-        """The leaves that hang on an attention's map: where the graph begins, where a backward pass may end."""
-        found = [self.anchor] if begin and self.anchor is not None else []
-        if self.flows is not None and self.flows.stops and index >= 0:
-            leaf = self.anchors[index] = torch.zeros((), requires_grad=True)
-            found.append(leaf)
-        return found
+    def _anchors(self, begin: bool) -> list[Tensor]:
+        """The leaf that hangs on an attention's map where the graph begins there."""
+        return [self.anchor] if begin and self.anchor is not None else []
 
     def _count_attention(self) -> int:
         """Position among the attentions of the blocks; −1 for one outside them (a pooling head, another tower, a user's

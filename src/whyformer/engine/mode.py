@@ -48,7 +48,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
     probes: tuple[Probe, ...] = ()
     roots: list[Tensor] = field(default_factory=list)
     anchor: Tensor | None = None
-    anchors: dict[int, Tensor] = field(default_factory=dict)
     muted: int = 0
     aside: int = 0
     attentions: int = 0

@@ -77,13 +77,11 @@ class Flows:
         first: the graph begins at the map of this attention (0-based, among the attentions of the blocks).
         by_heads: ``seen`` may be called several times for one attention of a pass, each time with some heads (in
             order), so that a long input's maps are never all there at once.
-        stops: each map has a leaf of its own (``anchors`` of the interception), at which a backward pass may end.
     """
 
     seen: Callable[[int, Tensor, Tensor], None]
     first: int = 0
     by_heads: bool = False
-    stops: bool = False
 
 
 @dataclass(frozen=True)

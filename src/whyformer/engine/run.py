@@ -110,9 +110,8 @@ class Recording:
         return self.mode.attentions
 
     def backward(
-        self, seed: Tensor, *, relevance: bool = False, keep: bool = False, at: Starts | None = None,
-        ends: list[Tensor] | None = None,
-    ) -> list[Tensor]:  # fmt: skip
+        self, seed: Tensor, *, relevance: bool = False, keep: bool = False, at: Starts | None = None
+    ) -> list[Tensor]:
         """Send ``seed`` ``[B, C]`` back from the logits to the roots, as ∂(seed · logits) at the tensors they are of;
         what arrives at each root is returned.
 
@@ -120,10 +119,9 @@ class Recording:
             relevance: carry relevance instead of gradients (relevance carrier only).
             keep: another backward pass will follow.
             at: (tensor of the graph, what starts there) instead of the logits and the seed.
-            ends: tensors of the graph at which it ends, and what arrives there is returned, instead of the roots.
         """
         keep = keep or self.kept
-        roots, self.run.ends = (self.roots, None) if ends is None else (ends, frozenset(map(id, ends)))
+        roots = self.roots
         self._prepare(relevance, keep)
         with self._going_back():
             starts = self.starts(seed) if at is None else at
@@ -232,8 +230,7 @@ class Recording:
         """Let go of the graph and of all that was recorded on the way, whether or not it was used."""
         self._let_go()
         self.mode.block_input = self.mode.anchor = None
-        for kept in (self.mode.roots, self.mode.anchors):
-            kept.clear()
+        self.mode.roots.clear()
         self.cuts = None
         for probe in self.mode.probes:
             if isinstance(probe, BlockInputs | BlockCalls | Projections):

@@ -15,7 +15,7 @@ from whyformer.engine.probes import BlockFlows
 from whyformer.engine.trace import Key
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
 from whyformer.methods.registry import Checked, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 from whyformer.rules.core import Composite
 
 _PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
@@ -37,25 +37,24 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     def seen(call: int, value: Tensor, flow: Tensor) -> None:
         found[wanted[call]].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    probe = BlockFlows(frozenset(wanted), seen)
     if task.structure.plain:
-        recording = task.record(composite, probe, root="embedding")
+        logits = task.walk(Rules.of(composite), MapWatch(wanted, entering=seen)).logits
     else:
-        recording = task.begin(composite, probe)
-    seed = task.seed(recording.logits)
-    recording.backward(seed)
+        recording = task.begin(composite, BlockFlows(frozenset(wanted), seen))
+        recording.backward(task.seed(recording.logits))
+        logits = recording.logits
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
             raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
-    figure = _conservation(task, recording.logits, found)
+    figure = _conservation(task, logits, found)
     if task.structure.plain:
         (values,) = summed.values() or [None]
         if values is None:
             raise task.refuse("nothing arrives at its blocks")
-        return Scores(values, recording.logits, diagnostics=figure)
-    return task.of_sources(summed, recording.logits, figure)
+        return Scores(values, logits, diagnostics=figure)
+    return task.of_sources(summed, logits, figure)
 
 
 def _calls(task: Task, share: float) -> dict[Key, list[int]]:

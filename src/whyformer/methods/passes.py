@@ -7,8 +7,8 @@ multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
+from whyformer.methods.conservation import Balance, Sums
 from whyformer.models.ends import apart, end_in
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.readout import refuse_infinite
@@ -28,13 +29,13 @@ from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows
-from whyformer.tape.streams import entry, spine
-from whyformer.tape.structure import find_attentions
+from whyformer.tape.streams import Stream, entry, find_streams, spine
+from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["ForwardPass", "RootedPass", "Roots", "changed_pass", "find_roots", "record_pass"]
+__all__ = ["ForwardPass", "Layout", "RootedPass", "Roots", "changed_pass", "find_roots", "record_pass"]
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
 Read = Callable[[Output], Tensor]
@@ -42,6 +43,21 @@ Change = Mapping[int, Callable[[Tensor], Tensor]]
 
 
 # -- one pass --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which rows the values of a pass hold, and which of them attend to which.
+
+    Attributes:
+        rows: of the pass.
+        attentions: in the order of execution.
+        streams: the rows that attend together, in the order in which they first do.
+    """
+
+    rows: Rows
+    attentions: Sequence[Attention]
+    streams: Sequence[Stream]
+
+
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
     """One recorded forward pass.
@@ -60,6 +76,7 @@ class ForwardPass:
     tape: Tape
     raw: Any
     end: EndFunction | None
+    _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
 
     def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
         """Return what the model returned, with its logits apart from the function at its end.
@@ -78,6 +95,22 @@ class ForwardPass:
         """Numbers of the floating-point tensors that the model returned, by name."""
         named = Output(self.model, self.raw).named.items()
         return {n: self.tape.number(t) for n, t in named if self.tape.knows(t) and t.is_floating_point()}
+
+    def layout(self, sources: Mapping[str, Inputs]) -> Layout:
+        """Return which rows the values hold, and which of them attend to which.
+
+        Args:
+            sources: the inputs whose rows are followed, by name.
+        """
+        key = tuple(sources)
+        if key not in self._layouts:
+            tape, outputs = self.tape, sorted(self.outputs.values())
+            fed = {name: _argument(self.feed, side.scored) for name, side in sources.items()}
+            rows = find_rows(tape, find_sources(tape, fed), outputs)
+            program = read_program(tape, rows.begun.values(), outputs)
+            attentions = find_attentions(program, tape, rows)
+            self._layouts[key] = Layout(rows, attentions, find_streams(program, tape, rows, attentions))
+        return self._layouts[key]
 
     def logits(self, read: Read) -> Tensor:
         """Return ``[B, C]``, the row of logits that a target is about.
@@ -98,6 +131,9 @@ class ForwardPass:
         Args:
             read: as for :meth:`logits`.
             seed: ``[B, C]``, ∂target/∂logits.
+
+        Raises:
+            ModelError: ``read`` reads nothing that the pass computed.
         """
         tape, leaves = self.tape, dict[int, Tensor]()
 
@@ -111,7 +147,10 @@ class ForwardPass:
         with torch.enable_grad():
             row = read(self.output(leaf))
             if not row.requires_grad:
-                return {}
+                raise ModelError(
+                    "the target depends on nothing that the model computed: a target of your own detaches the output "
+                    "or rounds it to whole numbers, or the model returns what it was given"
+                )
             found = torch.autograd.grad(row, list(leaves.values()), seed, allow_unused=True)
         return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
 
@@ -207,8 +246,8 @@ def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs]) -> Roots:
     """
     tape, numbers, inside = whole.tape, dict[str, int](), dict[str, Rows]()
     fed = {name: _argument(whole.feed, side.scored) for name, side in sources.items()}
-    texts = {name: fed[name] for name, side in sources.items() if side.modality == "text"}
-    entries = _entries(whole, texts) if texts else {}
+    texts = [name for name, side in sources.items() if side.modality == "text"]
+    entries = _entries(whole, whole.layout(sources), texts) if texts else {}
     for name, tensor in fed.items():
         if name not in texts:
             numbers[name] = tape.number(tensor)
@@ -227,16 +266,15 @@ def _argument(feed: Feed, place: str | int) -> Tensor:
     return found
 
 
-def _entries(whole: ForwardPass, texts: Mapping[str, Tensor]) -> dict[str, tuple[int, Rows]]:
+def _entries(whole: ForwardPass, layout: Layout, texts: Iterable[str]) -> dict[str, tuple[int, Rows]]:
     """Return (number of what enters the first block, rows of the pass) for each text of which that is known."""
-    tape, outputs = whole.tape, sorted(whole.outputs.values())
-    rows = find_rows(tape, find_sources(tape, dict(texts)), outputs)
-    attentions = find_attentions(read_program(tape, rows.begun.values(), outputs), tape, rows)
-    found: dict[str, tuple[int, Rows]] = {}
-    for name, begun in rows.begun.items():
-        number = entry(read_program(tape, [begun], outputs), rows, attentions, name)
-        if name in texts and number is not None:
-            found[name] = number, rows
+    rows, found = layout.rows, dict[str, tuple[int, Rows]]()
+    for name in texts:
+        if name in rows.begun:
+            program = read_program(whole.tape, [rows.begun[name]], sorted(whole.outputs.values()))
+            number = entry(program, rows, layout.attentions, name)
+            if number is not None:
+                found[name] = number, rows
     return found
 
 
@@ -282,8 +320,9 @@ class RootedPass:
     Attributes:
         whole: the pass.
         roots: where relevance ends.
-        composite: the rules of the way back, which carry multipliers.
+        composite: the rules of the way back.
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        layout: which rows its values hold. Rules that carry relevance share it within each sample.
         moved: True if a root was given another value than its own.
     """
 
@@ -291,7 +330,9 @@ class RootedPass:
     roots: Roots
     composite: Composite
     read: Read
+    layout: Layout | None = None
     moved: bool = False
+    _sums: list[Sums] = field(default_factory=list, repr=False)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -314,13 +355,8 @@ class RootedPass:
         """
         tape, wanted = self.whole.tape, set(self.roots.numbers.values())
         starts = self.whole.starts(self.read, seed)
-        if not starts:
-            raise ModelError(
-                "the target depends on nothing that the model computed: a target of your own detaches the output or "
-                "rounds it to whole numbers, or the model returns what it was given"
-            )
         program = read_program(tape, wanted, starts)
-        (found,) = walk_back(program, tape, [(self.composite, starts)], wanted=wanted)
+        (found,) = walk_back(program, tape, [(self.composite, starts)], wanted=wanted, **self._within(starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
             raise ModelError(
@@ -329,6 +365,22 @@ class RootedPass:
                 "what cuts it off, explain another target, or use occlusion"
             )
         return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
+
+
+    def _within(self, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
+        """What a walk needs to share relevance within each sample, and to add it up."""
+        if self.layout is None:
+            return {}
+        sums = Sums(self.layout.rows, starts, seed)
+        self._sums.append(sums)
+        blocks = [block for stream in self.layout.streams for block in stream.blocks]
+        at = {block.entry: sums.entering(i, block.entry) for i, block in enumerate(blocks)}
+        return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
+
+    @property
+    def balance(self) -> Balance:
+        """The relevance of each sample on the last way back."""
+        return self._sums[-1].balance
 
 
 # -- values from nowhere ---------------------------------------------------------------------------------------------

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
 
-from whyformer.composites.chefer import LINEAR_RULES, deep_taylor, layerwise
-from whyformer.engine.probes import Flows
+from whyformer.composites import chefer
+from whyformer.composites.chefer import LINEAR_RULES
+from whyformer.methods.conservation import Balance
 from whyformer.methods.gradients.input_gradients import of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.maps.transformer_attribution import conservation
+from whyformer.methods.passes import RootedPass
 from whyformer.methods.registry import Amount, Block, between, method, one_of
-from whyformer.methods.task import Scores, Task
-from whyformer.rules.core import Composite
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.rules import propagation
 
 LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
 Alpha = Annotated[float, between(1, 1_000)]
 
 
-def _composite(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
+def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Rules:
     """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
-    return deep_taylor(alpha) if rule == "shared" else layerwise(rule, alpha=alpha, epsilon=epsilon, gamma=gamma)
+    if rule == "shared":
+        return Rules(chefer.deep_taylor(alpha), propagation.deep_taylor(alpha))
+    settings: dict[str, Any] = {"alpha": alpha, "epsilon": epsilon, "gamma": gamma}
+    return Rules(chefer.layerwise(rule, **settings), propagation.layerwise(cast(Any, rule), **settings))
 
 
 @method(
@@ -53,10 +57,10 @@ def lrp(
 
     Under the plain add rule single values may explode where a residual sum cancels (paper, Eq. 8–9).
     """
-    recording = task.begin(_composite(rule, alpha, epsilon, gamma))
-    seed = task.seed(recording.logits)
-    flows = recording.back(seed)
-    return of_roots(task, recording.logits, flows, "sum", conservation(recording, seed, promised=rule == "shared"))
+    recorded = task.recorded(_rules(rule, alpha, epsilon, gamma))
+    flows = recorded.back(task.seed(recorded.logits))
+    balance = recorded.balance if isinstance(recorded, RootedPass) else Balance.of_recording(recorded)
+    return of_roots(task, recorded.logits, flows, "sum", balance.diagnostics(promised=rule == "shared"))
 
 
 @method(
@@ -80,22 +84,19 @@ def partial_lrp(
         block: the block; negative numbers count from the last.
         rule, alpha, epsilon, gamma: as for ``lrp``.
     """
-    first, composite = task.layer(block, "block"), _composite(rule, alpha, epsilon, gamma)
-    chosen = {first: first} if task.structure.plain else streams.wanted(task, Aggregation(layers=[first]))
+    first, rules, promised = task.layer(block, "block"), _rules(rule, alpha, epsilon, gamma), rule == "shared"
     maps: dict[int, Tensor] = {}
 
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if recording.run.relevance and index in chosen:
-            maps[index] = flow.clamp(min=0).mean(1)
+    def observe(index: int, _: Tensor, relevance: Tensor) -> None:
+        maps[index] = relevance.clamp(min=0).mean(1)
 
     if not task.structure.plain:
-        recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=composite)
-        seed = streams.both_passes(task, recording)
-        found = streams.paths(task, recording, maps).mean_of_rows()
-        return task.of_sources(found, recording.logits, conservation(recording, seed, promised=rule == "shared"))
-    recording = task.record(composite, Flows(observe, first))
-    seed, row = task.gradient_pass(recording, keep=True)
-    recording.backward(seed, relevance=True)
-    (fused,) = task.global_maps(maps, row.shape[-1])
-    values = torch.einsum("bq,bqk->bk", row.to(fused.dtype), fused)
-    return Scores(values, recording.logits, diagnostics=conservation(recording, seed, promised=rule == "shared"))
+        chosen = streams.wanted(task, Aggregation(layers=[first]))
+        recording = streams.both_passes(task, rules.graph, observe, chosen)
+        found, balance = streams.paths(task, recording, maps).mean_of_rows(), Balance.of_recording(recording)
+        return task.of_sources(found, recording.logits, balance.diagnostics(promised=promised))
+    walked = task.walk(rules, MapWatch([first], observe, again=maps.clear))
+    (fused,) = task.global_maps(maps, walked.row.shape[-1])
+    values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)
+    assert walked.balance is not None
+    return Scores(values, walked.logits, diagnostics=walked.balance.diagnostics(promised=promised))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whyformer.composites import named
 from whyformer.engine.mixing import enters
 from whyformer.engine.places import Places, entering_places
+from whyformer.engine.precision import HALF
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
@@ -22,6 +23,7 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
+from whyformer.methods.attended import AttendedPass, attended_pass
 from whyformer.methods.passes import ForwardPass, RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.replay import Apart, Replay
 from whyformer.models.facts import Block, groups_of
@@ -30,6 +32,7 @@ from whyformer.models.output import Output
 from whyformer.rules.core import Composite
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.registered import declarations
+from whyformer.tape.walking import Composite as TapeComposite
 
 Recorded = RootedPass | Recording
 
@@ -40,6 +43,24 @@ ON_TAPE = (
     (named.conservative("AH", "LN", "secant", "halves"), COMPOSITES["libra"]),
 )
 """(a composite of the engine, the same rules for a tape)."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The same rules for a graph of the engine and for a tape.
+
+    Attributes:
+        graph: for the engine.
+        tape: for a tape; None if they are known for a graph only.
+    """
+
+    graph: Composite
+    tape: TapeComposite | None
+
+    @classmethod
+    def of(cls, composite: Composite) -> Rules:
+        """Return a composite of multipliers with the same rules for a tape."""
+        return cls(composite, next((on_tape for own, on_tape in ON_TAPE if own == composite), None))
 
 
 @dataclass(frozen=True)
@@ -188,8 +209,31 @@ class Sources:
         """One recorded pass of the inputs, which several targets or methods may share."""
         raise TypeError("only a whole task can be recorded")
 
+    @cached_property
+    def _in_half_precision(self) -> bool:
+        """Whether the model has parameters of 16 bits, in which relevance itself would be noise."""
+        return any(parameter.dtype in HALF for parameter in self.model.parameters())
+
+    def tape_rules(self, rules: Rules) -> TapeComposite | None:
+        """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
+        if not self.on_tape or (rules.graph.carrier == "relevance" and self._in_half_precision):
+            return None
+        return rules.tape
+
+    def attended(
+        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
+    ) -> AttendedPass | None:
+        """A recorded pass on a tape, with the one sequence that attends in it; None if there is none, or it is not the
+        one whose blocks are counted. For ``values`` and ``roots`` see :meth:`recorded`."""
+        if not self.on_tape or not self.structure.attentions:
+            return None
+        whole = self._changed(values, roots)[0] if values else self.passed()
+        attended = attended_pass(whole, self.sources, self.read)
+        counted = attended is not None and len(attended.attentions) == len(self.structure.attentions)
+        return attended if counted else None
+
     def recorded(
-        self, composite: Composite, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
+        self, composite: Composite | Rules, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
     ) -> Recorded:
         """One recorded pass whose relevance is about to go back to all sources.
 
@@ -198,19 +242,23 @@ class Sources:
             values: input -> what takes the place of what is at its root.
             roots: the roots of a pass on inputs of these shapes, if they are known.
         """
-        rules = next((on_tape for own, on_tape in ON_TAPE if own == composite), None) if self.on_tape else None
+        both = composite if isinstance(composite, Rules) else Rules.of(composite)
+        rules = self.tape_rules(both)
         if rules is None:
-            return self.begin(composite, **({"values": values} if values else {}))
+            return self.begin(both.graph, **({"values": values} if values else {}))
         if not values:
             whole = self.passed()
-            return RootedPass(whole, find_roots(whole, self.sources), rules, self.read)
+            layout = whole.layout(self.sources) if rules.carrier == "relevance" else None
+            return RootedPass(whole, find_roots(whole, self.sources), rules, self.read, layout)
+        whole, roots = self._changed(values, roots)
+        return RootedPass(whole, roots, rules, self.read, moved=True)
+
+    def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
         if self.replay is not None:
             raise Apart
-        feed = self.fed(self.inputs)
         with telling_of_changed_inputs():
-            known = self.model, feed, self.inputs.samples, self.sources
-            whole, roots = changed_pass(*known, values, roots, checkpoint=self.checkpoint)
-            return RootedPass(whole, roots, rules, self.read, moved=True)
+            known = self.model, self.fed(self.inputs), self.inputs.samples, self.sources
+            return changed_pass(*known, values, roots, checkpoint=self.checkpoint)
 
     def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid

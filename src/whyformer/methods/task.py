@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,23 +15,22 @@ from torch import Tensor, nn
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.isolation import alone
 from whyformer.engine.places import Places, picture_places
-from whyformer.engine.probes import AttentionCall, Flows, Maps, Probe
+from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
-from whyformer.methods.passes import ForwardPass, record_pass
+from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
+from whyformer.methods.passes import ForwardPass, Roots, record_pass
 from whyformer.methods.replay import Replay
-from whyformer.methods.sources import Scores, Sources, readout_row
+from whyformer.methods.sources import Rules, Scores, Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.facts import Block
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.rules.core import Composite
+from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
 
-__all__ = ["Scores", "Task", "readout_row"]
-
-NOT_YET = "is not supported yet"
-_UNSEEN = "no attention was seen in its forward pass"
+__all__ = ["MapWatch", "Rules", "Scores", "Task", "readout_row"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,8 @@ class Task(Sources):
         options = {**known, **({"checkpoint": True} if self.checkpoint else {}), **options}
         if self.replay is not None:
             return self.replay.record(self.inputs, composite, probes, options)
-        shared = None if self.together is None else self.together.record(self, composite, probes, options)
         try:
-            recording = shared or record(self.model, self.fed(self.inputs), composite, *probes, **options)
+            recording = record(self.model, self.fed(self.inputs), composite, *probes, **options)
         except Strayed:
             if probes:  # they have seen a part of it: all begins once more
                 raise
@@ -119,52 +117,63 @@ class Task(Sources):
             return self.replay.passed(self.inputs, made)
         return made() if self.together is None else self.together.passed(self, made)
 
-    def gradient_pass(self, recording: Recording, *, keep: bool = False) -> tuple[Tensor, Tensor]:
-        """(∂target/∂logits, readout row ``[B, N]``) of one backward pass of gradients; ``keep`` if another follows.
-
-        Raises:
-            MethodNotApplicable: no attention, or the last block's output does not reach the logits.
-        """
-        if not recording.attentions:
-            raise self.refuse(_UNSEEN)
-        self.refuse_streams()
-        seed = self.seed(recording.logits)
-        recording.backward(seed, keep=keep)
-        if recording.readout is None:
-            raise self.refuse("the output of its last block is unknown or does not reach the logits", verdict=NOT_YET)
-        return seed, readout_row(recording.readout)
-
-    def both_passes(
-        self, composite: Composite, first: int, observe: Callable[[bool, int, Tensor, Tensor], None],
-        again: Callable[[], None],
-    ) -> tuple[Recording, Tensor, Tensor]:  # fmt: skip
-        """(recording, seed, readout row ``[B, N]``) of a pass of gradients and one of relevance: block by block where
-        the model is a chain of blocks, so that the maps of one block are there at a time.
+    def walk(
+        self,
+        rules: Rules,
+        watch: MapWatch,
+        values: Mapping[str, Tensor] | None = None,
+        roots: Roots | None = None,
+    ) -> MapWalk:
+        """Walk back from the target and look at the maps of attention, or at what enters blocks.
 
         Args:
-            first: the first attention that matters, from 0.
-            observe: called with (whether it is relevance that flows, attention, A, flow into A), gradients first; of a
-                long input several times, with some heads each, in order. ``again``: what was seen counts no more.
+            rules: of the way back.
+            watch: what is looked at.
+            values, roots: as for :meth:`recorded`.
 
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
-        made: list[Recording] = []
+        on_tape = self.tape_rules(rules)
+        attended = None if on_tape is None else self.attended(values, roots)
+        if attended is None or on_tape is None:
+            return walk_graph(self, rules.graph, watch, values)
+        seed, seen = self.seed(attended.logits), watch.seen
+        first_run = [GRADIENT_ON_TAPE] if watch.gradient or on_tape.carrier == "relevance" else []
 
-        def seen(index: int, weights: Tensor, flow: Tensor) -> None:
-            observe(made[-1].run.relevance, index, weights, flow)
+        def at_map(block: int, *flows: Tensor) -> None:
+            shown = attended.scores(block) if watch.scores else attended.map(block)
+            if seen is not None:
+                seen(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
-        flows = Flows(seen, first, by_heads=True)
-        made.append(self.record(composite, flows, cut=True))
-        if made[-1].attentions and made[-1].logits.requires_grad:
-            seed = self.seed(made[-1].logits)
-            if made[-1].sweep(seed) and made[-1].readout is not None:
-                return made[-1], seed, readout_row(made[-1].readout)
-        again()
-        made.append(self.record(composite, flows))
-        seed, row = self.gradient_pass(made[-1], keep=True)
-        made[-1].backward(seed, relevance=True)
-        return made[-1], seed, row
+        at = None if seen is None else at_map
+        walked = attended.walk(seed, [*first_run, on_tape], at, watch.blocks, watch.entering)
+        if walked.row is None and seen is not None:
+            raise self.refuse(UNREAD, verdict=NOT_YET)
+        return MapWalk(attended.logits, walked.row, None if walked.sums is None else walked.sums.balance)
+
+    def map_pass(self, fuse: Callable[[int, int, Callable[[], Tensor]], Tensor | None]) -> tuple[MapWalk, list[Tensor]]:
+        """Run the model once and look at the maps of all blocks, one of which is in memory at a time.
+
+        Args:
+            fuse: (block, N, what returns its map ``[B, H, N, N]``) -> ``[B, N, N]``, or None to leave the block out.
+
+        Returns:
+            The readout row, which is that of ½‖logits‖² and so the same for every class, and what ``fuse`` returned.
+        """
+        attended = self.attended()
+        if attended is not None:
+            walked = attended.walk(attended.logits, [GRADIENT_ON_TAPE])
+            if walked.row is None:
+                raise self.refuse(UNREAD, verdict=NOT_YET)
+            kept = {}
+            for block in range(len(attended.attentions)):
+                fused = fuse(block, attended.tokens, partial(attended.map, block))
+                attended.release()
+                if fused is not None:
+                    kept[block] = fused
+            return MapWalk(attended.logits, walked.row), self.global_maps(kept, attended.tokens)
+        return map_graph(self, fuse)
 
     def readout_pass(self, *probes: Probe) -> tuple[Recording, Tensor]:
         """(recording, readout row ``[B, N]``), the graph beginning at the last block's output: only the head is in it.
@@ -172,7 +181,7 @@ class Task(Sources):
         The row comes from the gradient of ½‖logits‖², so that it is the same for every class.
         """
         if not self.structure.attentions:
-            raise self.refuse(_UNSEEN)
+            raise self.refuse(UNSEEN)
         self.refuse_streams()
         self.blocks("the last block")
         recording = self.record(GRADIENT, *probes, root="output")
@@ -182,19 +191,6 @@ class Task(Sources):
                 f"its last block's output of shape {list(gradient.shape)} is no [batch, tokens, width] matrix"
             )
         return recording, recording.run.home(readout_row(gradient))
-
-    def map_pass(self, fuse: Callable[[AttentionCall], Tensor | None]) -> tuple[Recording, list[Tensor], Tensor]:
-        """(recording, ``[B, N, N]`` that ``fuse`` makes of each attention of the blocks, readout row): one forward
-        pass; what it makes None of is left out, and one map is alive at a time."""
-        kept: dict[int, Tensor] = {}
-
-        def watch(call: AttentionCall) -> None:
-            fused = fuse(call) if call.index >= 0 else None
-            if fused is not None:
-                kept[call.index] = fused.detach()
-
-        recording, row = self.readout_pass(Maps(watch))
-        return recording, self.global_maps(kept, row.shape[-1]), row
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -343,7 +339,7 @@ class Task(Sources):
             tokens: N; None where the caller takes an encoder and a decoder apart by itself.
         """
         if not maps:
-            raise self.refuse(_UNSEEN)
+            raise self.refuse(UNSEEN)
         batch, home = self.inputs.rows, self.inputs.tensor.device  # blocks may lie on several
         listed = [maps[i] if maps[i].is_meta else maps[i].to(home) for i in sorted(maps)]
         n = tokens or listed[-1].shape[-1]

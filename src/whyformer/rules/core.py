@@ -42,8 +42,6 @@ class Pass:
         rows: number of texts that go through the blocks, where a sample is several (multiple choice); 0: B.
         sequence_first: True where the model lays out tokens as ``[N, B, D]``.
         ledger: operation -> [relevance that arrived, relevance that left], each ``[B]``, for the conservation figure.
-        table: the composite whose rules are in force, where one graph serves several of relevance.
-        ends: the ``id`` of each tensor at which this pass ends, where these are not the graph's own roots.
         device: of the model's first input; the blocks of one model may lie on several devices.
     """
 
@@ -53,8 +51,6 @@ class Pass:
     rows: int = 0
     sequence_first: bool = False
     ledger: dict[str, list[Tensor]] = field(default_factory=dict)
-    table: Composite | None = None
-    ends: frozenset[int] | None = None
     device: torch.device | None = None
 
     def take(self, given: Tensor | None) -> None:
@@ -67,18 +63,6 @@ class Pass:
     def home(self, tensor: Tensor) -> Tensor:
         """The tensor on the device of the inputs, where what was seen of all blocks meets."""
         return tensor if self.device is None else tensor.to(self.device)
-
-    def reached(self, needs: Sequence[bool], nodes: Sequence[tuple[Any, int]]) -> tuple[bool, ...]:
-        """Which operands, of those that carry, this pass goes on to; ``nodes`` are what they came from."""
-        ends = self.ends
-        if ends is None:
-            return tuple(needs)
-
-        def goes_on(node: Any) -> bool:
-            leaf = getattr(node, "variable", None)
-            return id(leaf) in ends if leaf is not None else bool(torch._C._will_engine_execute_node(node))
-
-        return tuple(need and goes_on(node) for need, (node, _) in zip(needs, nodes, strict=True))
 
     def per_sample(self, value: Tensor) -> Tensor:
         """Sum of each sample, ``[B]``; the mean sum where rows do not lie sample by sample (tokens of an expert)."""
@@ -241,8 +225,7 @@ class Ruled(torch.autograd.Function):
         if output is not None and output._version != ctx.version:  # changed in place since
             output = ctx.compute(*operands)
         carries = ctx.needs_input_grad[4:]
-        needs = ctx.run.reached(carries, ctx.next_functions)
-        call = Call(operands, output, needs, ctx.compute, ctx.run, ctx.info, tuple(not c for c in carries))
+        call = Call(operands, output, carries, ctx.compute, ctx.run, ctx.info, tuple(not c for c in carries))
         if ctx.run.relevance:
             if rule.relevance is None:
                 raise TypeError(f"the rule '{rule.name}' carries multipliers, not relevance")

@@ -63,16 +63,48 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
 def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
     """Return sources for the inputs of a model.
 
-    Each element of integers is a row. The features of floating-point inputs lie along axis 1 if a convolution reads
-    them or they have four axes or more, else along the last.
+    Each element of integers is a row. The features of floating-point inputs lie along the axis that is the channels of
+    the first convolution that reads them, which may be behind views; if none does, along axis 1 of four axes or more,
+    else along the last.
     """
     found = []
     for name, tensor in inputs.items():
         n = tape.number(tensor)
-        first = next((c for c in tape.calls if n in c.operands and KINDS.get(c.name) != "view"), None)
-        images = tensor.dim() > 3 or (first is not None and "convolution" in first.name)
-        found.append(Source(name, n, None if not tape.floating(n) else 1 if images else -1))
+        channels = _channels(tape, n)
+        default = 1 if tensor.dim() > 3 else -1
+        found.append(Source(name, n, None if not tape.floating(n) else default if channels is None else channels))
     return found
+
+
+_CHANNELS: Recent[tuple[int | None]] = Recent(64)
+
+
+def _channels(tape: Tape, n: int) -> int | None:
+    """The axis of an input that is the channels of the first convolution that reads it; None if that is unknown."""
+    key = tape.signature, n
+    return (_CHANNELS.get(key) or _CHANNELS.put(key, (_find_channels(tape, n),)))[0]
+
+
+def _find_channels(tape: Tape, n: int) -> int | None:
+    shape = tape.shapes[n]
+    lines = [torch.arange(size).view(-1, *(1,) * (len(shape) - axis - 1)) for axis, size in enumerate(shape)]
+    views = {n: [line.expand(shape) for line in lines]}  # where each element stands along each axis of the input
+    for call in tape.calls:
+        operand = call.operands[0] if call.operands else -1
+        if operand not in views:
+            continue
+        if "convolution" in call.name:
+            moving = [axis for axis, places in enumerate(views[operand]) if not constant_along(places, 1)]
+            return moving[0] if len(moving) == 1 else None
+        result = call.results[0]
+        if KINDS.get(call.name) == "view" and len(call.operands) == 1:
+            with bare():
+                views[result] = [call([places])[0] for places in views[operand]]
+        elif tape.shapes[result] == tape.shapes[operand]:
+            views[result] = views[operand]
+        else:
+            break
+    return None
 
 
 class _Following:

@@ -67,6 +67,7 @@ class Composite:
 
 
 GRADIENT = Composite("gradient", {})
+HandedOn = Callable[[int, "Step", Flows, Parts], None]
 _ORDINARY = Rule()
 
 
@@ -171,6 +172,7 @@ def walk_back(
     at: Mapping[int, Callable[..., None]] | None = None,
     wanted: Iterable[int] = (),
     samples: Samples | None = None,
+    handed_on: HandedOn | None = None,
 ) -> list[Flows]:
     """Walk from the output to the roots, with several composites in lockstep.
 
@@ -182,8 +184,9 @@ def walk_back(
             arrived there. The flow is let go of afterwards, so of many watched values one is in memory at a time.
         wanted: values whose flows are returned.
         samples: which elements of a value belong to which sample, for rules that share within each; None if the
-            samples
-            lie along the first axis of every value, as they do in the output.
+            samples lie along the first axis of every value, as they do in the output.
+        handed_on: called after each unit with (number of the run, step, what arrived at its exits, what it hands to its
+            entries).
 
     Returns:
         For each run, {wanted value: flow}; zeros where nothing arrives.
@@ -204,7 +207,7 @@ def walk_back(
         for i in range(len(program.units) - 1, -1, -1):
             if not arrivals.left:
                 break
-            _visit(walk, program.units[i], [plan[i] for plan in plans], flows, arrivals)
+            _visit(walk, program.units[i], [plan[i] for plan in plans], flows, arrivals, handed_on)
         for n in sorted(arrivals.left, reverse=True):
             arrivals.at(n)
     return arrivals.found
@@ -231,26 +234,37 @@ class _Arrivals:
             self.watched[n](*arrived)
 
 
-def _visit(walk: Walk, unit: Unit, steps: list[Step | None], flows: list[Flows], arrivals: _Arrivals) -> None:
+def _visit(
+    walk: Walk,
+    unit: Unit,
+    steps: list[Step | None],
+    flows: list[Flows],
+    arrivals: _Arrivals,
+    handed_on: HandedOn | None,
+) -> None:
     """Hand on what has arrived at a unit's exits, under the composite of each run."""
     if any(step is not None for step in steps):
         for r in unit.exits:
             if r in arrivals.left:
                 arrivals.at(r)
-    for step, arriving in zip(steps, flows, strict=True):
+    for run, (step, arriving) in enumerate(zip(steps, flows, strict=True)):
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step is not None and got and any(step.live):
-            _hand_on(walk, step, got, arriving)
+            parts = _hand_on(walk, step, got, arriving)
+            if handed_on is not None:
+                handed_on(run, step, got, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 
-def _hand_on(walk: Walk, step: Step, got: Flows, flows: Flows) -> None:
-    rule = step.rule
+def _hand_on(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
+    rule, parts = step.rule, Parts()
     if rule.refuse is not None:
         raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
     for value, flow in (rule.back or adjoint)(walk, step, got):
         flow = flow if rule.share == 1 else flow * rule.share
         flows[value] = flows[value] + flow if value in flows else flow
+        parts.append((value, flow))
+    return parts
 
 
 def _zeros(tape: Tape, n: int) -> Tensor:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.probes import BlockFlows, Flows
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 
 
 @method(
@@ -35,27 +34,20 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
     blocks = task.blocks("what enters them")
     products: dict[int, Tensor] = {}
     received: dict[int, Tensor] = {}
-    shapes: dict[int, Tensor] = {}
     real = task.inputs.row_mask
 
-    def seen(block: int, value: Tensor, flow: Tensor) -> None:
+    def entering(block: int, value: Tensor, flow: Tensor) -> None:
         products[block] = (value * flow).sum(-1)
 
     def observe(index: int, weights: Tensor, _: Tensor) -> None:
-        shapes[index] = torch.empty(len(weights), *weights.shape[-2:], device="meta")
         fused = weights.mean(1)
         if real is None or real.shape != fused.shape[:2]:
             received[index] = fused.mean(1)
         else:
             received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
-    probes = Flows(observe, first), BlockFlows(frozenset(range(first, blocks)), seen)
-    recording = task.record(COMPOSITES[composite], *probes, root="embedding")
-    recording.backward(task.seed(recording.logits))
-    if not products:
+    walked = task.walk(Rules.of(COMPOSITES[composite]), MapWatch(range(first, blocks), observe, entering=entering))
+    parts = [products[b] * received[b] for b in received if b in products]
+    if not parts:
         raise task.refuse("nothing arrives at its blocks")
-    some = next(iter(products.values()))
-    task.global_maps(shapes, some.shape[-1])
-    where = recording.mode.attention_blocks
-    parts = [products[b] * received[i] for i in received if (b := where[i]) is not None and b in products]
-    return Scores(torch.stack(parts).sum(0), recording.logits)
+    return Scores(torch.stack(parts).sum(0), walked.logits)

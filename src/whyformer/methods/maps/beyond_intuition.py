@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.probes import Flows
-from whyformer.methods.gradients.input_gradients import own_inputs
+from whyformer.methods.passes import RootedPass
 from whyformer.methods.registry import Count, OptionalBlock, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 from whyformer.methods.vectors.norms import mixtures_of
 
 FIRST = {"head": 3 / 12, "token": 5 / 12}
@@ -63,8 +63,9 @@ def beyond_intuition(
             share = torch.where(total > 0, influence / torch.where(total > 0, total, 1), 0)
             maps[index] = torch.einsum("bh,bhij->bij", share, weights)
 
-    recording = task.record(COMPOSITES[composite], Flows(observe, first))
-    _, row = task.gradient_pass(recording)
+    rules = Rules.of(COMPOSITES[composite])
+    walked = task.walk(rules, MapWatch(range(first, task.blocks()), observe))
+    row = walked.row
     task.global_maps(shapes, row.shape[-1])
     if variant == "token":
         for index, mixture in mixtures_of(task)[1].items():
@@ -72,24 +73,24 @@ def beyond_intuition(
                 size = mixture.residual.norm(dim=-1)
                 handed = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
                 maps[index] = mixture.weights.mean(1) * handed[:, None]
-    mixed = torch.eye(row.shape[-1], dtype=row.dtype, device=row.device).expand(len(row), -1, -1)
+    used = _integrated(task, last, steps, rules).clamp(min=0).mean(1)
+    mixed = torch.eye(row.shape[-1], dtype=used.dtype, device=row.device).expand(len(row), -1, -1)
     for index in sorted(maps):
-        mixed = mixed + maps[index] @ mixed
-    used = _integrated(task, last, steps, composite).clamp(min=0).mean(1)
-    return Scores(torch.einsum("bi,bij->bj", row.to(mixed.dtype), used * mixed.abs()), recording.logits)
+        mixed = mixed + maps[index].to(mixed) @ mixed
+    return Scores(torch.einsum("bi,bij->bj", row.to(mixed.dtype), used * mixed.abs()), walked.logits)
 
 
-def _integrated(task: Task, block: int, steps: int, composite: CompositeName) -> Tensor:
+def _integrated(task: Task, block: int, steps: int, rules: Rules) -> Tensor:
     """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
-    begun, logits = own_inputs(task)
-    copies, found = task.copies(1, logits), list[Tensor]()
+    recorded = task.recorded(Rules.of(GRADIENT))
+    begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
+    roots = recorded.roots if isinstance(recorded, RootedPass) else None
+    copies, found = task.copies(1, recorded.logits.detach()), list[Tensor]()
 
-    def observe(index: int, _: Tensor, flow: Tensor) -> None:
-        if recording.mode.attention_blocks[index] == block:
-            found[:] = [flow if not found else found[0] + flow]
+    def observe(_: int, __: Tensor, flow: Tensor) -> None:
+        found[:] = [flow if not found else found[0] + flow]
 
     for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
-        values = {name: task.packed(name, t * value) for name, value in begun.items()}
-        recording = copies.begin(COMPOSITES[composite], Flows(observe, block), values=values)
-        recording.backward(copies.seed(recording.logits))
+        values = {name: task.packed(name, t * x) for name, x in begun.items()}
+        copies.walk(rules, MapWatch([block], observe), values, roots)
     return found[0] / steps

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whyformer.engine.probes import AttentionCall
 from whyformer.errors import InputError, MissingExtra
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.maps.rollout import ROLLOUT, Fusion
@@ -41,16 +41,17 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
         raise MissingExtra('attention_flow needs scipy: pip install "whyformer[methods]"') from error
     how = Aggregation(head_fusion)
 
-    def fused(call: AttentionCall) -> Tensor:
-        tokens, blocks = call.value.shape[-2], task.blocks()
+    def fused(_: int, tokens: int, maps: Callable[[], Tensor]) -> Tensor:
+        blocks = task.blocks()
         if tokens * blocks > limit:
             raise InputError(
                 f"attention_flow: {tokens} tokens × {blocks} blocks = {tokens * blocks} is more than limit={limit}; "
                 "raise limit to accept the time (it grows with tokens³ × blocks), or use rollout"
             )
-        return how.fuse(call.map())
+        return how.fuse(maps())
 
-    recording, maps, row = task.map_pass(fused)
+    walked, maps = task.map_pass(fused)
+    row = walked.row
     identity = torch.eye(row.shape[-1], dtype=torch.float64)
     flows = torch.zeros_like(row, dtype=torch.float64)
     samples = task.progress(range(len(row)), "attention flow", len(row))
@@ -59,7 +60,7 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
         flows[b] = flow_to_inputs(
             [c / c.sum(-1, keepdim=True) for c in capacities], row[b].double().cpu(), coo_array, maximum_flow
         )
-    return Scores(flows.to(row.dtype), recording.logits)
+    return Scores(flows.to(row.dtype), walked.logits)
 
 
 def flow_to_inputs(capacities: list[Tensor], row: Tensor, coo_array: Any, maximum_flow: Any) -> Tensor:

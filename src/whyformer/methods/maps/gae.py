@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.probes import Flows
 from whyformer.engine.trace import Key
 from whyformer.errors import InputError
 from whyformer.methods.maps import streams
@@ -93,12 +92,9 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     chosen, maps = streams.wanted(task, how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index in chosen:
-            maps[index] = how.fuse(positive_product(weights, flow))
+        maps[index] = how.fuse(positive_product(weights, flow))
 
-    flows = Flows(observe, min(chosen, default=0))
-    recording = streams.record(task, flows, composite=COMPOSITES[composite])
-    recording.backward(task.seed(recording.logits))
+    recording = streams.observed(task, COMPOSITES[composite], observe, chosen)
     paths = streams.paths(task, recording, maps)
     sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.probes import Flows
 from whyformer.engine.trace import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 
 
 @method(
@@ -40,11 +39,10 @@ def gradcam_attention(
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index == first:
-            seen[index] = (weights, flow)
+        seen[index] = (weights, flow)
 
-    recording = task.record(COMPOSITES[composite], Flows(observe, first))
-    _, row = task.gradient_pass(recording)
+    walked = task.walk(Rules.of(COMPOSITES[composite]), MapWatch([first], observe))
+    row = walked.row
     if first not in seen:
         raise task.refuse(f"no attention was seen in its block {first}")
     weights, gradient = seen[first]
@@ -62,7 +60,7 @@ def gradcam_attention(
     else:
         head = gradient.mean((-1, -2))
     values = (mixed * head[..., None]).mean(1).clamp(min=0)
-    return Scores(values, recording.logits)
+    return Scores(values, walked.logits)
 
 
 def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
@@ -73,11 +71,9 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index in chosen:
-            seen[index] = (weights, flow)
+        seen[index] = (weights, flow)
 
-    recording = streams.record(task, Flows(observe, min(chosen, default=0)), composite=COMPOSITES[composite])
-    recording.backward(task.seed(recording.logits))
+    recording = streams.observed(task, COMPOSITES[composite], observe, chosen)
     readouts = streams.readouts(task, recording.readouts)
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(seen.items()):

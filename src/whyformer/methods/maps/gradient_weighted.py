@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from whyformer.composites.named import CompositeName
-from whyformer.engine.probes import AttentionScores
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
@@ -54,7 +53,7 @@ def agcam(
     def weigh(scores: Tensor, gradient: Tensor) -> Tensor:
         return positively(scores.sigmoid(), gradient)
 
-    return over_gradients(task, task.layer(start_layer), weigh, how, composite, scores=AttentionScores())
+    return over_gradients(task, task.layer(start_layer), weigh, how, composite, scores=True)
 
 
 def positively(weights: Tensor, gradient: Tensor) -> Tensor:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.probes import AttentionCall, AttentionScores, Flows
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 
 Fusion = Literal["mean", "max", "min"]
 Share = Annotated[float, ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1)]
@@ -91,16 +90,16 @@ def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = la
         return streams.over_attention(task, how, start, prune)
     how = how.within(task.blocks())
 
-    def fused(call: AttentionCall) -> Tensor | None:
-        return prune(how.fuse(call.map())) if how.wants(call.index, start) else None
+    def fused(block: int, _: int, maps: Callable[[], Tensor]) -> Tensor | None:
+        return prune(how.fuse(maps())) if how.wants(block, start) else None
 
-    recording, maps, row = task.map_pass(fused)
-    return Scores(how.reduce(maps, row, task.inputs.row_mask), recording.logits)
+    walked, maps = task.map_pass(fused)
+    return Scores(how.reduce(maps, walked.row, task.inputs.row_mask), walked.logits)
 
 
 def over_gradients(
     task: Task, start: int, weigh: Callable[[Tensor, Tensor], Tensor], how: Aggregation, composite: CompositeName,
-    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: AttentionScores | None = None,
+    finish: Callable[[Tensor], Tensor] = lambda fused: fused, scores: bool = False,
 ) -> Scores:  # fmt: skip
     """finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, layers and rows reduced: one forward and one
     backward pass. With ``scores``, what A_b is the softmax of stands in its place.
@@ -108,34 +107,20 @@ def over_gradients(
     A is recomputed where its gradient arrives and fused at once, so that no block's map is kept; of long inputs only a
     few heads are there at a time.
     """
-    plain = task.structure.plain
-    if not plain:
-        how = streams.within(task, how)
-        chosen = streams.wanted(task, how, start)
-    else:
-        how = how.within(task.blocks())
-    maps: dict[int, Tensor] = {}
-    heads: dict[int, int] = {}
+    plain, maps, heads = task.structure.plain, dict[int, Tensor](), dict[int, int]()
+    how = how.within(task.blocks()) if plain else streams.within(task, how)
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if not (how.wants(index, start) if plain else index in chosen):
-            return
-        if scores is not None:
-            if index not in scores.found:
-                raise task.refuse("what its maps were made of by a softmax is not seen", verdict="is not supported yet")
-            weights = scores.found[index]().reshape(weights.shape).to(weights.device)
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
-    by_heads, more = how.by_heads and scores is None, [] if scores is None else [scores]
+    rules = Rules.of(COMPOSITES[composite])
     if plain:
-        recording = task.record(COMPOSITES[composite], Flows(observe, how.first(start), by_heads), *more)
-        _, row = task.gradient_pass(recording)
-        listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, row.shape[-1])
-        return Scores(how.reduce(listed, row, task.inputs.row_mask), recording.logits)
-    flows = Flows(observe, min(chosen, default=0), by_heads)
-    recording = streams.record(task, flows, *more, composite=COMPOSITES[composite])
-    recording.backward(task.seed(recording.logits))
+        wanted = [index for index in range(task.blocks()) if how.wants(index, start)]
+        walked = task.walk(rules, MapWatch(wanted, observe, scores=scores, by_heads=how.by_heads))
+        listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, walked.row.shape[-1])
+        return Scores(how.reduce(listed, walked.row, task.inputs.row_mask), walked.logits)
+    recording = streams.observed(task, rules.graph, observe, streams.wanted(task, how, start), how.by_heads, scores)
     paths = streams.paths(task, recording, {number: finish(fused) for number, fused in maps.items()})
     return task.of_sources(streams.reduce(task, how, paths), recording.logits, {})

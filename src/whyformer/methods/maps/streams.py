@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, Maps, Probe
+from whyformer.engine.probes import AttentionCall, AttentionScores, Flows, Maps, Probe
 from whyformer.engine.run import Recording
 from whyformer.engine.survey import Structure
 from whyformer.engine.trace import Key
+from whyformer.methods.graphs import shown
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.task import Scores, Task, readout_row
 from whyformer.rules.core import Composite
@@ -149,12 +150,50 @@ def record(task: Task, *probes: Probe, composite: Composite = GRADIENT) -> Recor
     return task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
 
 
-def both_passes(task: Task, recording: Recording) -> Tensor:
-    """The seed ``[B, C]`` of a pass of gradients and one of relevance."""
+def observed(
+    task: Task,
+    composite: Composite,
+    seen: Callable[[int, Tensor, Tensor], None],
+    chosen: Collection[int],
+    by_heads: bool = False,
+    scores: bool = False,
+) -> Recording:
+    """A recording after a gradient pass, in which ``seen`` was called with the chosen attentions, A and what flows to
+    it; see :meth:`Task.walk`."""
+    asked = AttentionScores()
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index in chosen:
+            seen(index, shown(task, asked, index, weights) if scores else weights, flow)
+
+    flows = Flows(observe, min(chosen, default=0), by_heads and not scores)
+    recording = record(task, flows, *([asked] if scores else []), composite=composite)
+    recording.backward(task.seed(recording.logits))
+    return recording
+
+
+def both_passes(
+    task: Task,
+    composite: Composite,
+    seen: Callable[..., None],
+    chosen: Collection[int],
+    gradient: bool = False,
+) -> Recording:
+    """A recording after a pass of gradients and one of relevance, in which ``seen`` was called with the chosen
+    attentions; see :meth:`Task.walk`."""
+    gradients: dict[int, Tensor] = {}
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index in chosen and recording.run.relevance:
+            seen(index, weights, flow, *([gradients.pop(index)] if gradient else []))
+        elif index in chosen and gradient:
+            gradients[index] = flow
+
+    recording = record(task, Flows(observe, min(chosen, default=0)), composite=composite)
     seed = task.seed(recording.logits)
     recording.backward(seed, keep=True)
     recording.backward(seed, relevance=True)
-    return seed
+    return recording
 
 
 def paths(task: Task, recording: Recording, maps: Fused) -> Paths:

@@ -1,0 +1,186 @@
+"""Walks over a recorded pass that are watched at its maps of attention.
+
+    attended = attended_pass(whole, sources, read)
+    walked = attended.walk(seed, [GRADIENT, deep_taylor()], seen)
+
+``seen`` is called at each map, the last block first, with what flows to it under each composite.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+from torch import Tensor
+
+from whyformer.inputs import Inputs
+from whyformer.methods.conservation import Sums
+from whyformer.methods.passes import ForwardPass, Layout, Read
+from whyformer.tape.program import read_program
+from whyformer.tape.rows import RowSamples
+from whyformer.tape.streams import Stream, readout
+from whyformer.tape.structure import Attention
+from whyformer.tape.walking import Composite, walk_back
+
+__all__ = ["AttendedPass", "Walked", "attended_pass"]
+
+Seen = Callable[..., None]
+
+
+@dataclass(eq=False)
+class Walked:
+    """What a walk from a target saw besides the maps.
+
+    Attributes:
+        row: ``[B, N]``, how much the target reads each row of the last state; None if nothing arrived there.
+        sums: of relevance, if a composite carries it.
+    """
+
+    row: Tensor | None = None
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedPass:
+    """A recorded pass of one sequence of rows, which attend to one another once in each block.
+
+    Attributes:
+        whole: the pass.
+        layout: its rows, attentions and streams.
+        stream: the sequence.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+    """
+
+    whole: ForwardPass
+    layout: Layout
+    stream: Stream
+    read: Read
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """``[B, C]``, the row of logits that the target is about."""
+        return self.whole.logits(self.read)
+
+    @property
+    def attentions(self) -> list[Attention]:
+        """The attention of each block."""
+        return [block.attentions[0] for block in self.stream.blocks]
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows of each sample."""
+        return int(self.stream.rows.shape[1])
+
+    def map(self, index: int) -> Tensor:
+        """Return the map of a block, ``[B, H, N, N]``."""
+        attention = self.attentions[index]
+        return attention.arrange(*(self.whole.tape[n] for n in attention.maps))
+
+    def scores(self, index: int) -> Tensor:
+        """Return what the map of a block is the softmax of, ``[B, H, N, N]``."""
+        attention = self.attentions[index]
+        return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
+
+    def release(self) -> None:
+        """Drop the values that were computed again."""
+        self.whole.tape.release()
+
+    def walk(
+        self,
+        seed: Tensor,
+        composites: Sequence[Composite],
+        seen: Seen | None = None,
+        blocks: Iterable[int] = (),
+        entering: Seen | None = None,
+    ) -> Walked:
+        """Walk back from the target to the maps of some blocks, and to what enters them.
+
+        Args:
+            seed: ``[B, C]``, ∂target/∂logits.
+            composites: rules; the first carries multipliers, so that the rows which are read out are known.
+            seen: called with a block and what flows to its map under each composite, ``[B, H, N, N]``, the last block
+                first; not called where nothing arrives under some of them.
+            blocks: those that are watched.
+            entering: called with a block, what enters it, and what flows there under the last composite,
+                ``[B, N, D]``.
+        """
+        tape, rows, watched, walked = self.whole.tape, self.layout.rows, sorted(blocks), Walked()
+        starts = self.whole.starts(self.read, seed)
+        at: dict[int, list[Seen]] = defaultdict(list)
+        if seen is not None:
+            for number, arrive in (pair for index in watched for pair in self._pieces(index, seen).items()):
+                at[number].append(arrive)
+        if entering is not None:
+            for index in watched:
+                at[self.stream.blocks[index].entry].append(partial(self._entered, index, entering))
+        at[self.stream.last].append(partial(self._ended, walked))
+        run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
+        if run is not None:
+            walked.sums = Sums(rows, starts, seed, run)
+            for i, block in enumerate(self.stream.blocks):
+                if i > min(watched, default=0):
+                    at[block.entry].append(walked.sums.entering(i, block.entry))
+        walk_back(
+            read_program(tape, rows.begun.values(), starts),
+            tape,
+            [(c, starts) for c in composites],
+            at={n: partial(_all, watchers) for n, watchers in at.items()},
+            samples=RowSamples(rows),
+            handed_on=None if walked.sums is None else walked.sums.handed_on,
+        )
+        tape.release()
+        return walked
+
+    def _pieces(self, index: int, seen: Seen) -> dict[int, Seen]:
+        """What to call at the pieces of a map, so that ``seen`` is called when all have arrived."""
+        attention, arrived = self.attentions[index], dict[int, tuple[Tensor | None, ...]]()
+
+        def arrive(number: int, *flows: Tensor | None) -> None:
+            arrived[number] = flows
+            if len(arrived) < len(attention.maps):
+                return
+            runs = list(zip(*(arrived[n] for n in attention.maps), strict=True))
+            arrived.clear()
+            if all(any(flow is not None for flow in run) for run in runs):
+                seen(index, *(attention.arrange(*run) for run in runs))
+
+        def at(number: int) -> Seen:
+            return lambda *flows: arrive(number, *flows)
+
+        return {n: at(n) for n in attention.maps}
+
+    def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
+        """Hand over what enters a block, sample by sample."""
+        number, flow = self.stream.blocks[index].entry, flows[-1]
+        if flow is not None:
+            value, rows = self.whole.tape[number], self.layout.rows
+            entering(index, rows.features(number, value), rows.features(number, flow))
+
+    def _ended(self, walked: Walked, flow: Tensor | None, *_: Tensor | None) -> None:
+        """Note which rows of the last state are read."""
+        if flow is not None:
+            walked.row = readout(self.layout.rows, self.stream.rows, self.stream.last, flow)
+
+
+def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
+    for watcher in watchers:
+        watcher(*flows)
+
+
+def attended_pass(whole: ForwardPass, sources: Mapping[str, Inputs], read: Read) -> AttendedPass | None:
+    """Return the pass with the one sequence of rows that attends in it; None if there is no such sequence.
+
+    Args:
+        whole: a recorded pass.
+        sources: the inputs by name.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+    """
+    layout = whole.layout(sources)
+    read_out = [s for s in layout.streams if s.is_read]
+    if len(layout.streams) != 1 or len(read_out) != 1:
+        return None
+    (stream,) = read_out
+    once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
+    return AttendedPass(whole, layout, stream, read) if once and not stream.is_mixed else None

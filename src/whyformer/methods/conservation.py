@@ -1,0 +1,115 @@
+"""How much of the relevance that starts at the target arrives at each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whyformer.engine.precision import agreement
+from whyformer.engine.run import Recording
+from whyformer.tape.rows import Rows, RowSamples
+from whyformer.tape.walking import Step
+
+__all__ = ["Balance", "Sums"]
+
+
+@dataclass(eq=False)
+class Balance:
+    """The relevance of each sample on its way back.
+
+    Attributes:
+        started: ``[B]``, (ΣR, Σ|R|) at the start.
+        blocks: block -> ``[B]``, ΣR at what enters it.
+        lost: operation -> ``[B]``, the relevance that arrived there and was not handed on.
+        precision: how far the float32 copy that was explained agrees with a model in half precision.
+    """
+
+    started: tuple[Tensor, Tensor]
+    blocks: Mapping[int, Tensor]
+    lost: Mapping[str, Tensor]
+    precision: dict[str, Any] | None = None
+
+    @classmethod
+    def of_recording(cls, recording: Recording) -> Balance:
+        """Return the balance of a recording's last pass of relevance."""
+        lost = {name: books[0] - books[1] for name, books in recording.run.ledger.items()}
+        half = None if recording.half is None else agreement(*recording.half, recording.logits)
+        return cls(recording.started, dict(recording.block_sums), lost, half)
+
+    def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
+        """Return ``conservation``, and ``precision`` if there is one: per sample, what started, what arrived at each
+        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|.
+
+        For a target whose start sums to 0 (a contrast) differences are taken relative to Σ|R_start| instead.
+
+        Args:
+            promised: True if the rules conserve relevance by their definition.
+        """
+        total, scale = (s.double() for s in self.started)
+        scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
+        sums = {b: s.double() for b, s in sorted(self.blocks.items())}
+        errors = [((s - total) / scale).abs() for s in sums.values()]
+        worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)
+        figure = {
+            "start": total.tolist(),
+            "blocks": {str(b): s.tolist() for b, s in sums.items()},
+            "error": worst.tolist(),
+            "promised": promised,
+            "given_up_by_operation": {name: s.double().tolist() for name, s in self.lost.items()},
+        }
+        return {"conservation": figure} | ({} if self.precision is None else {"precision": self.precision})
+
+
+@dataclass(eq=False)
+class Sums:
+    """Adds up the relevance of each sample during a walk over a tape.
+
+    Attributes:
+        rows: of the pass.
+        starts: value -> what the walk starts with.
+        seed: ``[B, C]``, ∂target/∂logits.
+        run: which of the walk's runs carries relevance.
+    """
+
+    rows: Rows
+    starts: Mapping[int, Tensor]
+    seed: Tensor
+    run: int = 0
+    _blocks: dict[int, Tensor] = field(default_factory=dict)
+    _lost: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.samples = RowSamples(self.rows)
+
+    def entering(self, block: int, value: int) -> Callable[..., None]:
+        """Return what to call with the flows that arrive at what enters a block."""
+
+        def arrived(*flows: Tensor | None) -> None:
+            flow = flows[self.run]
+            if flow is not None:
+                self._blocks[block] = self.samples.sums(value, flow).to(self.seed.device)
+
+        return arrived
+
+    def handed_on(self, run: int, step: Step, got: Mapping[int, Tensor], parts: Sequence[tuple[int, Tensor]]) -> None:
+        """Note what a unit loses; see :func:`whyformer.tape.walking.walk_back`."""
+        # a view of one value hands on all of it; what is put beside constants may not
+        if run != self.run or (step.rule.back is None and len(step.wants[0][1]) < 2):
+            return
+        books = [(n, flow, 1) for n, flow in got.items()] + [(n, flow, -1) for n, flow in parts]
+        for n, flow, sign in books:
+            if self.rows.labels.get(n):
+                found, kind = sign * self.samples.sums(n, flow).double().to(self.seed.device), step.unit.kind
+                self._lost[kind] = self._lost[kind] + found if kind in self._lost else found
+
+    @property
+    def balance(self) -> Balance:
+        """What was added up."""
+        starts = [s for s in self.starts.values() if s.dim() and len(s) == len(self.seed)] or [self.seed]
+        rows = [s.reshape(len(self.seed), -1) for s in starts]
+        total, size = torch.stack([r.sum(-1) for r in rows]), torch.stack([r.abs().sum(-1) for r in rows])
+        return Balance((total.sum(0), size.sum(0)), self._blocks, self._lost)
