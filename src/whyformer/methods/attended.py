@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import torch
 from torch import Tensor
 
 from whyformer.inputs import Inputs
@@ -20,7 +21,7 @@ from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read
 from whyformer.tape.program import read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.streams import Stream, readout
+from whyformer.tape.streams import Stream, is_passed, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.walking import Composite, walk_back
 
@@ -182,5 +183,8 @@ def attended_pass(whole: ForwardPass, sources: Mapping[str, Inputs], read: Read)
     if len(layout.streams) != 1 or len(read_out) != 1:
         return None
     (stream,) = read_out
+    starts = whole.starts(read, torch.ones_like(whole.logits(read)))
+    if not is_passed(read_program(whole.tape, layout.rows.begun.values(), starts), stream.last):
+        return None  # its last state is not what the target reads
     once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
     return AttendedPass(whole, layout, stream, read) if once and not stream.is_mixed else None

@@ -185,7 +185,7 @@ def shift_rule(normalised: bool) -> Back:
         operands = walk.tape.calls[step.unit.calls[0]].operands
         branches = {p for p, carries in zip(step.unit.places, step.carry, strict=True) if carries}
         shapes = [walk.tape.shapes[o] for i, o in enumerate(operands) if i not in branches]
-        bias = all(len(shape) < 2 or shape[-2] == 1 for shape in shapes)
+        bias = all(walk.samples.is_shared(step.unit.exit, shape) for shape in shapes)
         return identity(walk, step, flows) if bias else add(walk, step, flows)
 
     return back

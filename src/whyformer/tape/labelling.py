@@ -30,7 +30,7 @@ _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d r
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
 _LOOKED_UP = name_set("embedding index index_select")
-_PRODUCTS = name_set("mm bmm addmm baddbmm matmul linear")
+_PRODUCTS = name_set("mm bmm addmm baddbmm matmul linear _grouped_mm")
 _REDUCED = name_set("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
 _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
 _SORTED = name_set("topk sort cummax cummin")
@@ -200,7 +200,7 @@ class _Following:
             return
         found: Label = ()
         if name in _PRODUCTS:
-            a, b = (known[0], ()) if name == "linear" else known[-2:]
+            a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
             found = self._product(call, a, b, shape)
         elif name in _RESIZED:
             found = self._resize(call, known[0], shape)

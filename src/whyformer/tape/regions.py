@@ -8,7 +8,6 @@ activation is known by its calls, which are elementwise; a layer by its product 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,8 +19,10 @@ from torch import Tensor
 from whyformer.tape.calls import Call
 from whyformer.tape.draws import Draws, repeat
 from whyformer.tape.meaning import is_norm, is_softmax, rows_along
+from whyformer.tape.shapes import axis_size, count, reduced_axes
 from whyformer.tape.state import bare
 from whyformer.tape.tables import (
+    COMPARISONS,
     COPIES,
     CURVED,
     ELEMENTWISE,
@@ -29,6 +30,7 @@ from whyformer.tape.tables import (
     KINDS,
     MIXING,
     REDUCTIONS,
+    SOFTMAXES,
     STRAIGHT,
     name_set,
 )
@@ -42,15 +44,11 @@ _MOST_CALLS, _MOST_SEGMENTS, _LEAST_ROWS, _FEW = 40, 14, 12, 6
 
 _ROOTS = name_set("sqrt rsqrt pow std std_mean norm linalg_vector_norm exp reciprocal hypot")
 _MASKED = name_set("where masked_fill index_put mul div")
-_COMPARISONS = name_set(
-    "gt lt ge le eq ne logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or any all isnan isinf hypot "
-    "full scalar_tensor"
-)
-_REPEATABLE = frozenset(KINDS) | ELEMENTWISE | _COMPARISONS
+_REPEATABLE = frozenset(KINDS) | ELEMENTWISE | COMPARISONS
 _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index_put cat stack")
 _SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
-_SIZELESS = ELEMENTWISE | COPIES | _COMPARISONS | _SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
+_SIZELESS = ELEMENTWISE | COPIES | COMPARISONS | _SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
 """Calls without constants that depend on the sizes of axes along which they do not reduce."""
 
 
@@ -155,7 +153,7 @@ class _Regions:
         if KINDS.get(call.name) != "linear":
             return call.name not in _REPEATABLE
         if all(self.carry[o] for o in call.operands):  # a product of a row with itself, but not of rows with rows
-            return 2 * _size(self.tape, call.results[0]) > _size(self.tape, call.operands[0])
+            return 2 * count(self.tape, call.results[0]) > count(self.tape, call.operands[0])
         return not all(self.carry[o] or self.fixed[o] for o in call.operands) or call.name not in MIXING | {"bmm"}
 
     def chain(self, end: int) -> Iterator[tuple[_Segment, tuple[Call, ...]]]:
@@ -174,19 +172,20 @@ class _Regions:
 
     def repeats(self, n: int) -> list[Call]:
         """The views that make value ``n`` of a smaller one, first to last; none if no element is repeated."""
-        views, size, v = list[Call](), _size(self.tape, n), n
+        views, size, v = list[Call](), count(self.tape, n), n
         while (call := self.tape.maker.get(v)) and len(call.operands) == 1 and KINDS.get(call.name) == "view":
             views.append(call)
             v = call.operands[0]
-        while views and _size(self.tape, views[-1].operands[0]) == _size(self.tape, views[-1].results[0]):
+        while views and count(self.tape, views[-1].operands[0]) == count(self.tape, views[-1].results[0]):
             views.pop()
-        return views[::-1] if views and _size(self.tape, views[-1].operands[0]) < size else []
+        return views[::-1] if views and count(self.tape, views[-1].operands[0]) < size else []
 
     # -- norms, softmaxes, activations
     def functions(self, live: Sequence[Call]) -> Iterator[Unit]:
         """Yield norms, softmaxes and activations, the last first."""
         for call in reversed(live):
-            if call.name not in _ENDS or call.number in self.taken or not self.carry[call.results[0]]:
+            ends = call.name in _ENDS or self.is_shifted_softmax(call)
+            if not ends or call.number in self.taken or not self.carry[call.results[0]]:
                 continue
             # what joins parts ends a region only where several of them carry: not a cache that is empty yet
             if call.name not in ("cat", "stack") or sum(self.carry[o] for o in call.operands) > 1:
@@ -194,6 +193,14 @@ class _Regions:
                 if unit is not None:
                     self.taken.update(unit.calls)
                     yield unit
+
+    def is_shifted_softmax(self, call: Call) -> bool:
+        """Return True for softmax(x − max x): what is subtracted for the sake of large numbers is no branch."""
+        made = self.tape.maker.get(call.operands[0]) if call.name in SOFTMAXES else None
+        if made is None or made.name != "sub" or len(made.operands) != 2:
+            return False
+        largest = self.tape.maker.get(made.operands[1])
+        return largest is not None and largest.name in ("max", "amax") and largest.operands[0] == made.operands[0]
 
     def function(self, end: int) -> Unit | None:
         """The largest norm, softmax or activation that ends at a value."""
@@ -214,6 +221,8 @@ class _Regions:
                 held = self.statistics(segment.entry, calls) if kind == "norm" else frozenset[int]()
                 numbers = tuple(c.number for c in calls)
                 best = Unit(kind, kind, (segment.entry,), (end,), numbers, statistics=held, axes=axes)
+                if tape.maker[end].name in SOFTMAXES:
+                    break  # masks and scales before it are units of their own
         return best
 
     def bends(self, call: Call) -> bool:
@@ -264,11 +273,11 @@ class _Regions:
 
     def statistics(self, entry: int, calls: Sequence[Call]) -> frozenset[int]:
         """The values inside a norm that are a number for each row and no linear function of the row."""
-        size, found = _size(self.tape, entry), set[int]()
+        size, found = count(self.tape, entry), set[int]()
         for c in calls:
             results = c.results[:1] if c.name in ("std_mean", "var_mean") else c.results
             if c.name in _STATISTICS:
-                found.update(r for r in results if _size(self.tape, r) < size)
+                found.update(r for r in results if count(self.tape, r) < size)
         return frozenset(found)
 
     def meaning(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
@@ -307,15 +316,18 @@ class _Regions:
         None if the call is none."""
         shapes = self.tape.shapes
         carried = [i for i, o in enumerate(call.operands) if self.carry[o]]
-        if len(carried) != 1 or len(call.operands) != 2 or not self.weight[call.operands[1 - carried[0]]]:
+        others = [o for o in call.operands if not self.carry[o] and self.tape.floating(o)]
+        if len(carried) != 1 or len(others) != 1 or not self.weight[others[0]]:
             return None
-        x, w = (call.operands[i] for i in (carried[0], 1 - carried[0]))
+        x, w = call.operands[carried[0]], others[0]
+        if call.name == "_grouped_mm":
+            return -1
         if call.name in ("mm", "bmm", "matmul", "mv"):
             return -1 if carried[0] == 0 or len(shapes[x]) < 2 else -2
         if call.name == "convolution":
             return 1 - len(shapes[call.results[0]])
         if call.name == "mul":  # outer product: an axis of the weights that x does not have
-            axes = (a for a in range(-len(shapes[w]), 0) if _axis(shapes[w], a) > 1 and _axis(shapes[x], a) == 1)
+            axes = (a for a in range(-len(shapes[w]), 0) if axis_size(shapes[w], a) > 1 == axis_size(shapes[x], a))
             return next(axes, None)
         return None
 
@@ -331,8 +343,8 @@ class _Regions:
             others = [o for o in call.operands if o != r]
             if call.name == "add" and len(others) == 1 and self.weight[others[0]] and not call.kwargs and whole:
                 return [*calls, call] if self.is_bias(others[0], calls, axis) else calls[:whole]
-            sums = call.name == "sum" and not whole and bool(axes := _axes_of(call, tape)) and axis not in axes
-            keeps = KINDS.get(call.name) in ("view", "mul") and _size(tape, r) == _size(tape, call.results[0])
+            sums = call.name == "sum" and not whole and bool(axes := reduced_axes(call, tape)) and axis not in axes
+            keeps = KINDS.get(call.name) in ("view", "mul") and count(tape, r) == count(tape, call.results[0])
             if others or not (sums or keeps):
                 break
             calls.append(call)
@@ -354,6 +366,8 @@ class _Regions:
             return self.fits(n, calls, axis)
         if own[-1:] != after[-1:]:
             return False
+        if calls[0].name == "_grouped_mm":  # each row's expert has its own
+            return True
         return own.numel() == own[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
 
     def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
@@ -406,7 +420,7 @@ class _Trial:
             return frozenset()
         for c in self.calls:
             if c.name in _SPREADING:
-                axes = _axes_of(c, self.tape)
+                axes = reduced_axes(c, self.tape)
                 if not axes or len(self.tape.shapes[c.operands[0]]) != dims:
                     return frozenset()
                 reduced.update(axes)
@@ -482,19 +496,3 @@ def _mixed_axes(trial: _Trial, x: Tensor, y: Tensor) -> tuple[int, ...]:
     if not len(places):
         return ()
     return tuple(a - x.dim() for a, (low, high) in enumerate(zip(*places.aminmax(dim=0), strict=True)) if low < high)
-
-
-def _size(tape: Tape, n: int) -> int:
-    return math.prod(tape.shapes[n])
-
-
-def _axis(shape: torch.Size, axis: int) -> int:
-    """Size of an axis that is counted from the last; 1 if there is none."""
-    return shape[axis] if -axis <= len(shape) else 1
-
-
-def _axes_of(call: Call, tape: Tape) -> tuple[int, ...]:
-    """The axes along which a call reduces, counted from the last; none if it names none."""
-    dims, given = len(tape.shapes[call.operands[0]]), call.argument("dim")
-    axes = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    return tuple(sorted(a - dims if a >= 0 else a for a in axes))

@@ -254,3 +254,11 @@ class RowSamples:
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return one number for each sample in a shape that broadcasts against a flow of that value."""
         return numbers[self._samples(value).to(numbers.device)]
+
+    def is_shared(self, value: int, shape: Sequence[int]) -> bool:
+        """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
+        label = self.rows.labels.get(value, ())
+        if len(shape) < 2 or shape[-2] == 1:
+            return True
+        changing = (n > 1 and not constant_along(label[0], a - len(shape)) for a, n in enumerate(shape))
+        return len(label) == 1 and not any(changing)

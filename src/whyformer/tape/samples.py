@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,9 @@ class Samples(Protocol):
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return one number for each sample in a shape that broadcasts against a flow of that value."""
 
+    def is_shared(self, value: int, shape: Sequence[int]) -> bool:
+        """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
+
 
 @dataclass(frozen=True)
 class LeadingAxis:
@@ -29,3 +33,6 @@ class LeadingAxis:
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         return numbers.repeat_interleave(flow.shape[0] // self.batch).reshape(-1, *(1,) * (flow.dim() - 1))
+
+    def is_shared(self, value: int, shape: Sequence[int]) -> bool:
+        return len(shape) < 2 or shape[-2] == 1

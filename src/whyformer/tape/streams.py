@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Rows
+from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
-__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "readout", "spine"]
+__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "is_passed", "readout", "spine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,11 @@ def spine(program: Program) -> list[int]:
     return _chain(program.dominator, program.output)
 
 
+def is_passed(program: Program, value: int) -> bool:
+    """Return True if all paths from the roots to each output pass through a value."""
+    return all(value in _chain(program.dominator, n) for n in program.outputs)
+
+
 def _chain(above: dict[int, int], n: int) -> list[int]:
     found = []
     while n >= 0:
@@ -90,7 +95,11 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     if numbers is None:
         return None
     own = _Members(numbers, rows)
-    return next((n for n in reversed(spine(program)) if n < first and own.is_whole(n)), None)
+
+    def enters(n: int) -> bool:  # features of several rows side by side are no row
+        return n < first and own.is_whole(n) and slim(rows.of(n)).numel() == numbers.numel()
+
+    return next((n for n in reversed(spine(program)) if enters(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
@@ -151,9 +160,14 @@ def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]
     """Return the values of a stream that the rest of the tape reads: the output itself, what is read otherwise than by
     the attention of another stream, or else what the last of these reads."""
     needed = {n for u in program.units for n in (*u.entries, *u.exits)}
+    returns = [False] * len(tape)  # a branch whose rows are unknown, such as a convolution over rows, and that is added
+    for call in reversed(tape.calls):
+        if any(carry[r] or returns[r] for r in call.results):
+            for o in call.operands:
+                returns[o] = returns[o] or not carry[o]
     found: dict[int, list[int]] = defaultdict(list)
     for call in tape.calls:
-        out = [r for r in call.results if program.carry[r] and not carry[r] and r in needed]
+        out = [r for r in call.results if program.carry[r] and not (carry[r] or returns[r]) and r in needed]
         if out:
             found[max(depth.get(r, _NO_ATTENTION) for r in out)] += [o for o in call.operands if carry[o]]
     if carry[program.output]:
@@ -232,7 +246,8 @@ def _blocks(
         before = start
     if not found:
         return []
-    last = _last_state(program, [n for n in states if place[n] > before] or chain[-1:])
+    behind = [n for n in states if place[n] > found[0][0]]
+    last = _last_state(program, behind, [n for n in behind if place[n] > before] or chain[-1:])
     exits = [*(chain[start] for start, _ in found[1:]), last]
     return [Block(chain[start], end, tuple(inside)) for (start, inside), end in zip(found, exits, strict=True)]
 
@@ -250,16 +265,22 @@ def _sums(program: Program) -> set[int]:
     return {u.exit for u in program.units if u.kind == "add" and len(set(u.entries)) > 1}
 
 
-def _last_state(program: Program, states: list[int]) -> int:
-    """Return the exit of the last block: the last sum of two branches, or the norm behind it if a norm lies between the
-    last two sums."""
+def _last_state(program: Program, inside: list[int], last: list[int]) -> int:
+    """Return the exit of the last block: the last sum of two branches, or the norm behind it if norms lie between sums.
+
+    Args:
+        inside: the states of all blocks.
+        last: those behind the entry of the last block.
+    """
     norms, added = {u.exit for u in program.units if u.kind == "norm"}, _sums(program)
-    sums = [i for i, n in enumerate(states) if n in added]
+    sums = [i for i, n in enumerate(last) if n in added]
     if not sums:
-        return states[-1]
-    behind = [n for n in states[sums[-1] :] if n in norms]
-    between = [n for n in states[sums[-2] : sums[-1]] if n in norms] if len(sums) > 1 else behind
-    return behind[0] if behind and between else states[sums[-1]]
+        return last[-1]
+    end = last[sums[-1]]
+    behind = [n for n in last[sums[-1] :] if n in norms]
+    before = inside[: inside.index(end)]
+    follow = any(n in norms for n in before) or (behind and sum(n in added for n in before) == 0)
+    return behind[0] if behind and follow else end
 
 
 # -- readout ---------------------------------------------------------------------------------------------------------

@@ -206,6 +206,10 @@ def _gathered(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], T
     return streams[key]
 
 
+_FILLS = frozenset(("masked_fill", "masked_scatter", "where", "nan_to_num", "tril", "triu", "fill", "index_put"))
+"""Views that put something in the place of elements."""
+
+
 @dataclass(frozen=True)
 class _Map:
     """A value that holds the map of a softmax: the softmax, and the first value before views that only rearrange it."""
@@ -240,7 +244,8 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
             if _is_map(rows, u.exit, of.origin):  # a gate of each head
                 maps[u.exit] = _Map(of.softmax, u.exit)
         elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "quotient"):
-            same = u.kind == "view" and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
+            same = u.kind == "view" and u.name not in _FILLS
+            same = same and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
             for r in u.exits:
                 if held in weighed and same:
                     weighed[r] = of, first
@@ -296,8 +301,8 @@ def _learned(map_: int, held: int, product: int, tape: Tape, rows: Rows) -> Tens
     keys, given = rows.labels.get(held, ()), rows.labels[map_]
     if not made or not keys or made[0].shape[:-1] != keys[0].shape[:-1]:
         return None
-    if not torch.equal(keys[0].reshape(given[0].shape), given[0]):  # rearranged on the way
-        return None
+    if keys[0].numel() != given[0].numel() or not torch.equal(keys[0].reshape(given[0].shape), given[0]):
+        return None  # rearranged on the way
     return made[0].narrow(-1, 0, 1).reshape(*lead, 1).expand(given[0].shape)
 
 

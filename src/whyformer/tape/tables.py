@@ -94,6 +94,12 @@ REDUCTIONS = name_set("mean sum var std var_mean std_mean linalg_vector_norm nor
 
 EXPONENTIALS = name_set("exp exp2 expm1 _softmax _safe_softmax _log_softmax pow logsumexp")
 
+COMPARISONS = name_set(
+    "gt lt ge le eq ne logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or any all isnan isinf hypot "
+    "full scalar_tensor"
+)
+"""Calls that make masks, and constants for these."""
+
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 
 MIXING = name_set("mm addmm baddbmm mv matmul linear convolution embedding")

@@ -60,7 +60,8 @@ class CallReader:
         several, first = len({call.operands[i] for i in places}) > 1 or len(places) > 1, call.operands[places[0]]
         kind = KINDS.get(name, "other")
         if kind == "linear":
-            constants = all(self.weight[o] for i, o in enumerate(call.operands) if i not in places)
+            others = (o for i, o in enumerate(call.operands) if i not in places)
+            constants = all(self.weight[o] or not tape.floating(o) for o in others)  # whole numbers choose weights
             kind = "product" if several else "layer" if constants else "weighted sum"
         elif kind == "add":
             kind = "add" if several else "shift"
@@ -100,13 +101,26 @@ class CallReader:
         """Kind of an elementwise product or quotient of two branches, and the activated branch first."""
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
-        if call.name == "div" and sizes[1] < sizes[0]:
+        if call.name == "div" and (sizes[1] < sizes[0] or self._is_reduced(call.operands[places[1]])):
             return "quotient", places  # one number divides many: it scales, it is no branch
+        inverse = [self._is_inverse(call.operands[i]) for i in places]
+        if call.name == "mul" and inverse[0] != inverse[1]:
+            return "quotient", places if inverse[1] else places[::-1]
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
             if sizes[0] == sizes[1] or self.activated[branch]:
                 return "activated gate", places if gated[0] else places[::-1]
         return "gate", places
+
+
+    def _is_inverse(self, value: int) -> bool:
+        """Return True if a value is 1 over a number that was made of many along an axis, or over its root."""
+        made = self.tape.maker.get(value)
+        return made is not None and made.name in ("rsqrt", "reciprocal") and made.operands[0] in self.reduced
+
+    def _is_reduced(self, value: int) -> bool:
+        """Return True if a value is one number made of many along an axis, which may be as long as one."""
+        return value in self.tape.maker and self.tape.maker[value].name in REDUCTIONS
 
 
 def _power(call: Call) -> str:
@@ -171,9 +185,15 @@ def weights(tape: Tape) -> list[bool]:
     for n in tape.given:
         weight[n] = n not in tape.inputs
     constant = [False] * len(tape)  # made of nothing: beside weights they do no harm
+    decided = [False] * len(tape)  # whole numbers that the model computed of what it was given, such as its experts
     for call in tape.calls:
-        if all(weight[o] or constant[o] for o in call.operands):
-            kept = weight if any(weight[o] for o in call.operands) else constant
+        for r in call.results:
+            computed = (tape.floating(o) and not (weight[o] or constant[o]) for o in call.operands)
+            decided[r] = not tape.floating(r) and (any(decided[o] for o in call.operands) or any(computed))
+        chosen = call.name in ("index", "index_select") and any(decided[o] for o in call.operands)
+        made_of = call.operands[:1] if chosen else call.operands
+        if all(weight[o] or constant[o] for o in made_of):
+            kept = weight if any(weight[o] for o in made_of) else constant
             for r in call.results:
                 kept[r] = True
     return weight
