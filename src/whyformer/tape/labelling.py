@@ -99,7 +99,7 @@ def _find_channels(tape: Tape, n: int) -> int | None:
         result = call.results[0]
         if KINDS.get(call.name) == "view" and len(call.operands) == 1:
             with bare():
-                views[result] = [call([places])[0] for places in views[operand]]
+                views[result] = [_moved(call, [places])[0] for places in views[operand]]
         elif tape.shapes[result] == tape.shapes[operand]:
             views[result] = views[operand]
         else:
