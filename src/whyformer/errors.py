@@ -27,7 +27,13 @@ class MethodNotApplicable(WhyformerError, ValueError):  # noqa: N818 - reads bet
 
 
 class UnknownOperation(WhyformerError, NotImplementedError):  # noqa: N818
-    """An operation carries relevance and the composite has no rule for it."""
+    """An operation carries relevance and the composite has no rule for it.
+
+    Attributes:
+        call: number of the call on the tape; None if it is unknown.
+    """
+
+    call: int | None = None
 
 
 class LoadError(WhyformerError, OSError):

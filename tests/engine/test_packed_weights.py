@@ -130,9 +130,10 @@ def test_the_way_out_of_a_kernel_with_a_derivative_is_exact(method: str) -> None
 
 def test_methods_of_relevance_name_the_ways_out_of_a_kernel() -> None:
     model, _, inputs = packed(Kernel)
-    for rules in ({}, {Product: "adjoint"}):
-        with pytest.raises(UnknownOperation, match=r'register\(Product, like="linear"\).* carry multipliers.*; or explain the model before it was quantised'):
-            whyformer.explain(model, inputs, "lrp", 1, rules=rules)
+    with pytest.raises(ModelError, match="integer_product"):
+        whyformer.explain(model, inputs, "lrp", 1)
+    with pytest.raises(UnknownOperation, match=r'register\(Product, like="linear"\).* carry multipliers.*; or explain the model before it was quantised'):
+        whyformer.explain(model, inputs, "lrp", 1, rules={Product: "adjoint"})
 
 
 RULES = [("transformer_attribution", {}), ("partial_lrp", {}), *(("lrp", {"rule": rule}) for rule in ("separate", "alpha_beta", "epsilon", "gamma"))]
@@ -144,8 +145,8 @@ def test_the_weights_of_what_is_declared_linear_are_read_off_what_it_does(kind: 
     """Rules of layers split the weights by sign: the derivative alone gave a ``lrp`` that was 99 % off."""
     model, plain, inputs = packed(kind)
     found = whyformer.explain(model, inputs, method, 1, rules={declared: "linear"}, **settings).scores
-    wanted = whyformer.explain(plain, inputs, method, 1, **settings).scores
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9 * float(wanted.abs().max()))
+    wanted = whyformer.explain(plain, inputs, method, 1, **settings).scores  # on a tape, see above
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
 
 
 class Rounding(Product):

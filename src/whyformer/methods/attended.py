@@ -107,7 +107,8 @@ class AttendedPass:
             entering: called with a block, what enters it, and what flows there under the last composite,
                 ``[B, N, D]``.
         """
-        tape, rows, watched, walked = self.whole.tape, self.layout.rows, sorted(blocks), Walked()
+        tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
+        watched = [block for block in sorted(blocks) if block < len(self.stream.blocks)]
         starts = self.whole.starts(self.read, seed)
         at: dict[int, list[Seen]] = defaultdict(list)
         if seen is not None:
@@ -123,14 +124,15 @@ class AttendedPass:
             for i, block in enumerate(self.stream.blocks):
                 if i > min(watched, default=0):
                     at[block.entry].append(walked.sums.entering(i, block.entry))
-        walk_back(
-            read_program(tape, rows.begun.values(), starts),
-            tape,
-            [(c, starts) for c in composites],
-            at={n: partial(_all, watchers) for n, watchers in at.items()},
-            samples=RowSamples(rows),
-            handed_on=None if walked.sums is None else walked.sums.handed_on,
-        )
+        with self.whole.naming_modules():
+            walk_back(
+                read_program(tape, rows.begun.values(), starts),
+                tape,
+                [(c, starts) for c in composites],
+                at={n: partial(_all, watchers) for n, watchers in at.items()},
+                samples=RowSamples(rows),
+                handed_on=None if walked.sums is None else walked.sums.handed_on,
+            )
         tape.release()
         return walked
 

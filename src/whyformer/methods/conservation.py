@@ -103,7 +103,8 @@ class Sums:
         books = [(n, flow, 1) for n, flow in got.items()] + [(n, flow, -1) for n, flow in parts]
         for n, flow, sign in books:
             if self.rows.labels.get(n):
-                found, kind = sign * self.samples.sums(n, flow).double().to(self.seed.device), step.unit.kind
+                found, kind = self.samples.sums(n, flow), step.unit.kind
+                found = sign * (found.real + found.imag if found.is_complex() else found).double().to(self.seed.device)
                 self._lost[kind] = self._lost[kind] + found if kind in self._lost else found
 
     @property

@@ -7,7 +7,8 @@ multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.errors import ModelError
+from whyformer.errors import ModelError, UnknownOperation
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
 from whyformer.models.ends import apart, end_in
@@ -111,6 +112,31 @@ class ForwardPass:
             attentions = find_attentions(program, tape, rows)
             self._layouts[key] = Layout(rows, attentions, find_streams(program, tape, rows, attentions))
         return self._layouts[key]
+
+    @cached_property
+    def modules(self) -> dict[int, str]:
+        """Call -> path of the module that made it. Another pass is recorded if this one did not note it."""
+        return self.tape.modules or record_call(self.model, *self.feed, names=True)[0].modules
+
+    @contextmanager
+    def naming_modules(self) -> Iterator[None]:
+        """Add to an error the module whose operation has no rule, and how to give it one."""
+        try:
+            yield
+        except UnknownOperation as error:
+            if error.call is None:
+                raise
+            path = self.modules.get(error.call, "")
+            name = type(self.model.get_submodule(path)).__name__
+            line = f'whyformer.rules.register({name}, like="gelu") or explain(..., rules={{{name}: "gelu"}})'
+            module = f"module '{path}' ({name})" if path else name
+            raise UnknownOperation(f"in {module} {error}; or say what that module is like, {line}") from error
+
+    @cached_property
+    def is_half(self) -> bool:
+        """True if values were computed in half precision, as under autocast."""
+        kept = needed_calls(self.tape, self.outputs.values())
+        return any(self.tape.dtypes[r] in (torch.float16, torch.bfloat16) for c in kept for r in c.results)
 
     def logits(self, read: Read) -> Tensor:
         """Return ``[B, C]``, the row of logits that a target is about.
@@ -356,7 +382,9 @@ class RootedPass:
         tape, wanted = self.whole.tape, set(self.roots.numbers.values())
         starts = self.whole.starts(self.read, seed)
         program = read_program(tape, wanted, starts)
-        (found,) = walk_back(program, tape, [(self.composite, starts)], wanted=wanted, **self._within(starts, seed))
+        with self.whole.naming_modules():
+            runs = [(self.composite, starts)]
+            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
             raise ModelError(
@@ -404,8 +432,7 @@ def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -
         _TRUSTED.put(key, True)
         return
     call = reads[0] if reads else next(c for c in calls if strange[0] in c.operands)
-    modules = tape.modules or record_call(whole.model, *whole.feed, names=True)[0].modules
-    module = modules.get(call.number, "")
+    module = whole.modules.get(call.number, "")
     raise ModelError(
         f"'{call.name}'{f' in the module {module!r}' if module else ''} reads {'memory' if reads else 'a tensor'} that "
         "was written outside of torch (by numpy, another thread, or a kernel that was handed an address), so what it "

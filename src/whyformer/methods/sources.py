@@ -221,13 +221,16 @@ class Sources:
         return rules.tape
 
     def attended(
-        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
+        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, relevance: bool = False
     ) -> AttendedPass | None:
         """A recorded pass on a tape, with the one sequence that attends in it; None if there is none, or it is not the
-        one whose blocks are counted. For ``values`` and ``roots`` see :meth:`recorded`."""
+        one whose blocks are counted. For ``values`` and ``roots`` see :meth:`recorded`;
+        ``relevance`` needs more than half precision."""
         if not self.on_tape or not self.structure.attentions:
             return None
         whole = self._changed(values, roots)[0] if values else self.passed()
+        if relevance and whole.is_half:
+            return None
         attended = attended_pass(whole, self.sources, self.read)
         counted = attended is not None and len(attended.attentions) == len(self.structure.attentions)
         return attended if counted else None
@@ -248,6 +251,8 @@ class Sources:
             return self.begin(both.graph, **({"values": values} if values else {}))
         if not values:
             whole = self.passed()
+            if rules.carrier == "relevance" and whole.is_half:
+                return self.begin(both.graph)
             layout = whole.layout(self.sources) if rules.carrier == "relevance" else None
             return RootedPass(whole, find_roots(whole, self.sources), rules, self.read, layout)
         whole, roots = self._changed(values, roots)

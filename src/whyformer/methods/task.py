@@ -135,7 +135,8 @@ class Task(Sources):
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
         on_tape = self.tape_rules(rules)
-        attended = None if on_tape is None else self.attended(values, roots)
+        relevance = rules.graph.carrier == "relevance"
+        attended = None if on_tape is None else self.attended(values, roots, relevance=relevance)
         if attended is None or on_tape is None:
             return walk_graph(self, rules.graph, watch, values)
         seed, seen = self.seed(attended.logits), watch.seen

@@ -194,7 +194,6 @@ def shift_rule(normalised: bool) -> Back:
 # -- composites --------------------------------------------------------------------------------------------------------
 _WAY_OUT = "use a gradient method, such as input_x_gradient or gae, or write the model without this operation"
 _REFUSED = {
-    "other": "an operation without a rule for relevance",
     "power": "a power, which has no rule for relevance",
     "statistic": "a statistic that is no part of a norm, which has no rule for relevance",
     "moments": "a deviation that is no part of a norm, which has no rule for relevance",
@@ -206,6 +205,14 @@ _REFUSED = {
 
 def _refused(step: Step, reason: str) -> UnknownOperation:
     return UnknownOperation(f"relevance arrives at '{step.unit.name}', {reason}: {_WAY_OUT}")
+
+
+def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """An operation that no table knows. One without a derivative is refused as such: no gradient passes it either."""
+    if not any(bool(flow.any()) for flow in flows.values()):
+        return []  # no relevance arrives
+    adjoint(walk, step, flows)
+    raise _refused(step, "an operation without a rule for relevance")
 
 
 def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
@@ -222,6 +229,7 @@ def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
         "activated gate": gate_rule,
         "add": add_rule(normalised),
         "shift": shift_rule(normalised),
+        "other": unknown,
     }
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
     return {kind: Rule(back=back) for kind, back in backs.items()} | refused

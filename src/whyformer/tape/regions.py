@@ -359,6 +359,9 @@ class _Regions:
             calls: the product and what rearranges its result.
             axis: axis of the output units in the result of the product, from the last.
         """
+        weights = (self.chosen_by(o) for o in calls[0].operands if not self.carry[o])
+        if calls[0].name == "_grouped_mm" or self.chosen_by(n) in [ids for ids in weights if ids]:
+            return True  # each row's expert has its own
         shapes = self.tape.shapes
         before, after, own = (shapes[i] for i in (calls[0].results[0], calls[-1].results[0], n))
         rearranged = any(c.name not in ("view", "_unsafe_view", "_to_copy", "mul", "div") for c in calls[1:])
@@ -366,9 +369,14 @@ class _Regions:
             return self.fits(n, calls, axis)
         if own[-1:] != after[-1:]:
             return False
-        if calls[0].name == "_grouped_mm":  # each row's expert has its own
-            return True
         return own.numel() == own[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
+
+    def chosen_by(self, n: int) -> tuple[int, ...]:
+        """The indices that chose value ``n`` from a table; none if it was not chosen."""
+        call = self.tape.maker.get(n)
+        while call is not None and len(call.operands) == 1 and KINDS.get(call.name) == "view":
+            call = self.tape.maker.get(call.operands[0])
+        return call.operands[1:] if call is not None and call.name in ("index", "index_select") else ()
 
     def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
         """Return True if a value is the same wherever the number of the output unit is."""

@@ -258,9 +258,16 @@ def _visit(
 
 def _hand_on(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
     rule, parts = step.rule, Parts()
-    if rule.refuse is not None:
-        raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
-    for value, flow in (rule.back or adjoint)(walk, step, got):
+    try:
+        if rule.refuse is not None:
+            if not any(bool(flow.any()) for flow in got.values()):
+                return parts  # no relevance arrives
+            raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
+        found = (rule.back or adjoint)(walk, step, got)
+    except UnknownOperation as error:
+        error.call = step.unit.calls[-1]
+        raise
+    for value, flow in found:
         flow = flow if rule.share == 1 else flow * rule.share
         flows[value] = flows[value] + flow if value in flows else flow
         parts.append((value, flow))
