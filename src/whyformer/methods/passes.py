@@ -93,9 +93,9 @@ class ForwardPass:
 
     @cached_property
     def outputs(self) -> dict[str, int]:
-        """Numbers of the floating-point tensors that the model returned, by name."""
-        named = Output(self.model, self.raw).named.items()
-        return {n: self.tape.number(t) for n, t in named if self.tape.knows(t) and t.is_floating_point()}
+        """Numbers of the floating-point tensors that the model returned, by name; by position if they have none."""
+        named = Output(self.model, self.raw).named or {str(i): t for i, t in enumerate(every_tensor(self.raw))}
+        return {n: self.tape.number(t) for n, t in named.items() if self.tape.knows(t) and t.is_floating_point()}
 
     def layout(self, sources: Mapping[str, Inputs]) -> Layout:
         """Return which rows the values hold, and which of them attend to which.

@@ -11,7 +11,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from whyformer.tape.samples import LeadingAxis
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import KINDS
 from whyformer.tape.units import Unit
@@ -222,7 +221,7 @@ def _constant(tape: Tape, unit: Unit) -> int | None:
     if rest and rest[-1].name == "add":
         inside = {r for call in (first, *rest) for r in call.results}
         return next(o for o in rest[-1].operands if o not in inside)
-    name = {"convolution": "bias", "addmm": "self", "baddbmm": "self", "addmv": "self"}.get(first.name)
+    name = {"convolution": "bias", **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), "self")}.get(first.name)
     number = None if name is None else first.operand(name)
     return None if number in unit.entries else number
 
@@ -335,18 +334,20 @@ def epsilon_rule(epsilon: float = 1e-6) -> Share:
     return share
 
 
-def box(samples: int) -> Share:
+def box(low: Tensor, high: Tensor) -> Share:
     """z^B rule of a first layer on pixels (Montavon et al. 2017; TA's rule of the patch embedding). No bias.
 
     R = x ⊙ Wᵀs − l ⊙ W⁺ᵀs − h ⊙ W⁻ᵀs with s = R / (Wx − W⁺l − W⁻h), where [l, h] is the range of each sample's values.
     Conserves relevance.
+
+    Args:
+        low, high: l and h in the shape of the entry.
     """
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         x = layer.x
-        count = samples if len(x) % samples == 0 else len(x)
-        low, high = (LeadingAxis(count).spread(0, b, x).expand_as(x) for b in x.reshape(count, -1).aminmax(dim=1))
-        parts: tuple[tuple[Tensor, Part], ...] = ((x, whole), (-low, positive), (-high, negative))
+        bounds = low.reshape(x.shape), high.reshape(x.shape)
+        parts: tuple[tuple[Tensor, Part], ...] = ((x, whole), (-bounds[0], positive), (-bounds[1], negative))
         s = divide(layer.flow, torch.stack([layer.forward(v, w) for v, w in parts]).sum(0))
         return torch.stack([layer.backward(s, w) * v for v, w in parts]).sum(0)
 
@@ -360,18 +361,27 @@ def layer_rule(share: Share) -> Back:
         unit, (flow,) = step.unit, flows.values()
         if not _reads_input(walk, unit.entries[0]):
             return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, share))]
-        samples = len(walk.samples.sums(unit.exit, flow))
-        return [(unit.entries[0], relevance_of_layer(walk.tape, unit, flow, box(samples), every_row=True))]
+        entry = unit.entries[0]
+        bounds = walk.samples.ranges(entry, wide(walk.tape[entry]))
+        return [(entry, relevance_of_layer(walk.tape, unit, flow, box(*bounds), every_row=True))]
 
     return back
 
 
 def _reads_input(walk: Walk, value: int) -> bool:
-    """Return True if a value is a root of more than two axes that was passed to the model, or rearranges one."""
-    tape, program = walk.tape, walk.program
-    while value not in program.roots and value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
-        carried = [o for o in tape.maker[value].operands if program.carry[o]]
-        if len(carried) != 1:
+    """Return True if a value is a root that was passed to the model, or rearranges one, and has more than two axes
+    somewhere on the way: pixels and vectors, not one number for each feature."""
+    tape, program, todo, seen = walk.tape, walk.program, [value], set[int]()
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in program.roots:
+            if value not in tape.inputs:
+                return False
+        elif value not in tape.maker or KINDS.get(tape.maker[value].name) != "view":
             return False
-        value = carried[0]
-    return value in program.roots and value in tape.inputs and len(tape.shapes[value]) > 2
+        else:
+            todo += [o for o in tape.maker[value].operands if program.carry[o]]
+    return any(len(tape.shapes[n]) > 2 for n in seen)

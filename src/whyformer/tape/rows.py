@@ -255,6 +255,16 @@ class RowSamples:
         """Return one number for each sample in a shape that broadcasts against a flow of that value."""
         return numbers[self._samples(value).to(numbers.device)]
 
+    def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest element of each sample of that value, in its shape."""
+        samples = self._samples(value).to(tensor.device)
+        each, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
+        low, high = (
+            tensor.new_zeros(count).scatter_reduce_(0, each, tensor.flatten(), way, include_self=False)[samples]
+            for way in ("amin", "amax")
+        )
+        return low.expand_as(tensor), high.expand_as(tensor)
+
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
         """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
         label = self.rows.labels.get(value, ())

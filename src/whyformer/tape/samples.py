@@ -18,6 +18,9 @@ class Samples(Protocol):
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return one number for each sample in a shape that broadcasts against a flow of that value."""
 
+    def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest element of each sample of that value, in its shape."""
+
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
         """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
 
@@ -33,6 +36,12 @@ class LeadingAxis:
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         return numbers.repeat_interleave(flow.shape[0] // self.batch).reshape(-1, *(1,) * (flow.dim() - 1))
+
+    def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        count = self.batch if len(tensor) % self.batch == 0 else len(tensor)
+        low, high = tensor.reshape(count, -1).aminmax(dim=1)
+        each = LeadingAxis(count)
+        return each.spread(value, low, tensor).expand_as(tensor), each.spread(value, high, tensor).expand_as(tensor)
 
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
         return len(shape) < 2 or shape[-2] == 1
