@@ -218,7 +218,7 @@ def test_fewer_products_for_the_same_scores(name: str, monkeypatch: pytest.Monke
     model, inputs = build(name)
 
     def explained() -> whyformer.Explanation:
-        return whyformer.explain(copy.deepcopy(model), inputs, "attnlrp", target=1, share=0.5)
+        return whyformer.explain(copy.deepcopy(model), inputs, "gradcam", target=1, blocks=0, composite="attnlrp")
 
     few, found = counted(explained), explained()
     monkeypatch.setattr("whyformer.engine.adjoints.cheaper", lambda *_: NotImplemented)

@@ -22,7 +22,7 @@ from whyformer.evaluation.metrics.faithfulness import ranked_faithfulness
 from whyformer.evaluation.select import Arbitration, arbitrate
 from whyformer.explanation.features import Features
 from whyformer.explanation.result import Explanation
-from whyformer.methods import together as shared_passes
+from whyformer.methods.passes import record_pass
 
 # the package's attribute of that name is the function
 module = sys.modules["whyformer.evaluation.select"]
@@ -283,9 +283,13 @@ def test_explanations_that_do_not_depend_on_the_class_are_made_once(monkeypatch:
 
 @pytest.mark.parametrize("mode", ["instance", "label"])
 def test_methods_share_a_forward_pass_and_give_what_they_give_alone(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = []
-    plain = shared_passes._Shared.of
-    monkeypatch.setattr(shared_passes._Shared, "of", lambda *a: recorded.append(1) or plain(*a))
+    recorded: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        recorded.append(1)
+        return record_pass(*args, **options)
+
+    monkeypatch.setattr("whyformer.methods.task.record_pass", counted)
     model, inputs = zoo.build("hf_vit")
     names = ["transformer_attribution", "gae", "rollout", "lrp_ah_ln"]
     found = arbitrate(model, inputs, names, target=[1, 3], mode=mode, labels=2)

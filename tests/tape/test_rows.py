@@ -188,7 +188,7 @@ def test_sources_are_told_from_the_calls() -> None:
 
     inputs = {"pictures": pictures, "sound": sound, "vectors": vectors, "ids": ids}
     tape, _ = record(model, **inputs)
-    assert {s.name: s.features for s in find_sources(tape, inputs)} == {"pictures": 1, "sound": 1, "vectors": -1, "ids": None}
+    assert {s.name: s.features for s in find_sources(tape, inputs)} == {"pictures": -3, "sound": 1, "vectors": -1, "ids": None}
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------------

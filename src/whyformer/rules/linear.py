@@ -369,8 +369,7 @@ def layer_rule(share: Share) -> Back:
 
 
 def _reads_input(walk: Walk, value: int) -> bool:
-    """Return True if a value is a root that was passed to the model, or rearranges one, and has more than two axes
-    somewhere on the way: pixels and vectors, not one number for each feature."""
+    """Return True if a value is a root of more than two axes that was passed to the model, or rearranges one."""
     tape, program, todo, seen = walk.tape, walk.program, [value], set[int]()
     while todo:
         value = todo.pop()
@@ -378,10 +377,10 @@ def _reads_input(walk: Walk, value: int) -> bool:
             continue
         seen.add(value)
         if value in program.roots:
-            if value not in tape.inputs:
+            if value not in tape.inputs or len(tape.shapes[value]) < 3:
                 return False
         elif value not in tape.maker or KINDS.get(tape.maker[value].name) != "view":
             return False
         else:
             todo += [o for o in tape.maker[value].operands if program.carry[o]]
-    return any(len(tape.shapes[n]) > 2 for n in seen)
+    return True

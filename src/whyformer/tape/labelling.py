@@ -63,9 +63,10 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
 def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
     """Return sources for the inputs of a model.
 
-    Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``. The features of floating-point inputs lie along the axis that is the channels of
-    the first convolution that reads them, which may be behind views; if none does, along the third from the last of
-    four axes or more, as in ``[B, C, H, W]`` and ``[B, T, C, H, W]``, else along the last.
+    Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``. The features of
+    other inputs lie along the axis that is the channels of the first convolution that reads them, which may be behind
+    views; if none does, along the third from the last of four axes or more, as in ``[B, C, H, W]`` and
+    ``[B, T, C, H, W]``, else along the last.
     """
     found = []
     for name, tensor in inputs.items():
