@@ -192,7 +192,9 @@ def shift_rule(normalised: bool) -> Back:
 
 
 # -- composites --------------------------------------------------------------------------------------------------------
-_WAY_OUT = "use a gradient method, such as input_x_gradient or gae, or write the model without this operation"
+_WAY_OUT = (
+    "use a gradient method, such as input_x_gradient or gae, or occlusion, or write the model without this operation"
+)
 _REFUSED = {
     "power": "a power, which has no rule for relevance",
     "statistic": "a statistic that is no part of a norm, which has no rule for relevance",

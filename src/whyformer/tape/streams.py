@@ -261,8 +261,13 @@ def _last_before(attention: Attention, above: dict[int, int], place: dict[int, i
 
 
 def _sums(program: Program) -> set[int]:
-    """Return the sums of two branches."""
-    return {u.exit for u in program.units if u.kind == "add" and len(set(u.entries)) > 1}
+    """Return the sums of two branches, also where a choice is made between a sum and one of its branches."""
+    found: set[int] = set()
+    for u in program.units:
+        chosen = u.name == "where" and any(e in found for e in u.entries)
+        if len(set(u.entries)) > 1 and (u.kind == "add" or chosen):
+            found.add(u.exit)
+    return found
 
 
 def _last_state(program: Program, inside: list[int], last: list[int]) -> int:
