@@ -191,6 +191,8 @@ class _Members:
     def carry(self, program: Program, tape: Tape) -> list[bool]:
         """Return for each value whether it holds rows of the stream and is made of all of them."""
         carry = [False] * len(tape)
+        for n in program.roots:
+            carry[n] = self.is_whole(n)
         for call in tape.calls:
             behind = any(carry[o] for o in call.operands)
             for r in call.results:
