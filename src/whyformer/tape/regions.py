@@ -19,7 +19,7 @@ from torch import Tensor
 from whyformer.tape.calls import Call
 from whyformer.tape.draws import Draws, repeat
 from whyformer.tape.meaning import is_norm, is_softmax, rows_along
-from whyformer.tape.shapes import axis_size, count, reduced_axes
+from whyformer.tape.shapes import axis_size, chosen_by, count, reduced_axes
 from whyformer.tape.state import bare
 from whyformer.tape.tables import (
     COMPARISONS,
@@ -359,8 +359,8 @@ class _Regions:
             calls: the product and what rearranges its result.
             axis: axis of the output units in the result of the product, from the last.
         """
-        weights = (self.chosen_by(o) for o in calls[0].operands if not self.carry[o])
-        if calls[0].name == "_grouped_mm" or self.chosen_by(n) in [ids for ids in weights if ids]:
+        weights = (chosen_by(self.tape, o) for o in calls[0].operands if not self.carry[o])
+        if calls[0].name == "_grouped_mm" or chosen_by(self.tape, n) in [ids for ids in weights if ids]:
             return True  # each row's expert has its own
         shapes = self.tape.shapes
         before, after, own = (shapes[i] for i in (calls[0].results[0], calls[-1].results[0], n))
@@ -370,13 +370,6 @@ class _Regions:
         if own[-1:] != after[-1:]:
             return False
         return own.numel() == own[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
-
-    def chosen_by(self, n: int) -> tuple[int, ...]:
-        """The indices that chose value ``n`` from a table; none if it was not chosen."""
-        call = self.tape.maker.get(n)
-        while call is not None and len(call.operands) == 1 and KINDS.get(call.name) == "view":
-            call = self.tape.maker.get(call.operands[0])
-        return call.operands[1:] if call is not None and call.name in ("index", "index_select") else ()
 
     def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
         """Return True if a value is the same wherever the number of the output unit is."""

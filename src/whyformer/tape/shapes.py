@@ -7,9 +7,10 @@ import math
 import torch
 
 from whyformer.tape.calls import Call
+from whyformer.tape.tables import KINDS
 from whyformer.tape.values import Tape
 
-__all__ = ["axis_size", "count", "reduced_axes"]
+__all__ = ["axis_size", "chosen_by", "count", "reduced_axes"]
 
 
 def count(tape: Tape, n: int) -> int:
@@ -27,3 +28,11 @@ def reduced_axes(call: Call, tape: Tape) -> tuple[int, ...]:
     dims, given = len(tape.shapes[call.operands[0]]), call.argument("dim")
     axes = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
     return tuple(sorted(a - dims if a >= 0 else a for a in axes))
+
+
+def chosen_by(tape: Tape, n: int) -> tuple[int, ...]:
+    """Return the indices that chose a value from a table; none if it was not chosen."""
+    call = tape.maker.get(n)
+    while call is not None and len(call.operands) == 1 and KINDS.get(call.name) == "view":
+        call = tape.maker.get(call.operands[0])
+    return call.operands[1:] if call is not None and call.name in ("index", "index_select") else ()
