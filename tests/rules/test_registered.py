@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
     def attend(self, x: Tensor) -> Tensor:
-        """Written out: with rules of the user's own the graph misreads the joint projection of nn.MultiheadAttention."""
+        """Written out: rules of the user's own use the graph, whose lrp of nn.MultiheadAttention is wrong."""
         own = self.attention
         q, k, v = F.linear(x, own.in_proj_weight, own.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
         return own.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
