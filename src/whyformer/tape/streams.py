@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Rows
+from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
@@ -90,7 +90,11 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     if numbers is None:
         return None
     own = _Members(numbers, rows)
-    return next((n for n in reversed(spine(program)) if n < first and own.is_whole(n)), None)
+
+    def enters(n: int) -> bool:  # features of several rows side by side are no row
+        return n < first and own.is_whole(n) and slim(rows.of(n)).numel() == numbers.numel()
+
+    return next((n for n in reversed(spine(program)) if enters(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
