@@ -136,3 +136,26 @@ def test_a_pass_is_not_trusted_because_another_model_made_the_same_calls(first: 
         else:
             with pytest.raises(ModelError, match="outside of torch"):
                 whyformer.record(model, x)
+
+
+class Joined(nn.Module):
+    """Joins the vectors of each word and of those beside it, as MobileBERT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.dense = nn.Embedding(20, WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        before, after = nn.functional.pad(x[:, 1:], [0, 0, 0, 1]), nn.functional.pad(x[:, :-1], [0, 0, 1, 0])
+        return self.dense(torch.cat([before, x, after], -1))
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "lrp_ah_ln"])
+def test_vectors_that_are_joined_with_those_beside_them_are_explained_word_by_word(method: str) -> None:
+    torch.manual_seed(0)
+    model, ids = built("samples first")
+    model.words = Joined().double()
+    found = whyformer.explain(model, ids, method, 1)
+    assert found.scores.shape == (3, 5)
+    assert found.scores.abs().min() > 0
