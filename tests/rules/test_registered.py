@@ -261,8 +261,15 @@ def test_like_linear_is_the_z_rule() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.func.vmap(lambda sample: constant @ sample)(x)
 
+    def z(call: Call, flow: Tensor) -> list[Tensor]:
+        (x,) = call.operands
+        return [x * (constant.mT @ (flow / (constant @ x)))]
+
+    def gradient(call: Call, flow: Tensor) -> list[Tensor]:
+        return [constant.mT @ flow]
+
     for method in METHODS:
-        wanted = scores(lambda x: constant @ x, method)
+        wanted = scores(Mix(), method, rules={Mix: Rule("z", z, gradient)})
         assert torch.allclose(scores(Mix(), method, rules={Mix: "linear"}), wanted, rtol=1e-9, atol=1e-12)
 
 
