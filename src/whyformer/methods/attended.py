@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read
@@ -58,6 +59,7 @@ class AttendedPass:
     layout: Layout
     stream: Stream
     read: Read
+    _orders: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def logits(self) -> Tensor:
@@ -83,6 +85,28 @@ class AttendedPass:
         """Return what the map of a block is the softmax of, ``[B, H, N, N]``."""
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
+
+    def features(self, value: int, tensor: Tensor) -> Tensor:
+        """Return ``[B, N, D]``, the features of each row of the sequence.
+
+        Args:
+            value: number of a value that is no map.
+            tensor: of its shape, such as a flow.
+
+        Raises:
+            ModelError: its rows are unknown, or others than those of the sequence.
+        """
+        rows, queries = self.layout.rows, self.stream.rows
+        found = rows.features(value, tensor).flatten(2)
+        if value not in self._orders:
+            label = rows.of(value)
+            own = rows.features(value, label).flatten(2)[..., 0]
+            if own.shape != queries.shape or not torch.equal(own.sort(1).values, queries.sort(1).values):
+                raise ModelError(f"the rows of value {value} are not those that attend")
+            place = torch.zeros(len(rows), dtype=torch.long).scatter_(0, own.flatten(), torch.arange(own.shape[1]).repeat(len(own)))
+            self._orders[value] = None if torch.equal(own, queries) else place[queries]
+        order = self._orders[value]
+        return found if order is None else found.gather(1, order.to(found.device)[..., None].expand_as(found))
 
     def release(self) -> None:
         """Drop the values that were computed again."""
@@ -158,8 +182,7 @@ class AttendedPass:
         """Hand over what enters a block, sample by sample."""
         number, flow = self.stream.blocks[index].entry, flows[-1]
         if flow is not None:
-            value, rows = self.whole.tape[number], self.layout.rows
-            entering(index, rows.features(number, value), rows.features(number, flow))
+            entering(index, self.features(number, self.whole.tape[number]), self.features(number, flow))
 
     def _ended(self, walked: Walked, flow: Tensor | None, *_: Tensor | None) -> None:
         """Note which rows of the last state are read."""

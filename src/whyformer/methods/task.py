@@ -19,6 +19,7 @@ from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
+from whyformer.methods.attended import AttendedPass
 from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
 from whyformer.methods.passes import ForwardPass, Roots, record_pass
 from whyformer.methods.replay import Apart, Replay
@@ -168,17 +169,21 @@ class Task(Sources):
             raise Apart
         attended = self.attended()
         if attended is not None:
-            walked = attended.walk(attended.logits, [GRADIENT_ON_TAPE])
-            if walked.row is None:
-                raise self.refuse(UNREAD, verdict=NOT_YET)
-            kept = {}
+            row, kept = self.row_read(attended), {}
             for block in range(len(attended.attentions)):
                 fused = fuse(block, attended.tokens, partial(attended.map, block))
                 attended.release()
                 if fused is not None:
                     kept[block] = fused
-            return MapWalk(attended.logits, walked.row), self.global_maps(kept, attended.tokens)
+            return MapWalk(attended.logits, row), self.global_maps(kept, attended.tokens)
         return map_graph(self, fuse)
+
+    def row_read(self, attended: AttendedPass) -> Tensor:
+        """Return ``[B, N]``, how much ½‖logits‖² reads each row of the last state: the same for every class."""
+        row = attended.walk(attended.logits, [GRADIENT_ON_TAPE]).row
+        if row is None:
+            raise self.refuse(UNREAD, verdict=NOT_YET)
+        return row
 
     def readout_pass(self, *probes: Probe) -> tuple[Recording, Tensor]:
         """(recording, readout row ``[B, N]``), the graph beginning at the last block's output: only the head is in it.

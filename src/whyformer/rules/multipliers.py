@@ -19,7 +19,8 @@ from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
 from whyformer.tape.units import Unit
-from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
 
 CompositeName = Literal["plain", "ah", "ln", "ah_ln", "ah_secant", "ln_secant", "libra", "attnlrp", "cp_lrp", "gim"]
 
@@ -63,12 +64,8 @@ class _Function:
         return single and all(c.name in ELEMENTWISE or KINDS.get(c.name) == "activation" for c in calls)
 
     def __call__(self, x: Tensor) -> Tensor:
-        tape, unit = self.walk.tape, self.step.unit
-        now = {unit.entries[0]: x}
-        for n in unit.calls:
-            call = tape.calls[n]
-            now.update(zip(call.results, call([now[o] if o in now else tape[o] for o in call.operands]), strict=True))
-        return now[unit.exit]
+        unit = self.step.unit
+        return repeat_unit(self.walk.tape, unit, {unit.entries[0]: x})[0]
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------
@@ -87,23 +84,32 @@ def detached_norm(walk: Walk, step: Step, flows: Flows) -> Parts:
 
 def _through_norm(walk: Walk, unit: Unit, flow: Tensor) -> Tensor:
     """What flows through a norm of one call, with its deviation held constant."""
-    tape = walk.tape
+    gain = norm_operand(walk.tape, unit, "weight")
+    return normalise(walk.tape, unit, flow if gain is None else flow * gain).to(flow.dtype)
+
+
+def normalise(tape: Tape, unit: Unit, x: Tensor) -> Tensor:
+    """Return (x − mean x) / √(var + ε) with the deviation of a recorded norm of one call; without the mean of an RMS
+    norm."""
     call = tape.calls[unit.calls[0]]
-    weight = call.operand("weight")
-    gain = None if weight is None else tape[weight]
     if unit.name == "native_group_norm":
         rstd = tape[call.results[2]]
-        scaled = flow if gain is None else flow * gain.reshape(-1, *[1] * (flow.dim() - 2))
-        rows = scaled.reshape(*rstd.shape, -1)
-        return ((rows - rows.mean(-1, keepdim=True)) * rstd[..., None]).reshape(flow.shape)
+        rows = x.reshape(*rstd.shape, -1)
+        return ((rows - rows.mean(-1, keepdim=True)) * rstd[..., None]).reshape(x.shape)
     if "batch_norm" in unit.name:
-        axes, shape = (0, *range(2, flow.dim())), [1, -1, *[1] * (flow.dim() - 2)]
-        scaled = flow if gain is None else flow * gain.reshape(shape)
-        return (scaled - scaled.mean(axes, keepdim=True)) * tape[call.results[2]].reshape(shape)
-    scaled = flow.clone() if gain is None else flow * gain
-    if unit.name == "native_layer_norm":
-        scaled -= scaled.mean(unit.axes, keepdim=True)
-    return (scaled * tape[call.results[-1]]).to(flow.dtype)
+        axes, shape = (0, *range(2, x.dim())), [1, -1, *[1] * (x.dim() - 2)]
+        return (x - x.mean(axes, keepdim=True)) * tape[call.results[2]].reshape(shape)
+    centred = x - x.mean(unit.axes, keepdim=True) if unit.name == "native_layer_norm" else x
+    return centred * tape[call.results[-1]]
+
+
+def norm_operand(tape: Tape, unit: Unit, name: Literal["weight", "bias"]) -> Tensor | None:
+    """Return the weight or the bias of a norm of one call in a shape that broadcasts against its entry."""
+    n = tape.calls[unit.calls[0]].operand(name)
+    if n is None:
+        return None
+    by_channel = unit.name == "native_group_norm" or "batch_norm" in unit.name
+    return tape[n].reshape(-1, *[1] * (len(tape.shapes[unit.entries[0]]) - 2)) if by_channel else tape[n]
 
 
 def mean_of_moments(walk: Walk, step: Step, flows: Flows) -> Parts:

@@ -234,8 +234,8 @@ class RowSamples:
     rows: Rows
     _of: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
-    def _samples(self, value: int) -> Tensor:
-        """Sample of each element, with size 1 along axes along which it does not change."""
+    def of(self, value: int) -> Tensor:
+        """Return the sample of each element, with size 1 along axes along which it does not change."""
         if value not in self._of:
             label = self.rows.labels.get(value, ())
             if not label:
@@ -245,7 +245,7 @@ class RowSamples:
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
         """Return ``[B]``, the sum of a flow of that value over each sample."""
-        samples = self._samples(value)
+        samples = self.of(value)
         axes = [a for a, n in enumerate(samples.shape) if n == 1 != flow.shape[a]]
         flow = flow.sum(axes, keepdim=True) if axes else flow
         found = flow.new_zeros(int(self.rows.sample.max()) + 1)
@@ -253,11 +253,11 @@ class RowSamples:
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
         """Return one number for each sample in a shape that broadcasts against a flow of that value."""
-        return numbers[self._samples(value).to(numbers.device)]
+        return numbers[self.of(value).to(numbers.device)]
 
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest element of each sample of that value, in its shape."""
-        samples = self._samples(value).to(tensor.device)
+        samples = self.of(value).to(tensor.device)
         each, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
         low, high = (
             tensor.new_zeros(count).scatter_reduce_(0, each, tensor.flatten(), way, include_self=False)[samples]

@@ -27,7 +27,7 @@ from whyformer.tape.rows import Rows, constant_along, first_places, slim
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
-__all__ = ["Attention", "Piece", "depths", "find_attentions"]
+__all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences"]
 
 
 # -- attentions ------------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Ro
         who = (sample * (q + 1) + place_of_query[asked]).flatten()
         pair = who * (k + 1) + column[:, :1].expand(asked.shape).flatten()
         real = (place_of_query[asked] < q) & (column < k).any(1, keepdim=True)
-        head = torch.where(real.flatten(), _occurrence(pair) + count[pair], 0)
+        head = torch.where(real.flatten(), occurrences(pair) + count[pair], 0)
         count += pair.bincount(minlength=len(count))
         if column.shape[1] > k:  # samples side by side in one map
             own = rows.sample[given][:, None] == sample[..., None]
@@ -385,8 +385,8 @@ def _places_of(rows: Tensor, count: int) -> Tensor:
     return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
 
 
-def _occurrence(numbers: Tensor) -> Tensor:
-    """How often each number has stood before: 7 7 5 7 -> 0 1 0 2."""
+def occurrences(numbers: Tensor) -> Tensor:
+    """Return how often each number has stood before: 7 7 5 7 -> 0 1 0 2."""
     order = numbers.argsort(stable=True)
     before = torch.arange(len(numbers)) - torch.searchsorted(numbers[order], numbers[order])
     return torch.empty_like(numbers).scatter_(0, order, before)

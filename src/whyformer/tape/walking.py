@@ -1,6 +1,7 @@
-"""Walk over a tape: backward with the rules of a composite, or again with some values replaced.
+"""Walk over a tape: backward with the rules of a composite, forward, or again with some values replaced.
 
     flows = walk_back(program, tape, [(composite, {program.output: seed})], wanted=program.roots)
+    found = walk_forward(program, {entry: shares}, [program.output], rule)
     logits, = replay(tape, {n: zeros}, [program.output])
 
 A composite maps kinds of units to rules. A kind without a rule hands on its ordinary adjoint, so the empty composite
@@ -9,9 +10,9 @@ is the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,13 +26,26 @@ from whyformer.tape.state import bare
 from whyformer.tape.units import Unit, needed_calls
 from whyformer.tape.values import Tape
 
-__all__ = ["GRADIENT", "Composite", "Rule", "Step", "Walk", "adjoint", "decisions", "replay", "walk_back"]
+__all__ = [
+    "GRADIENT",
+    "Composite",
+    "Rule",
+    "Step",
+    "Walk",
+    "adjoint",
+    "decisions",
+    "one_branch",
+    "repeat_unit",
+    "replay",
+    "walk_back",
+    "walk_forward",
+]
 
 Flows = dict[int, Tensor]
 Parts = list[tuple[int, Tensor]]
 
-# a unit of two branches is another kind where one of them is constant under a composite
 _ONE_BRANCH = {"product": "weighted sum", "gate": "scale", "activated gate": "scale", "add": "shift"}
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,11 @@ class Walk:
     samples: Samples
 
 
+def one_branch(kind: str) -> str:
+    """Return the kind of a unit of two branches of which one is constant."""
+    return _ONE_BRANCH.get(kind, kind)
+
+
 def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step | None]:
     """What a walk to the wanted values visits, one entry a unit. With attention maps that are held constant, for one,
     the product of map and values has one branch."""
@@ -116,7 +135,7 @@ def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[
     steps: list[Step | None] = []
     for unit in program.units:
         branches = tuple(carry[e] for e in unit.entries)
-        kind = _ONE_BRANCH.get(unit.kind, unit.kind) if sum(branches) < 2 else unit.kind
+        kind = one_branch(unit.kind) if sum(branches) < 2 else unit.kind
         rule = composite.rules.get(kind, _ORDINARY)
         passed = [i not in rule.hold for i in range(len(unit.entries))]
         to = tuple(p and live[e] for p, e in zip(passed, unit.entries, strict=True))
@@ -278,6 +297,46 @@ def _zeros(tape: Tape, n: int) -> Tensor:
     return torch.zeros(tape.shapes[n], dtype=tape.dtypes[n], device=tape.device(n))
 
 
+# -- forward ---------------------------------------------------------------------------------------------------------
+def walk_forward(
+    program: Program,
+    start: Mapping[int, _T],
+    wanted: Collection[int],
+    rule: Callable[[Unit, dict[int, _T]], dict[int, _T]],
+    dropped: Collection[str] = (),
+) -> dict[int, _T]:
+    """Walk from some values to others and hand on what each has of the first.
+
+    Args:
+        program: the units of the pass.
+        start: value -> what it has.
+        wanted: values whose part is returned.
+        rule: (unit, {entry: what it has}) -> {exit: what it has}. Called where an entry has something.
+        dropped: kinds of units that hand on nothing.
+
+    Returns:
+        {wanted value: what it has}, without values that have nothing. What others have is let go of behind its last
+        reader.
+    """
+    way, needed = list[Unit](), set(wanted)
+    for unit in reversed(program.units):
+        if unit.kind not in dropped and any(r in needed and r not in start for r in unit.exits):
+            way.append(unit)
+            needed.update(unit.entries)
+    way.reverse()
+    last = {e: i for i, unit in enumerate(way) for e in unit.entries}
+    have = dict(start)
+    with bare():
+        for i, unit in enumerate(way):
+            given = {e: have[e] for e in unit.entries if e in have}
+            for e in given:
+                if last[e] == i and e not in wanted:
+                    del have[e]
+            if given:
+                have |= rule(unit, given)
+    return {n: have[n] for n in wanted if n in have}
+
+
 # -- the pass again --------------------------------------------------------------------------------------------------
 def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> list[Tensor]:
     """Return values of the same pass with some values replaced. Only what depends on the changes is computed.
@@ -312,6 +371,19 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
         found = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
     return found
+
+
+def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:
+    """Return the exits of a unit with some values that its calls read, or make, replaced."""
+    now = dict(changes)
+    for number in unit.calls:
+        call = tape.calls[number]
+        if all(r in changes for r in call.results):
+            continue
+        made = call([now[o] if o in now else tape[o] for o in call.operands])
+        for r, t in zip(call.results, made, strict=True):
+            now.setdefault(r, t)
+    return [now[r] for r in unit.exits]
 
 
 _SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"))

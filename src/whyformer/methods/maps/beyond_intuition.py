@@ -12,7 +12,7 @@ from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.methods.passes import RootedPass
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import MapWatch, Rules, Scores, Task
-from whyformer.methods.vectors.norms import mixtures_of
+from whyformer.methods.vectors.norms import vectors_of
 
 FIRST = {"head": 3 / 12, "token": 5 / 12}
 """The share of the blocks that is left out by default: the published first block of twelve."""
@@ -68,11 +68,12 @@ def beyond_intuition(
     row = walked.row
     task.global_maps(shapes, row.shape[-1])
     if variant == "token":
-        for index, mixture in mixtures_of(task)[1].items():
-            if index >= first and mixture.residual is not None:
-                size = mixture.residual.norm(dim=-1)
-                handed = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
-                maps[index] = mixture.weights.mean(1) * handed[:, None]
+        vectors = vectors_of(task)
+        for index in vectors.blocks[first:]:
+            mixture = vectors.at(index, "sum")
+            size = mixture.own_norms()
+            handed = mixture.parts.sum(1).norm(dim=-1) / torch.where(size > 0, size, 1)
+            maps[index] = mixture.weights.mean(1) * handed[:, None]
     used = _integrated(task, last, steps, rules).clamp(min=0).mean(1)
     mixed = torch.eye(row.shape[-1], dtype=used.dtype, device=row.device).expand(len(row), -1, -1)
     for index in sorted(maps):

@@ -8,7 +8,8 @@ from torch import Tensor
 from whyformer.methods.maps.aggregation import Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.norms import Mixture, over_mixtures
+from whyformer.methods.vectors.mixtures import Mixture
+from whyformer.methods.vectors.norms import over_vectors
 
 
 @method(
@@ -42,14 +43,12 @@ def alti(task: Task, *, block: OptionalBlock = None, aggregation: Choices = None
         sums = found.sum(-1, keepdim=True)
         return found / torch.where(sums > 0, sums, 1)
 
-    return over_mixtures(task, block, aggregation, fuse)
+    return over_vectors(task, block, aggregation, "norm", fuse)
 
 
 def contributions(mixture: Mixture) -> Tensor:
     """max(0, ‖y_i‖₁ − ‖T_i(x_j) − y_i‖₁) ``[B, N, N]``, the N × D vectors of one token i at a time."""
-    norm = mixture.projection.norm
-    mixture = mixture.normed(norm)
-    outputs = mixture.total() if norm is None or norm.bias is None else mixture.total() + norm.bias
+    outputs = mixture.total()
     size = outputs.abs().sum(-1, keepdim=True)
     away = [(mixture.vectors(i) - outputs[:, i, None]).abs().sum(-1) for i in range(outputs.shape[1])]
     return (size - torch.stack(away, 1)).clamp(min=0)

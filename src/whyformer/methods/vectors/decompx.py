@@ -7,8 +7,14 @@ from torch import Tensor
 
 from whyformer.engine.parts import Lost, parts_of, unlabelled
 from whyformer.engine.shares import FORWARD, Shares
+from whyformer.errors import UnknownOperation
+from whyformer.methods.attended import AttendedPass
 from whyformer.methods.registry import Count, method
 from whyformer.methods.task import Scores, Task
+from whyformer.rules.shares import DROPPED, ShareRules
+from whyformer.tape.program import read_program
+from whyformer.tape.streams import is_passed
+from whyformer.tape.walking import walk_forward
 
 
 @method(
@@ -41,16 +47,14 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     task.blocks("what enters the first")
     if task.structure.windowed and not task.inputs.choices:
         raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
+    attended = task.attended()
     try:
-        with unlabelled():
-            recording = task.record(FORWARD, Shares(task.inputs.row_mask, batch_size), root="embedding")
-        if not recording.logits.requires_grad:
-            raise task.refuse("what enters its first block does not reach the logits")
-        seed = task.seed(recording.logits)
-        values = torch.stack([_shares(*pair, recording.run.batch) for pair in recording.starts(seed)]).sum(0)
+        logits, seed, values = _of_graph(task, batch_size) if attended is None else _of_tape(task, attended, batch_size)
     except Lost as lost:
         raise task.refuse(f"the shares of its tokens cannot be followed through its operation '{lost}'") from lost
-    wanted = (seed * recording.logits.detach()).flatten(1).sum(1)
+    except UnknownOperation as error:
+        raise task.refuse(str(error)) from error
+    wanted = (seed * logits).flatten(1).sum(1)
     total, size = values.sum(1), values.abs().sum(1)
     if bool(((total - wanted).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
         raise task.refuse(
@@ -58,9 +62,34 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
         )
     figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": values.tolist()}
     # of several texts of one sample the target is about one, so these shares are that one's
-    return Scores(
-        values.repeat_interleave(task.inputs.choices or 1, 0), recording.logits, diagnostics={"shares": figure}
-    )
+    return Scores(values.repeat_interleave(task.inputs.choices or 1, 0), logits, diagnostics={"shares": figure})
+
+
+def _of_tape(task: Task, attended: AttendedPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(logits, seed, ``[B, N]`` the share of each row) of a recorded pass."""
+    whole, stream, rows = attended.whole, attended.stream, attended.layout.rows
+    seed, entry = task.seed(attended.logits), stream.blocks[0].entry
+    starts = whole.starts(task.read, seed)
+    program = read_program(whole.tape, rows.begun.values(), starts)
+    if not is_passed(program, entry):
+        raise task.refuse("not all that the target depends on enters its first block")
+    mask = task.inputs.row_mask
+    real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
+    rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
+    found = walk_forward(program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    values = torch.stack([rules.total(n, shares, starts[n]) for n, shares in found.items()]).sum(0)
+    attended.release()
+    return attended.logits, seed, values.T
+
+
+def _of_graph(task: Task, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    with unlabelled():
+        recording = task.record(FORWARD, Shares(task.inputs.row_mask, batch_size), root="embedding")
+    if not recording.logits.requires_grad:
+        raise task.refuse("what enters its first block does not reach the logits")
+    seed = task.seed(recording.logits)
+    values = torch.stack([_shares(*pair, recording.run.batch) for pair in recording.starts(seed)]).sum(0)
+    return recording.logits.detach(), seed, values
 
 
 def _shares(tensor: Tensor, start: Tensor, batch: int) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from whyformer.methods.maps.aggregation import Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.norms import Mixture, over_mixtures
+from whyformer.methods.vectors.mixtures import Mixture
+from whyformer.methods.vectors.norms import over_vectors
 
 
 @method(
@@ -34,7 +33,4 @@ def globenc(task: Task, *, block: OptionalBlock = None, aggregation: Choices = N
         MethodNotApplicable: a block that is not attention plus what entered it, windows, or no attention.
     """
 
-    def fuse(mixture: Mixture) -> Tensor:
-        return mixture.normed(mixture.projection.norm).normed(mixture.projection.second).norms()
-
-    return over_mixtures(task, block, aggregation, fuse)
+    return over_vectors(task, block, aggregation, "output", Mixture.norms)

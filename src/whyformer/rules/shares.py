@@ -1,0 +1,253 @@
+"""Rules that hand forward what each of several sources has of a value: x = Σ_j x_←j + rest (Modarressi et al.: DecompX,
+ACL 2023).
+
+    rules = ShareRules(tape, rows, real, at_once=16)
+    found = walk_forward(program, {entry: rules.begin(entry, queries)}, [program.output], rules, DROPPED)
+
+What is linear acts on each share. What is not acts through what it did to the whole: a norm by its true deviation, an
+activation by its slope from zero, attention by its true map. A bias belongs to no share; it is shared out behind.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import UnknownOperation
+from whyformer.rules.multipliers import norm_operand, normalise
+from whyformer.tape.rows import Rows, RowSamples, constant_along
+from whyformer.tape.units import Unit
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import repeat_unit
+
+__all__ = ["DROPPED", "ShareRules", "Shares"]
+
+DROPPED = frozenset(("softmax", "log softmax", "statistic", "silent"))
+"""Kinds of units that are held constant: maps of attention, deviations of norms, and what is flat."""
+
+_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "quotient", "sampling"))
+_BILINEAR = frozenset(("product", "gate", "activated gate"))
+_SLOPED = frozenset(("activation", "rectifier", "power", "clip"))
+
+Function = Callable[..., list[Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """What each of S sources has of a value.
+
+    Attributes:
+        parts: ``[S, ...]``, the share of each.
+        rest: what no source has; None if that is zero.
+        is_late: True if the rest is that of an attention, which is shared out behind the sum that it enters.
+        is_alone: True if each row is still one source's.
+        shared: of a view of a value with a rest, what returns the parts after the rest was shared out there.
+    """
+
+    parts: Tensor
+    rest: Tensor | None = None
+    is_late: bool = False
+    is_alone: bool = False
+    shared: Callable[[], Tensor] | None = None
+
+
+class ShareRules:
+    """The rules, for one pass.
+
+    Args:
+        tape: the pass.
+        rows: which row each element of a value belongs to.
+        real: ``[B, S]`` which sources of each sample are no padding.
+        at_once: sources whose shares go through an operation together.
+
+    Raises:
+        UnknownOperation: shares cannot be followed through a unit.
+    """
+
+    def __init__(self, tape: Tape, rows: Rows, real: Tensor, at_once: int) -> None:
+        self.tape, self.rows, self.real, self.at_once = tape, rows, real, at_once
+        self.samples = RowSamples(rows)
+
+    def begin(self, value: int, queries: Tensor) -> Shares:
+        """Return x_i←j = x_i where row i is row j of its sample, else 0.
+
+        Args:
+            value: number of a value that is no map.
+            queries: ``[B, S]`` the rows that are sources. What belongs to none of them is the rest.
+        """
+        x, label = self.tape[value], self.rows.of(value)
+        source = torch.full((len(self.rows),), -1)
+        source[queries.cpu()] = torch.arange(queries.shape[1])
+        index = source[label].to(x.device)
+        each = torch.arange(queries.shape[1], device=x.device).reshape(-1, *[1] * x.dim())
+        rest = torch.where(index < 0, x, 0)
+        return Shares(torch.where(index == each, x, 0), rest if bool(rest.any()) else None, is_alone=True)
+
+    def __call__(self, unit: Unit, given: dict[int, Shares]) -> dict[int, Shares]:
+        """Return the shares of a unit's exits, from those of its entries."""
+        branches = [i for i, e in enumerate(unit.entries) if e in given]
+        if unit.kind in _BILINEAR:
+            made = self._halves(unit, given) if len(branches) > 1 else self._mixed(unit, given)
+        elif unit.kind in ("quotient", "sampling") and 0 not in branches:
+            raise self._lost(unit)
+        elif unit.kind in _AFFINE:
+            made = self._affine(unit, given)
+        elif unit.kind == "norm" and len(given) == 1 and 0 in branches:
+            made = self._normed(unit, given)
+        elif unit.kind in _SLOPED and len(given) == 1:
+            made = self._sloped(unit, given)
+        else:
+            raise self._lost(unit)
+        return dict(zip(unit.exits, made, strict=True))
+
+    def settled(self, value: int, shares: Shares) -> Shares:
+        """Share out the rest by |⟨x_←j, rest⟩| over the features; equally where that is zero for all j."""
+        rest = shares.rest
+        if rest is None:
+            return shares
+        if shares.shared is not None:
+            return Shares(shares.shared(), is_alone=shares.is_alone)
+        axes = self._features(value, rest)
+        sizes = torch.cat([self._inner(p * rest, axes).abs() for p in shares.parts.split(self.at_once)])
+        total = sizes.sum(0)
+        equal = self._equal(value, sizes)
+        weights = torch.where(total > 0, sizes / torch.where(total > 0, total, 1), equal)
+        return Shares(torch.addcmul(shares.parts, weights, rest), is_alone=shares.is_alone)
+
+    def total(self, value: int, shares: Shares, flow: Tensor) -> Tensor:
+        """Return ``[S, B]``, the sum of each share of an output times what a target takes of it."""
+        each = (-1, len(self.real), flow.numel() // len(self.real))
+        parts = self.settled(value, shares).parts.split(self.at_once)
+        return torch.cat([(p * flow).reshape(each).sum(-1) for p in parts])
+
+    # -- by kind of unit
+    def _affine(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
+        """f(x_←j …) − f(0), and f(0) as a rest. A view, and what is behind an attention, hands a rest on."""
+        entries = [e for e in dict.fromkeys(unit.entries) if e in given]
+        if unit.kind in ("quotient", "sampling"):
+            entries = entries[:1]  # a divisor, and places where something is sampled, are constant
+        shares = [given[e] for e in entries]
+        whole = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
+        is_view = unit.kind == "view"
+        shares = [s if s.is_late or is_view else settle() for s, settle in zip(shares, whole, strict=True)]
+        function = lambda *x: repeat_unit(self.tape, unit, dict(zip(entries, x, strict=True)))  # noqa: E731
+        made = self._linear(function, entries, shares)
+        if not is_view or all(s.rest is None for s in shares) or self._fills(function, entries):
+            return made
+
+        def shared(k: int) -> Tensor:
+            return self._each(lambda *x: function(*x)[k], *(settle().parts for settle in whole))
+
+        return [replace(one, shared=partial(shared, k)) for k, one in enumerate(made)]
+
+    def _mixed(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
+        """A x_←j with a map A that is held constant."""
+        ((entry, shares),) = given.items()
+        if unit.kind != "product":
+            return self._affine(unit, given)
+        shares = self.settled(entry, shares) if shares.is_alone else shares
+        made = self._linear(lambda x: repeat_unit(self.tape, unit, {entry: x}), [entry], [shares])
+        return [replace(one, is_late=True, is_alone=False) for one in made]
+
+    def _halves(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
+        """Half of a product of two that carry goes through each."""
+        call, found = self.tape.calls[unit.calls[0]], list[list[Shares]]()
+        for place, entry in zip(unit.places, unit.entries, strict=True):
+
+            def function(x: Tensor, place: int = place) -> list[Tensor]:
+                made = call([x if i == place else self.tape[o] for i, o in enumerate(call.operands)])
+                return [made[call.results.index(r)] for r in unit.exits]
+
+            found.append(self._linear(function, [entry], [self.settled(entry, given[entry])]))
+        return [Shares((one.parts + other.parts) / 2, one.rest) for one, other in zip(*found, strict=True)]
+
+    def _normed(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
+        """(x_←j − its mean) ⊙ γ / σ with the σ of the whole; β is the rest."""
+        tape, (entry,) = self.tape, given
+        shares = self.settled(entry, given[entry])
+        if not unit.places:  # written out: what it divides by is a value inside
+            held = {n: tape[n] for n in unit.statistics}
+            return self._linear(lambda x: repeat_unit(tape, unit, {entry: x, **held}), [entry], [shares])
+        gain, shift = norm_operand(tape, unit, "weight"), norm_operand(tape, unit, "bias")
+
+        def function(x: Tensor) -> Tensor:
+            made = normalise(tape, unit, x).to(x.dtype)
+            return made if gain is None else made * gain
+
+        rest = None if shift is None or not bool(shift.any()) else shift.expand(tape.shapes[unit.exit])
+        if shares.rest is not None:
+            rest = function(shares.rest) if rest is None else function(shares.rest) + rest
+        return [Shares(self._each(function, shares.parts), rest, shares.is_late, shares.is_alone)]
+
+    def _sloped(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
+        """x_←j ⊙ (g(z) − g(0)) / z at the whole z; g(0) is the rest."""
+        (entry,) = given
+        z, y = self.tape[entry], self.tape[unit.exit]
+        (origin,) = repeat_unit(self.tape, unit, {entry: torch.zeros_like(z)})
+        if y.shape != z.shape or not bool(origin.isfinite().all()):
+            raise self._lost(unit)
+        slope = torch.where(z != 0, (y - origin) / torch.where(z != 0, z, 1), 0)
+        shares = self.settled(entry, given[entry])
+        return [Shares(shares.parts * slope, origin if bool(origin.any()) else None, is_alone=shares.is_alone)]
+
+    # -- helpers
+    def _fills(self, function: Function, entries: Iterable[int]) -> bool:
+        """Return True if a function of values gives other numbers than 0 where these are 0."""
+        return any(bool(origin.any()) for origin in function(*(torch.zeros_like(self.tape[e]) for e in entries)))
+
+    def _linear(self, function: Function, entries: Iterable[int], shares: list[Shares]) -> list[Shares]:
+        """The linear part of f on each share; f of what no source has is the rest."""
+        zeros = [torch.zeros_like(self.tape[e]) for e in entries]
+        origins = rests = function(*zeros)
+        if any(s.rest is not None for s in shares):
+            rests = function(*(z if s.rest is None else s.rest for s, z in zip(shares, zeros, strict=True)))
+        made = []
+        for k, (origin, rest) in enumerate(zip(origins, rests, strict=True)):
+            parts = self._each(lambda *x, k=k: function(*x)[k], *(s.parts for s in shares))  # type: ignore[misc]
+            parts = parts - origin if bool(origin.any()) else parts
+            late, alone = all(s.is_late for s in shares), all(s.is_alone for s in shares)
+            made.append(Shares(parts, rest if bool(rest.any()) else None, late, alone))
+        return made
+
+    def _each(self, function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
+        """A function of each share: of some at a time by vmap, or one by one where vmap cannot run it."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return torch.vmap(function, chunk_size=self.at_once)(*parts)
+        except RuntimeError:
+            return torch.stack([function(*one) for one in zip(*parts, strict=True)])
+
+    def _features(self, value: int, x: Tensor) -> tuple[int, ...]:
+        """The axes of a value's features: the last, or where rows lie along that, the one along which none do."""
+        label = self.rows.labels.get(value, ())
+        if not x.dim():
+            return ()
+        if len(label) != 1 or constant_along(label[0], -1):
+            return (-1,)
+        others = [a - x.dim() for a in range(x.dim()) if x.shape[a] > 1 and constant_along(label[0], a)]
+        return tuple(others[:1])
+
+    def _inner(self, products: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return products.sum(axes, keepdim=True) if axes else products
+
+    def _equal(self, value: int, sizes: Tensor) -> Tensor:
+        """``[S, ...]`` the same weight for every source of a sample that is no padding."""
+        label, real = self.rows.labels.get(value, ()), self.real.T.to(sizes)
+        if label:
+            weights = real[:, self.samples.of(value).to(sizes.device)]
+        elif sizes.dim() > 1 and sizes.shape[1] == real.shape[1]:
+            weights = real.reshape(*real.shape, *[1] * (sizes.dim() - 2))
+        else:
+            weights = torch.ones_like(sizes)
+        return weights / weights.sum(0)
+
+    def _lost(self, unit: Unit) -> UnknownOperation:
+        error = UnknownOperation(f"the shares of its tokens cannot be followed through its operation '{unit.name}'")
+        error.call = unit.calls[-1]
+        return error
