@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.methods.vectors.alti import contributions
-from whyformer.methods.vectors.norms import mixtures_of, residual_mixtures
+from whyformer.methods.vectors.norms import states_of, vectors_of
 from zoo import ZOO, build
 
 
@@ -83,19 +84,19 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
     """So does the readout row of their product; a row is all zero where no token's vector comes nearer than nothing does."""
     scores = whyformer.explain(*build(name), method="alti").scores
     torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
-    _, mixtures, _ = residual_mixtures(begin(*build(name)).task(name="test"))
-    for mixture in mixtures.values():
-        norm = mixture.projection.norm
-        outputs = mixture.normed(norm).total() + (0 if norm is None else norm.bias)
-        assert bool((contributions(mixture) <= outputs.abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
+    vectors = states_of(begin(*build(name)).task(name="test"))
+    for block in vectors.blocks:
+        mixture = vectors.at(block, "norm")
+        assert bool((contributions(mixture) <= mixture.total().abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
 
 
 def test_a_norm_that_only_feeds_a_branch_is_no_post_norm() -> None:
     """ModernBERT's first block normalises nothing before its attention."""
     for name, wanted in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
-        _, mixtures, _ = mixtures_of(begin(*build(name)).task(name="test"))
-        for mixture in mixtures.values():
-            assert [mixture.projection.norm is not None, mixture.projection.second is not None] == [wanted, wanted]
+        vectors = vectors_of(begin(*build(name)).task(name="test"))
+        for block in vectors.blocks:
+            summed, normed, output = (vectors.at(block, place).total() for place in ("sum", "norm", "output"))
+            assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not wanted, not wanted]
 
 
 @pytest.mark.parametrize("name", ["hf_vit", "timm_vit", "torchvision_vit", "gpt2", "llama", "encoder_first"])
@@ -109,14 +110,26 @@ def test_globenc_is_kobayashis_norm_where_no_norm_follows_a_sum(name: str) -> No
 @pytest.mark.parametrize("name", list(ZOO))
 def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
     """LayerScale included: what attention adds is scaled before it is added."""
-    task = begin(*build(name)).task(name="test")
-    _, mixtures, _ = mixtures_of(task)
-    for mixture in mixtures.values():
-        made, found = mixture.total(), mixture.projection.summed
-        assert found is not None
-        torch.testing.assert_close(made, found)
-        vectors = torch.stack([mixture.vectors(i).sum(1) for i in range(made.shape[1])], 1)
-        torch.testing.assert_close(vectors if mixture.constant is None else vectors + mixture.constant, made)
+    model, inputs = build(name)
+    task, states = begin(model, inputs).task(name="test"), list[Tensor]()
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            states.append(func(*args, **(kwargs or {})))
+            return states[-1]
+
+    with Spy():
+        task.forward()
+    vectors = vectors_of(task)
+    for block in vectors.blocks:
+        mixture = vectors.at(block, "sum")
+        made = mixture.total()
+        whole = [s for s in states if isinstance(s, Tensor) and s.numel() == made.numel()]
+        alike = [s.reshape(made.shape) for s in whole]
+        alike += [s.transpose(0, 1) for s in whole if s.dim() == 3 and s.shape[1] == len(made)]  # sequence first
+        assert min(float((s - made).abs().max()) for s in alike) < 1e-10
+        summed = torch.stack([mixture.vectors(i).sum(1) for i in range(made.shape[1])], 1)
+        torch.testing.assert_close(summed if mixture.constant is None else summed + mixture.constant, made)
 
 
 class Parallel(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import whyformer
 from whyformer.errors import MethodNotApplicable
-from whyformer.rules.shares import Shares, ShareRules
+from whyformer.rules.shares import ShareRules, Shares
 from zoo import LANGUAGE, ZOO, build
 
 

@@ -39,7 +39,7 @@ from whyformer.methods.maps.flow import flow_to_inputs
 from whyformer.methods.maps.gae import normalised_excess
 from whyformer.methods.maps.rollout import Share
 from whyformer.methods.task import Task
-from whyformer.methods.vectors.norms import mixtures_of
+from whyformer.methods.vectors.norms import vectors_of
 from zoo import ZOO, build
 
 
@@ -91,7 +91,7 @@ def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
     outputs: list[torch.Tensor] = []
     original = torch.nn.functional.linear
     task = task_of(model, inputs)
-    _, mixtures, _ = mixtures_of(task)
+    vectors = vectors_of(task)
 
     class Spy(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,10 +102,8 @@ def test_mixed_vectors_sum_to_the_layers_output(name: str) -> None:
 
     with Spy():
         task.forward()
-    for mixture in mixtures.values():
-        made = torch.einsum("bhij,bhjd->bid", mixture.weights, mixture.parts)
-        if mixture.constant is not None:
-            made = made + mixture.constant
+    for block in vectors.blocks:
+        made = vectors.at(block, "sum").of_attention.total()
         found = [o.reshape(made.shape) for o in outputs if o.numel() == made.numel()]
         assert min(float((made - o).abs().max()) for o in found) < 1e-10
 
@@ -114,30 +112,24 @@ def test_post_norm_vectors_sum_to_the_normalised_output() -> None:
     model, inputs = ZOO["bert"]()
     model = model.double()
     task = task_of(model, inputs)
-    _, mixtures, _ = mixtures_of(task)
-    for block, mixture in mixtures.items():
-        behind = mixture.projection.norm
-        assert behind is not None
-        normed = mixture.normed(behind)
+    vectors = vectors_of(task)
+    for block in vectors.blocks:
         norm = model.bert.encoder.layer[block].attention.output.LayerNorm
-        total = torch.einsum("bhij,bhjd->bid", normed.weights, normed.parts) + normed.residual + normed.constant
-        torch.testing.assert_close(total * behind.inverse + norm.bias, norm(mixture.projection.summed))
+        torch.testing.assert_close(vectors.at(block, "norm").total(), norm(vectors.at(block, "sum").total()))
 
 
 def test_gram_norms_equal_the_norms_of_the_vectors_written_out() -> None:
     model, inputs = ZOO["bert"]()
     task = task_of(model.double(), inputs)
-    _, mixtures, _ = mixtures_of(task)
-    mixture = mixtures[1]
+    mixture, behind = (vectors_of(task).at(1, place) for place in ("sum", "norm"))
     vectors = torch.einsum("bhij,bhjd->bijd", mixture.weights, mixture.parts)
     assert mixture.residual is not None
     index = torch.arange(vectors.shape[1])
     vectors[:, index, index] += mixture.residual
-    norm = mixture.projection.norm
-    assert norm is not None
+    norm = model.bert.encoder.layer[1].attention.output.LayerNorm
+    deviation = (mixture.total().var(-1, unbiased=False) + norm.eps).sqrt()
     centred = (vectors - vectors.mean(-1, keepdim=True)) * norm.weight
-    wanted = centred.norm(dim=-1) * norm.inverse
-    torch.testing.assert_close(mixture.normed(norm).norms(), wanted)
+    torch.testing.assert_close(behind.norms(), centred.norm(dim=-1) / deviation[..., None])
 
 
 # -- completeness and conservation -------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read
-from whyformer.tape.program import read_program
+from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.streams import Stream, is_passed, readout
-from whyformer.tape.structure import Attention
+from whyformer.tape.streams import Stream, is_passed, path_to, readout
+from whyformer.tape.structure import Attention, positions
+from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
 __all__ = ["AttendedPass", "Walked", "attended_pass"]
@@ -86,6 +87,43 @@ class AttendedPass:
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
 
+    @cached_property
+    def program(self) -> Program:
+        """The units between the rows and the logits."""
+        starts = self.whole.starts(self.read, torch.ones_like(self.logits))
+        return read_program(self.whole.tape, self.layout.rows.begun.values(), starts)
+
+    def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
+        """Return the position behind a norm that follows a value on a path, with its weight and bias.
+
+        Args:
+            path: numbers of values through which all paths from the first to the last lead.
+            first: position of the value, which is returned if no norm follows it.
+        """
+        found, kinds = first, frozenset(("view", "norm"))
+        for i in range(first + 1, len(path)):
+            unit = self._makers[path[i]]
+            if unit.kind not in kinds or unit.entries[0] != path[i - 1]:
+                break
+            if unit.kind == "norm" or found > first:
+                found, kinds = i, frozenset(("view", "scale", "shift"))
+        return found
+
+    def path(self, first: int, last: int) -> list[int]:
+        """Return the values through which all paths from one to another lead, without those inside of units."""
+        found = path_to(self.program.dominator, last)
+        return [first, *(n for n in found[found.index(first) + 1 :] if n in self._makers)]
+
+    @cached_property
+    def _makers(self) -> dict[int, Unit]:
+        return {r: u for u in self.program.units for r in u.exits}
+
+    def input_of_attention(self, index: int) -> int:
+        """Return the number of what a block normalises first, if that comes before its attention; else of what enters
+        the block."""
+        path = self.path(self.stream.blocks[index].entry, self.attentions[index].map)
+        return path[self.behind_norm(path)]
+
     def features(self, value: int, tensor: Tensor) -> Tensor:
         """Return ``[B, N, D]``, the features of each row of the sequence.
 
@@ -96,17 +134,28 @@ class AttendedPass:
         Raises:
             ModelError: its rows are unknown, or others than those of the sequence.
         """
-        rows, queries = self.layout.rows, self.stream.rows
-        found = rows.features(value, tensor).flatten(2)
-        if value not in self._orders:
-            label = rows.of(value)
-            own = rows.features(value, label).flatten(2)[..., 0]
-            if own.shape != queries.shape or not torch.equal(own.sort(1).values, queries.sort(1).values):
-                raise ModelError(f"the rows of value {value} are not those that attend")
-            place = torch.zeros(len(rows), dtype=torch.long).scatter_(0, own.flatten(), torch.arange(own.shape[1]).repeat(len(own)))
-            self._orders[value] = None if torch.equal(own, queries) else place[queries]
-        order = self._orders[value]
+        found, order = self.layout.rows.features(value, tensor).flatten(2), self._order(value)
         return found if order is None else found.gather(1, order.to(found.device)[..., None].expand_as(found))
+
+    def laid_out(self, value: int, features: Tensor) -> Tensor:
+        """Return ``[B, N, D]`` in the layout of a value: the inverse of :meth:`features`. What is no row gets zeros."""
+        rows, order = self.layout.rows, self._order(value)
+        empty = torch.zeros_like(self.whole.tape[value])
+        if order is not None:
+            places = order.to(features.device)[..., None].expand_as(features)
+            features = torch.empty_like(features).scatter(1, places, features)
+        return rows.with_features(value, empty, features.reshape(rows.features(value, empty).shape))
+
+    def _order(self, value: int) -> Tensor | None:
+        """``[B, N]`` where each row of the sequence stands among those of a value; None if they stand in order."""
+        rows, queries = self.layout.rows, self.stream.rows
+        if value not in self._orders:
+            own = rows.features(value, rows.of(value)).flatten(2)[..., 0]
+            place = positions(own, len(rows))[queries]
+            if own.shape != queries.shape or int(place.max()) == own.shape[1]:
+                raise ModelError(f"the rows of value {value} are not those that attend")
+            self._orders[value] = None if torch.equal(own, queries) else place
+        return self._orders[value]
 
     def release(self) -> None:
         """Drop the values that were computed again."""
@@ -119,6 +168,9 @@ class AttendedPass:
         seen: Seen | None = None,
         blocks: Iterable[int] = (),
         entering: Seen | None = None,
+        *,
+        at: Mapping[int, Seen] | None = None,
+        starts: Mapping[int, Tensor] | None = None,
     ) -> Walked:
         """Walk back from the target to the maps of some blocks, and to what enters them.
 
@@ -130,30 +182,32 @@ class AttendedPass:
             blocks: those that are watched.
             entering: called with a block, what enters it, and what flows there under the last composite,
                 ``[B, N, D]``.
+            at: value -> function that is called with what flows there under each composite.
+            starts: what the walk starts with at other values than the logits.
         """
         tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
         watched = [block for block in sorted(blocks) if block < len(self.stream.blocks)]
-        starts = self.whole.starts(self.read, seed)
-        at: dict[int, list[Seen]] = defaultdict(list)
+        starts = self.whole.starts(self.read, seed) if starts is None else starts
+        watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
         if seen is not None:
             for number, arrive in (pair for index in watched for pair in self._pieces(index, seen).items()):
-                at[number].append(arrive)
+                watchers[number].append(arrive)
         if entering is not None:
             for index in watched:
-                at[self.stream.blocks[index].entry].append(partial(self._entered, index, entering))
-        at[self.stream.last].append(partial(self._ended, walked))
+                watchers[self.stream.blocks[index].entry].append(partial(self._entered, index, entering))
+        watchers[self.stream.last].append(partial(self._ended, walked))
         run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
         if run is not None:
             walked.sums = Sums(rows, starts, seed, run)
             for i, block in enumerate(self.stream.blocks):
                 if i > min(watched, default=0):
-                    at[block.entry].append(walked.sums.entering(i, block.entry))
+                    watchers[block.entry].append(walked.sums.entering(i, block.entry))
         with self.whole.naming_modules():
             walk_back(
                 read_program(tape, rows.begun.values(), starts),
                 tape,
                 [(c, starts) for c in composites],
-                at={n: partial(_all, watchers) for n, watchers in at.items()},
+                at={n: partial(_all, every) for n, every in watchers.items()},
                 samples=RowSamples(rows),
                 handed_on=None if walked.sums is None else walked.sums.handed_on,
             )
@@ -208,8 +262,7 @@ def attended_pass(whole: ForwardPass, sources: Mapping[str, Inputs], read: Read)
     if len(layout.streams) != 1 or len(read_out) != 1:
         return None
     (stream,) = read_out
-    starts = whole.starts(read, torch.ones_like(whole.logits(read)))
-    if not is_passed(read_program(whole.tape, layout.rows.begun.values(), starts), stream.last):
-        return None  # its last state is not what the target reads
+    attended = AttendedPass(whole, layout, stream, read)
     once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
-    return AttendedPass(whole, layout, stream, read) if once and not stream.is_mixed else None
+    # the target may read something else than its last state
+    return attended if once and not stream.is_mixed and is_passed(attended.program, stream.last) else None

@@ -208,7 +208,7 @@ class ShareRules:
             rests = function(*(z if s.rest is None else s.rest for s, z in zip(shares, zeros, strict=True)))
         made = []
         for k, (origin, rest) in enumerate(zip(origins, rests, strict=True)):
-            parts = self._each(lambda *x, k=k: function(*x)[k], *(s.parts for s in shares))  # type: ignore[misc]
+            parts = self._each(lambda *x, k=k: function(*x)[k], *(s.parts for s in shares))
             parts = parts - origin if bool(origin.any()) else parts
             late, alone = all(s.is_late for s in shares), all(s.is_alone for s in shares)
             made.append(Shares(parts, rest if bool(rest.any()) else None, late, alone))

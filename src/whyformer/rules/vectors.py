@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.rules.shares import Shares, ShareRules
+from whyformer.rules.shares import ShareRules, Shares
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, Piece, occurrences

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from whyformer.tape.structure import Attention, depths
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
-__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "is_passed", "readout", "spine"]
+__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "is_passed", "path_to", "readout", "spine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,15 +61,17 @@ class Stream:
 
 def spine(program: Program) -> list[int]:
     """Return the values through which all paths from the roots to the output pass, in the order of execution."""
-    return _chain(program.dominator, program.output)
+    return path_to(program.dominator, program.output)
 
 
 def is_passed(program: Program, value: int) -> bool:
     """Return True if all paths from the roots to each output pass through a value."""
-    return all(value in _chain(program.dominator, n) for n in program.outputs)
+    return all(value in path_to(program.dominator, n) for n in program.outputs)
 
 
-def _chain(above: dict[int, int], n: int) -> list[int]:
+def path_to(above: Mapping[int, int], n: int) -> list[int]:
+    """Return the values through which all paths to a value pass, in the order of execution; ``above`` gives the nearest
+    one for each value."""
     found = []
     while n >= 0:
         found.append(n)
@@ -147,7 +149,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     members = _Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    chain = _chain(above, _common(above, _ends(program, tape, carry, depth)))
+    chain = path_to(above, _common(above, _ends(program, tape, carry, depth)))
     blocks = _blocks(program, chain, above, own, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
     mixed = any(start[f.value] for f in families if f.source)
@@ -218,7 +220,7 @@ class _Members:
 
 def _common(above: dict[int, int], values: Iterable[int]) -> int:
     """Return the last value through which all paths to some values pass."""
-    chains = [_chain(above, n) for n in values]
+    chains = [path_to(above, n) for n in values]
     last = -1
     for same in zip(*chains, strict=False):
         if len(set(same)) > 1:

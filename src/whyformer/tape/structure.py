@@ -27,7 +27,7 @@ from whyformer.tape.rows import Rows, constant_along, first_places, slim
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
-__all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences"]
+__all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "positions"]
 
 
 # -- attentions ------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Ro
     """Number of heads, and where the entries of each map lie in ``[B, H, Q, K]``. Entries of the same query and keys
     are different heads, in the order in which they stand."""
     (b, q), k = queries.shape, keys.shape[1]
-    place_of_query, place_of_key = _places_of(queries, len(rows)), _places_of(keys, len(rows))
+    place_of_query, place_of_key = positions(queries, len(rows)), positions(keys, len(rows))
     count = torch.zeros(b * (q + 1) * (k + 1), dtype=torch.long)
     found = []
     for p in group:
@@ -379,8 +379,8 @@ def _narrowed(label: Tensor, axes: Iterable[int]) -> Tensor:
     return label
 
 
-def _places_of(rows: Tensor, count: int) -> Tensor:
-    """``[R]`` position of each row in ``[B, N]``, N for rows that are not there."""
+def positions(rows: Tensor, count: int) -> Tensor:
+    """Return ``[R]``, the position of each row in ``[B, N]``; N for rows that are not there."""
     n = rows.shape[1]
     return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
 

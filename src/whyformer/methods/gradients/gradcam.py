@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.hooks import batch_first
-from whyformer.engine.probes import Features
+from whyformer.engine.probes import Features as BlockFeatures
 from whyformer.methods.registry import is_block, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import Rules, Scores, Task
 
 BlockList = Annotated[
     int | list[int],
@@ -20,6 +21,9 @@ BlockList = Annotated[
         lambda v: is_block(v) or (isinstance(v, list | tuple) and 0 < len(v) <= 256 and all(map(is_block, v))),
     ),
 ]
+
+Features = tuple[Tensor, list[Tensor], list[Tensor]]
+"""(logits, features ``[B, N, D]`` of each block, what flows to them)."""
 
 
 @method(
@@ -42,21 +46,8 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
     chosen = sorted({task.block(b, "blocks") for b in numbers})
-    recording = task.record(COMPOSITES[composite], Features(tuple(chosen)))
-    if not recording.roots:
-        raise task.refuse(
-            "no block of it was found or entered, so there are no features", verdict="is not supported yet"
-        )
-    flows = recording.backward(task.seed(recording.logits))
+    logits, rows, flows = _on_tape(task, chosen, composite) or _on_graph(task, chosen, composite)
     picture = task.inputs.modality == "image"
-
-    def lined_up(features: Tensor) -> Tensor:
-        """``[B, N, D]``: rows and columns of a picture behind one another, of several versions of a token all
-        channels."""
-        own = batch_first(features, recording.run)
-        return own.flatten(1, -2) if picture or own.dim() < 4 else own.flatten(2)
-
-    rows = [lined_up(root.detach()) for root in recording.roots]
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
@@ -73,10 +64,48 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
             real = mask.to(real)
         elif entry is not None and len(entry[1]) == 1:
             real = task.real_rows(entry[1], real.shape, entry[0]).to(real)
-    maps = [_cam(r, lined_up(f), real) for r, f in zip(rows, flows, strict=True)]
+    maps = [_cam(r, f, real) for r, f in zip(rows, flows, strict=True)]
     if len(maps) > 1:
         maps = [m / (m * real).amax(-1, keepdim=True).clamp(min=torch.finfo(m.dtype).tiny) for m in maps]
-    return Scores(torch.stack(maps).mean(0), recording.logits, places=places)
+    return Scores(torch.stack(maps).mean(0), logits, places=places)
+
+
+def _on_tape(task: Task, blocks: list[int], composite: CompositeName) -> Features | None:
+    """The features of blocks and what flows to them; None if the blocks are not read off a tape."""
+    rules = task.tape_rules(Rules.of(COMPOSITES[composite]))
+    attended = None if rules is None else task.attended()
+    if attended is None or rules is None:
+        return None
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def arrive(block: int, number: int, flow: Tensor | None) -> None:
+        value = attended.whole.tape[number]
+        flow = torch.zeros_like(value) if flow is None else flow
+        found[block] = attended.features(number, value), attended.features(number, flow)
+
+    numbers = {block: attended.input_of_attention(block) for block in blocks}
+    at = {number: partial(arrive, block, number) for block, number in numbers.items()}
+    attended.walk(task.seed(attended.logits), [rules], at=at)
+    rows, flows = zip(*(found[block] for block in blocks), strict=True)
+    return attended.logits, list(rows), list(flows)
+
+
+def _on_graph(task: Task, blocks: list[int], composite: CompositeName) -> Features:
+    recording = task.record(COMPOSITES[composite], BlockFeatures(tuple(blocks)))
+    if not recording.roots:
+        raise task.refuse(
+            "no block of it was found or entered, so there are no features", verdict="is not supported yet"
+        )
+    flows = recording.backward(task.seed(recording.logits))
+    picture = task.inputs.modality == "image"
+
+    def lined_up(features: Tensor) -> Tensor:
+        """``[B, N, D]``: rows and columns of a picture behind one another, of several versions of a token all
+        channels."""
+        own = batch_first(features, recording.run)
+        return own.flatten(1, -2) if picture or own.dim() < 4 else own.flatten(2)
+
+    return recording.logits, [lined_up(r.detach()) for r in recording.roots], [lined_up(f) for f in flows]
 
 
 def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from whyformer.methods.attended import AttendedPass
 from whyformer.methods.registry import Count, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.shares import DROPPED, ShareRules
-from whyformer.tape.program import read_program
 from whyformer.tape.streams import is_passed
 from whyformer.tape.walking import walk_forward
 
@@ -70,13 +69,12 @@ def _of_tape(task: Task, attended: AttendedPass, batch_size: int) -> tuple[Tenso
     whole, stream, rows = attended.whole, attended.stream, attended.layout.rows
     seed, entry = task.seed(attended.logits), stream.blocks[0].entry
     starts = whole.starts(task.read, seed)
-    program = read_program(whole.tape, rows.begun.values(), starts)
-    if not is_passed(program, entry):
+    if not is_passed(attended.program, entry):
         raise task.refuse("not all that the target depends on enters its first block")
     mask = task.inputs.row_mask
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
-    found = walk_forward(program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    found = walk_forward(attended.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
     values = torch.stack([rules.total(n, shares, starts[n]) for n, shares in found.items()]).sum(0)
     attended.release()
     return attended.logits, seed, values.T

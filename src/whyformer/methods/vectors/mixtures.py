@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -13,7 +12,6 @@ from whyformer.errors import ModelError, UnknownOperation
 from whyformer.methods.attended import AttendedPass
 from whyformer.methods.task import Task
 from whyformer.rules.vectors import VectorRules
-from whyformer.tape.program import Program, read_program
 from whyformer.tape.walking import walk_forward
 
 __all__ = ["Mixture", "Place", "VectorPass", "vectors_on_tape"]
@@ -79,19 +77,22 @@ class Mixture:
 
 
 class VectorPass(Protocol):
-    """The vectors of all blocks of one pass.
-
-    Attributes:
-        logits: ``[B, C]`` of the plain forward pass.
-        row: ``[B, N]``, how much the logits read each row of the last state.
-        blocks: numbers of the blocks.
-    """
-
-    logits: Tensor
-    row: Tensor
+    """The vectors of all blocks of one pass."""
 
     @property
-    def blocks(self) -> list[int]: ...
+    def logits(self) -> Tensor:
+        """``[B, C]`` of the plain forward pass."""
+        ...
+
+    @property
+    def row(self) -> Tensor:
+        """``[B, N]``, how much the logits read each row of the last state."""
+        ...
+
+    @property
+    def blocks(self) -> list[int]:
+        """Numbers of the blocks."""
+        ...
 
     def at(self, block: int, place: Place) -> Mixture:
         """Return the mixture of a block.
@@ -112,25 +113,21 @@ def vectors_on_tape(task: Task) -> VectorPass | None:
     attended = task.attended()
     if attended is None:
         return None
-    row = task.row_read(attended)
-    starts = attended.whole.starts(attended.read, torch.ones_like(attended.logits))
-    program = read_program(attended.whole.tape, attended.layout.rows.begun.values(), starts)
-    return _TapeVectors(task, attended, program, row)
+    return _TapeVectors(task, attended, task.row_read(attended))
 
 
-@dataclass
 class _TapeVectors:
-    task: Task
-    attended: AttendedPass
-    program: Program
-    row: Tensor
-
-    def __post_init__(self) -> None:
+    def __init__(self, task: Task, attended: AttendedPass, row: Tensor) -> None:
+        self.task, self.attended, self._row = task, attended, row
         self.others: dict[int, bool] = {}  # block -> whether another branch is added to the same sum
 
     @property
     def logits(self) -> Tensor:
         return self.attended.logits
+
+    @property
+    def row(self) -> Tensor:
+        return self._row
 
     @property
     def blocks(self) -> list[int]:
@@ -149,8 +146,9 @@ class _TapeVectors:
         rules = VectorRules(tape, attended.layout.rows, attention, places["sum"])
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
-            found = walk_forward(self.program, rules.begin_block(attended.stream.blocks[block].entry), wanted, rules)
-            self.others[block] = not rules.is_whole(self.program, places["sum"])
+            start = rules.begin_block(attended.stream.blocks[block].entry)
+            found = walk_forward(attended.program, start, wanted, rules)
+            self.others[block] = not rules.is_whole(attended.program, places["sum"])
             mixtures = {n: self._mixture(block, rules, n, found[n].parts, found[n].rest) for n in wanted if n in found}
             state = attended.features(places[first], tape[places[first]])
         except (UnknownOperation, ModelError) as error:
@@ -173,31 +171,12 @@ class _TapeVectors:
         constant = None if rest is None else self.attended.features(n, rest)
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
-    @cached_property
-    def _makers(self) -> dict[int, tuple[str, int]]:
-        """Value -> (kind of its unit, that unit's first entry)."""
-        return {r: (u.kind, u.entries[0]) for u in self.program.units for r in u.exits}
-
     def _places(self, block: int) -> dict[Place, int] | None:
         """The numbers of the values at which a block's vectors are looked at."""
-        stream = self.attended.stream
-        spine, own = stream.spine, stream.blocks[block]
-        begin, end = spine.index(own.entry), spine.index(own.exit)
-        if begin + 1 > end:
+        own = self.attended.stream.blocks[block]
+        path = self.attended.path(own.entry, own.exit)
+        if len(path) < 2:
             return None
-        first = self._behind_norm(begin + 1, end)
-        second = self._behind_norm(min(first + 1, end), end) if first > begin + 1 else first
-        return {"sum": spine[begin + 1], "norm": spine[first], "output": spine[second]}
-
-    def _behind_norm(self, i: int, end: int) -> int:
-        """Position on the spine behind a norm that a value goes through, with its weight and bias; ``i`` if there is
-        none."""
-        spine, kinds = self.attended.stream.spine, ("view", "norm")
-        at, passed = i, False
-        while at < end and self._makers.get(spine[at + 1], ("", -1))[0] in kinds:
-            kind, entry = self._makers[spine[at + 1]]
-            if entry != spine[at]:
-                break
-            at, passed = at + 1, passed or kind == "norm"
-            kinds = ("view", "scale", "shift") if passed else kinds
-        return at if passed else i
+        first = self.attended.behind_norm(path, 1)
+        second = self.attended.behind_norm(path, min(first + 1, len(path) - 1)) if first > 1 else first
+        return {"sum": path[1], "norm": path[first], "output": path[second]}

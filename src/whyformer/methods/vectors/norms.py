@@ -126,13 +126,17 @@ def states_of(task: Task) -> VectorPass:
 
 
 def over_vectors(
-    task: Task, block: int | None, aggregation: Mapping[str, Any] | None, place: Place, fuse: Callable[[Mixture], Tensor]
+    task: Task,
+    block: int | None,
+    aggregation: Mapping[str, Any] | None,
+    place: Place,
+    fuse: Callable[[Mixture], Tensor],
 ) -> Scores:
     """The readout row of the product of the maps ``[B, N, N]`` that ``fuse`` makes of blocks, or of one block's map."""
     task.block(block if block is not None else 0, "block")
     how = Aggregation(layers="product" if block is None else block).with_choices(aggregation).within(task.blocks())
     how.without_heads(task.method, "summed as the model sums them")
     found = states_of(task)
-    wanted = list(filter(how.wants, found.blocks))
+    row, wanted = found.row, list(filter(how.wants, found.blocks))
     maps = {index: fuse(found.at(index, place)) for index in task.progress(wanted, task.method, len(wanted))}
-    return Scores(how.reduce(task.global_maps(maps, found.row.shape[-1]), found.row, task.inputs.row_mask), found.logits)
+    return Scores(how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.row_mask), found.logits)

@@ -35,13 +35,21 @@ class GraphVectors:
 
     def __init__(self, task: Task) -> None:
         self.task, self.watched = task, Watched()
-        recording, self.row = task.readout_pass(*self.watched.probes)
-        self.logits = recording.logits
+        recording, self._row = task.readout_pass(*self.watched.probes)
+        self._logits = recording.logits
         self.groups = {group[0]: group for group in self.watched.groups(task)}
         if not self.groups:
             raise task.refuse("no attention was seen in its forward pass")
         shapes = {n: torch.empty(self.watched.calls[n].shape, device="meta") for n in self.groups}
-        task.global_maps(shapes, self.row.shape[-1])
+        task.global_maps(shapes, self._row.shape[-1])
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits
+
+    @property
+    def row(self) -> Tensor:
+        return self._row
 
     @property
     def blocks(self) -> list[int]:
