@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import ForwardPass, Layout, Read
+from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Stream, is_passed, path_to, readout
@@ -156,6 +156,18 @@ class AttendedPass:
                 raise ModelError(f"the rows of value {value} are not those that attend")
             self._orders[value] = None if torch.equal(own, queries) else place
         return self._orders[value]
+
+    def with_value(self, value: int, other: Tensor) -> AttendedPass:
+        """Record another pass of the model in which a value is another one, of the same shape.
+
+        Raises:
+            ModelError: the model takes another way then.
+        """
+        whole = self.whole
+        changed = record_pass(whole.model, whole.feed, whole.samples, {value: lambda _: other})
+        if changed.tape.signature != whole.tape.signature:
+            raise ModelError("the model takes another way if what its blocks hand on is changed")
+        return replace(self, whole=changed, _orders={})
 
     def release(self) -> None:
         """Drop the values that were computed again."""

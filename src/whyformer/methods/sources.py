@@ -221,13 +221,25 @@ class Sources:
         return rules.tape
 
     def attended(
-        self, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None, *, relevance: bool = False
+        self,
+        values: Mapping[str, Tensor] | None = None,
+        roots: Roots | None = None,
+        *,
+        relevance: bool = False,
+        row_alone: bool = False,
     ) -> AttendedPass | None:
         """A recorded pass on a tape, with the one sequence that attends in it; None if there is none, or it is not the
-        one whose blocks are counted. For ``values`` and ``roots`` see :meth:`recorded`;
-        ``relevance`` needs more than half precision."""
+        one whose blocks are counted.
+
+        Args:
+            values, roots: as for :meth:`recorded`.
+            relevance: relevance is walked back, which needs more than half precision.
+            row_alone: rows behind the one that a target reads play no part.
+        """
         if not self.on_tape or not self.structure.attentions:
             return None
+        if self.replay is not None and not row_alone:
+            raise Apart
         whole = self._changed(values, roots)[0] if values else self.passed()
         if relevance and whole.is_half:
             return None

@@ -22,7 +22,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.attended import AttendedPass
 from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
 from whyformer.methods.passes import ForwardPass, Roots, record_pass
-from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Rules, Scores, Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.facts import Block
@@ -135,11 +135,10 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
-        if self.replay is not None and watch.seen is not None:
-            raise Apart  # maps have rows behind the one that a target reads
         on_tape = self.tape_rules(rules)
         relevance = rules.graph.carrier == "relevance"
-        attended = None if on_tape is None else self.attended(values, roots, relevance=relevance)
+        options = {"relevance": relevance, "row_alone": watch.seen is None}
+        attended = None if on_tape is None else self.attended(values, roots, **options)
         if attended is None or on_tape is None:
             return walk_graph(self, rules.graph, watch, values)
         seed, seen = self.seed(attended.logits), watch.seen
@@ -165,8 +164,6 @@ class Task(Sources):
         Returns:
             The readout row, which is that of ½‖logits‖² and so the same for every class, and what ``fuse`` returned.
         """
-        if self.replay is not None:
-            raise Apart
         attended = self.attended()
         if attended is not None:
             row, kept = self.row_read(attended), {}

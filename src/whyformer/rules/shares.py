@@ -10,7 +10,6 @@ activation by its slope from zero, attention by its true map. A bias belongs to 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from whyformer.rules.multipliers import norm_operand, normalise
 from whyformer.tape.rows import Rows, RowSamples, constant_along
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import repeat_unit
+from whyformer.tape.walking import for_each, repeat_unit
 
 __all__ = ["DROPPED", "ShareRules", "Shares"]
 
@@ -215,13 +214,8 @@ class ShareRules:
         return made
 
     def _each(self, function: Callable[..., Tensor], *parts: Tensor) -> Tensor:
-        """A function of each share: of some at a time by vmap, or one by one where vmap cannot run it."""
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")
-                return torch.vmap(function, chunk_size=self.at_once)(*parts)
-        except RuntimeError:
-            return torch.stack([function(*one) for one in zip(*parts, strict=True)])
+        """A function of each share."""
+        return for_each(function, *parts, at_once=self.at_once)
 
     def _features(self, value: int, x: Tensor) -> tuple[int, ...]:
         """The axes of a value's features: the last, or where rows lie along that, the one along which none do."""

@@ -10,6 +10,7 @@ is the gradient.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ __all__ = [
     "Walk",
     "adjoint",
     "decisions",
+    "for_each",
     "one_branch",
     "repeat_unit",
     "replay",
@@ -353,7 +355,8 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
             could take another way (see :func:`decisions`), or a call that depends on them draws random numbers.
     """
     wanted = list(wanted)
-    taken = decisions(tape, changes)
+    last = max((tape.maker[w].number for w in wanted if w in tape.maker), default=-1)
+    taken = [call for call in decisions(tape, changes) if call.number <= last]
     if taken:
         raise ModelError(
             f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass "
@@ -371,6 +374,22 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
         found = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
     return found
+
+
+def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) -> Tensor:
+    """Return the stacked results of a function of the elements of some tensors along their first axis.
+
+    Args:
+        function: of one element of each tensor.
+        stacked: the tensors.
+        at_once: elements that are computed together by ``torch.vmap``. What it cannot run is computed one by one.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return torch.vmap(function, chunk_size=at_once)(*stacked)
+    except RuntimeError:
+        return torch.stack([function(*one) for one in zip(*stacked, strict=True)])
 
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:

@@ -8,8 +8,9 @@ from torch import Tensor
 from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.engine.hooks import batch_first, laid_out_as
 from whyformer.engine.probes import BlockCalls, Flows
+from whyformer.methods.graphs import NOT_YET, UNREAD
 from whyformer.methods.registry import OptionalBlock, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import Rules, Scores, Task
 
 
 @method(
@@ -36,6 +37,51 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     task.refuse_streams()
     blocks = task.blocks("what leaves them")
     first = task.layer(max(0, blocks - 2) if start_layer is None else start_layer)
+    rules = task.tape_rules(Rules.of(COMPOSITES[composite]))
+    attended = None if rules is None else task.attended()
+    if attended is None or rules is None:
+        return _of_graph(task, first, blocks, composite)
+    logits, last, found = attended.logits, attended.stream.last, list[Tensor]()
+    copies = task.copies(1, logits)
+
+    def observe(_: int, flow: Tensor) -> None:
+        found.append(flow.clamp(min=0).mean(1))
+
+    for index in task.progress(range(first, blocks), "LeGrad", blocks - first):
+        leaving = attended.stream.blocks[index].exit
+        hidden = attended.features(leaving, attended.whole.tape[leaving])
+        share = _share(task, hidden)
+        mean = (hidden * share).sum(1, keepdim=True).expand_as(hidden)
+        head = attended.with_value(last, attended.laid_out(last, mean))
+        seed, gradient = copies.seed(head.logits), list[Tensor]()
+        head.walk(seed, [rules], at={last: lambda flow, into=gradient: into.append(flow)})
+        if not gradient or gradient[0] is None:
+            raise task.refuse(UNREAD, verdict=NOT_YET)
+        start = attended.features(last, gradient[0]).sum(1, keepdim=True) * share
+        attended.walk(seed, [rules], observe, [index], starts={leaving: attended.laid_out(leaving, start)})
+    if not found:
+        raise task.refuse("no attention was seen in its last blocks")
+    return _scores(task, found, logits)
+
+
+def _share(task: Task, hidden: Tensor) -> Tensor:
+    """``[B, N, 1]`` the same share of every row that is no padding."""
+    real = task.inputs.row_mask
+    if real is not None and real.shape != hidden.shape[:2]:
+        raise task.refuse("the rows of its blocks are not its tokens", verdict="is not supported yet")
+    share = torch.ones_like(hidden[..., :1]) if real is None else real[..., None].to(hidden.dtype)
+    return share / share.sum(1, keepdim=True)
+
+
+def _scores(task: Task, positive: list[Tensor], logits: Tensor) -> Scores:
+    """The sum over blocks of (∂f/∂A)⁺ ``[B, N, N]``, averaged over queries that are no padding."""
+    real = task.inputs.row_mask
+    positive = [one if real is None else one * real[..., None] for one in positive]
+    count = positive[0].shape[1] if real is None else real.sum(1, keepdim=True)
+    return Scores(torch.stack([one.sum(1) / count for one in positive]).sum(0), logits)
+
+
+def _of_graph(task: Task, first: int, blocks: int, composite: CompositeName) -> Scores:
     maps: dict[int, Tensor] = {}
     shapes: dict[int, Tensor] = {}
     own = -1
@@ -43,22 +89,17 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         shapes[index] = torch.empty(len(flow), *flow.shape[-2:], device="meta")
         if recording.mode.attention_blocks[index] == own:
-            positive = flow.clamp(min=0).mean(1)
-            maps[index] = positive if real is None else positive * real[..., None]
+            maps[index] = flow.clamp(min=0).mean(1)
 
     calls = BlockCalls()
     recording = task.record(COMPOSITES[composite], Flows(observe, first), calls)
     outputs = [output for *_, output in calls.found]
     if not recording.attentions or len(outputs) < blocks or any(output.dim() != 3 for output in outputs):
         raise task.refuse("its blocks do not all hand on a [batch, tokens, width] matrix, or none of them attends")
-    real = task.inputs.row_mask
     copies = task.copies(1, recording.logits.detach())
     for own in task.progress(range(first, blocks), "LeGrad", blocks - first):
         hidden = recording.run.home(batch_first(outputs[own].detach(), recording.run))
-        if real is not None and real.shape != hidden.shape[:2]:
-            raise task.refuse("the rows of its blocks are not its tokens", verdict="is not supported yet")
-        share = torch.ones_like(hidden[..., :1]) if real is None else real[..., None].to(hidden.dtype)
-        share = share / share.sum(1, keepdim=True)
+        share = _share(task, hidden)
         mean = (hidden * share).sum(1, keepdim=True).expand_as(hidden)
         head = task.record(COMPOSITES[composite], root="output", root_value=mean)
         seed = copies.seed(head.logits)
@@ -68,5 +109,4 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     task.global_maps(shapes, hidden.shape[1])
     if not maps:
         raise task.refuse("no attention was seen in its last blocks")
-    count = hidden.shape[1] if real is None else real.sum(1, keepdim=True)
-    return Scores(torch.stack([one.sum(1) / count for one in maps.values()]).sum(0), recording.logits)
+    return _scores(task, list(maps.values()), recording.logits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -14,10 +15,13 @@ from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import BlockCalls, BlockInputs, Entering
 from whyformer.errors import MissingExtra, WhyformerError
 from whyformer.inputs.removal import values_of
+from whyformer.methods.attended import AttendedPass
+from whyformer.methods.passes import record_pass
 from whyformer.methods.perturbation.vit_cx import outcome
 from whyformer.methods.registry import Count, Natural, method
 from whyformer.methods.task import Scores, Task
 
+Again = Callable[[Task, Tensor], Tensor]
 Ratio = Annotated[float, ("a number between 0 and 1", lambda v: not isinstance(v, bool) and 0 < v < 1)]
 
 
@@ -63,14 +67,11 @@ def tis(
     task.refuse_streams()
     if not task.blocks() or task.structure.windowed:
         raise task.refuse("it has no blocks that all see the same rows")
-    calls, inputs = BlockCalls(), BlockInputs()
-    recording = task.record(GRADIENT, calls, inputs)
-    rows = inputs.found[0].detach()
-    states = [batch_first(call[3].detach(), recording.run).to(rows.device) for call in calls.found]
+    attended = task.attended()
+    logits, rows, states = _states_of_graph(task) if attended is None else _states_of_tape(attended)
     if any(state.shape[:2] != rows.shape[:2] for state in states):
         raise task.refuse("its blocks do not all see the same rows")
     cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
-    logits = recording.logits.detach()
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
     counts = []
@@ -81,17 +82,59 @@ def tis(
         order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :kept].to(own.device)
         chosen = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
         chosen[:, own] = torch.zeros(len(order), len(own), dtype=torch.bool, device=own.device).scatter(1, order, True)
-        scores = _scores(task, b, rows[b], chosen, own, batch_size, target, logits).to(values.dtype)
+        again = _again_on_graph if attended is None else partial(_again_on_tape, attended)
+
+        def value(copies: Task, kept: Tensor, b: int = b, again: Again = again) -> Tensor:
+            return values_of(target, again(copies, kept), [b] * len(kept), logits)
+
+        scores = _scores(task, b, rows[b], chosen, own, batch_size, value).to(values.dtype)
         cover = chosen.sum(0)
         values[b] = (scores[:, None] * chosen).sum(0) / cover.clamp(min=1)
         counts.append(len(order))
     return Scores(values, logits, diagnostics={"masks": counts})
 
 
+def _states_of_tape(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """(logits, ``[B, N, D]`` what enters the first block, what leaves each)."""
+    blocks, tape = attended.stream.blocks, attended.whole.tape
+    entered, *left = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
+    return attended.logits, entered, left
+
+
+def _states_of_graph(task: Task) -> tuple[Tensor, Tensor, list[Tensor]]:
+    calls, inputs = BlockCalls(), BlockInputs()
+    recording = task.record(GRADIENT, calls, inputs)
+    rows = inputs.found[0].detach()
+    states = [batch_first(call[3].detach(), recording.run).to(rows.device) for call in calls.found]
+    return recording.logits.detach(), rows, states
+
+
+def _again_on_tape(attended: AttendedPass, copies: Task, kept: Tensor) -> Tensor:
+    """The logits of copies of a sample if these rows ``[k, n, D]`` enter the first block."""
+    entry, rows, queries = attended.stream.blocks[0].entry, attended.layout.rows, attended.stream.rows
+    shape, label = attended.whole.tape.shapes[entry], rows.of(entry)
+    if len(shape) != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
+        raise ValueError("what enters the first block is no [batch, tokens, width]")
+    is_batch_first = torch.equal(label[..., 0], queries)
+    plain = [len(kept), *shape[1:]] if is_batch_first else [shape[0], len(kept), shape[2]]
+
+    def entering(value: Tensor) -> Tensor:
+        if list(value.shape) != plain:
+            raise ValueError("other calls come before the first block if several samples are given")
+        return kept if is_batch_first else kept.transpose(0, 1)
+
+    feed, samples = copies.fed(copies.inputs), copies.inputs.samples
+    changed = record_pass(copies.model, feed, samples, {entry: entering}, checkpoint=True)
+    return changed.logits(copies.read)
+
+
+def _again_on_graph(copies: Task, kept: Tensor) -> Tensor:
+    return copies.record(GRADIENT, Entering(kept)).logits.detach()
+
+
 def _scores(
-    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int,
-    target: Callable[[Tensor], Tensor], logits: Tensor,
-) -> Tensor:  # fmt: skip
+    task: Task, sample: int, rows: Tensor, chosen: Tensor, patches: Tensor, batch_size: int, value: Again
+) -> Tensor:
     """``[k]`` what the target is for one sample if only some of its rows ``[N, D]`` enter the first block."""
     always = torch.ones_like(chosen[0])
     always[patches] = False
@@ -103,10 +146,9 @@ def _scores(
         kept = torch.stack([rows[mask] for mask in some])
         copies = one.with_tensor(one.tensor.repeat_interleave(len(kept), 0))
         try:
-            recording = replace(task, inputs=copies).record(GRADIENT, Entering(kept))
+            found.append(value(replace(task, inputs=copies), kept))
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, WhyformerError):
                 raise
             raise task.refuse("its blocks cannot do without some of their rows") from error
-        found.append(values_of(target, recording.logits.detach(), [sample] * len(kept), logits))
     return torch.cat(found)

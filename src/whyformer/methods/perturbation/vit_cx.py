@@ -62,15 +62,11 @@ def vit_cx(
     except ImportError as error:
         raise MissingExtra('vit_cx needs scikit-learn: pip install "whyformer[methods]"') from error
     task.blocks("the last block")
-    recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
-    if not recording.roots:
-        raise task.refuse("its last block was not entered, so there are no features")
-    logits = recording.logits.detach()
+    logits, rows = _features(task)
     target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
-    rows = batch_first(recording.roots[-1].detach(), recording.run).to(task.inputs.tensor.device)
-    features = _feature_grid(task, rows.flatten(1, -2))
+    features = _feature_grid(task, rows.to(task.inputs.tensor.device))
     size = task.inputs.image_size
     assert size is not None
     clean = target(logits)
@@ -98,6 +94,18 @@ def vit_cx(
             weighted = torch.einsum("k,khw->hw", torch.cat(scores), masks)
             saliency[b] = torch.where(cover > 0, weighted / torch.where(cover > 0, cover, 1), 0) / counts[b]
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
+
+
+def _features(task: Task) -> tuple[Tensor, Tensor]:
+    """(logits, ``[B, N, D]`` what the last block's attention reads, behind its first normalisation)."""
+    attended = task.attended()
+    if attended is not None:
+        number = attended.input_of_attention(-1)
+        return attended.logits, attended.features(number, attended.whole.tape[number])
+    recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
+    if not recording.roots:
+        raise task.refuse("its last block was not entered, so there are no features")
+    return recording.logits.detach(), batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2)
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:

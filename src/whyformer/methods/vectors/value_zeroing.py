@@ -17,11 +17,15 @@ from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
 from whyformer.engine.trace import Key
 from whyformer.errors import MethodNotApplicable
+from whyformer.methods.attended import AttendedPass
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Pass
+from whyformer.tape.rows import slim
+from whyformer.tape.structure import positions
+from whyformer.tape.walking import decisions, for_each, replay
 
 Distance = Literal["cosine", "euclidean", "dot"]
 
@@ -70,6 +74,9 @@ def value_zeroing(
         task.layer(block, "block")
     if not task.one_sequence:
         return _across(task, how, distance, int(batch_size))
+    attended = task.attended()
+    if attended is not None and not _decides(attended):
+        return _on_tape(task, attended, how, distance, int(batch_size))
     shapes: dict[int, Tensor] = {}
 
     def watch(call: AttentionCall) -> None:
@@ -83,17 +90,77 @@ def value_zeroing(
     if set(recording.mode.attention_blocks) != set(range(len(kept.found))):
         raise task.refuse("no attention was seen in some of its blocks")
     chosen = [b for b in range(len(kept.found)) if how.wants(b)]
-    real = torch.ones_like(row, dtype=torch.bool)
-    if task.inputs.row_mask is not None and task.inputs.row_mask.shape == row.shape:
-        real = task.inputs.row_mask
+    real = _real(task, row)
     jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
-    maps = [
-        one / torch.where(one.sum(-1) > 0, one.sum(-1), 1)[..., None]
-        for one in _run(task, recording, kept, jobs, distance, int(batch_size))
-    ]
-    values = how.reduce(maps, row, real)
+    maps = _run(task, recording, kept, jobs, distance, int(batch_size))
+    values = how.reduce(list(map(_scaled, maps)), row, real)
     return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
 
+
+def _real(task: Task, row: Tensor) -> Tensor:
+    """``[B, N]`` True at rows that are no padding."""
+    mask = task.inputs.row_mask
+    return mask if mask is not None and mask.shape == row.shape else torch.ones_like(row, dtype=torch.bool)
+
+
+def _scaled(maps: Tensor) -> Tensor:
+    """Rows divided by their sums; rows of zeros stay."""
+    sums = maps.sum(-1, keepdim=True)
+    return maps / torch.where(sums > 0, sums, 1)
+
+
+# -- on a tape -------------------------------------------------------------------------------------------------------
+def _values(attended: AttendedPass, block: int) -> list[int]:
+    """Numbers of what the maps of a block weigh."""
+    return [piece.value for piece in attended.attentions[block].pieces if piece.value is not None]
+
+
+def _decides(attended: AttendedPass) -> bool:
+    """True if a block decides by what attention made, as with experts, so that it cannot be repeated with a change; or
+    if what its maps weigh is unknown."""
+    tape, blocks = attended.whole.tape, attended.stream.blocks
+    for index, block in enumerate(blocks):
+        values, last = _values(attended, index), tape.maker[block.exit].number
+        known = len(values) == len(attended.attentions[index].pieces)
+        if not known or any(call.number <= last for call in decisions(tape, values)):
+            return True
+    return False
+
+
+def _on_tape(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
+    how, row = how.within(len(attended.attentions)), task.row_read(attended)
+    real = _real(task, row)
+    tokens = [t for t in range(attended.tokens) if bool(real[:, t].any())]
+    chosen = [b for b in range(len(attended.attentions)) if how.wants(b)]
+    step = max(1, batch_size // task.inputs.batch)
+    work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]
+    maps: dict[int, Tensor] = {}
+    for b, some in task.progress(work, "value zeroing", len(work)):
+        leaving = attended.stream.blocks[b].exit
+        plain = attended.features(leaving, attended.whole.tape[leaving])
+        if b not in maps:
+            maps[b] = plain.new_zeros(*row.shape, row.shape[1], dtype=_wide(plain))
+        changed = torch.stack([attended.features(leaving, one) for one in _without(attended, b, some)])
+        maps[b][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
+    attended.release()
+    scaled = [_scaled(one * real[:, None].to(one.device)) for one in maps.values()]
+    diagnostics = {"block_passes": len(chosen) * len(tokens)}
+    return Scores(how.reduce(scaled, row, real), attended.logits, diagnostics=diagnostics)
+
+
+def _without(attended: AttendedPass, block: int, tokens: list[int]) -> Tensor:
+    """``[k, ...]`` what leaves a block if the values of each of k tokens are zero."""
+    tape, rows, leaving = attended.whole.tape, attended.layout.rows, attended.stream.blocks[block].exit
+    place = positions(attended.stream.rows, len(rows))
+    places = {n: place[slim(rows.of(n))].to(tape.device(n)) for n in _values(attended, block)}
+
+    def changed(token: Tensor) -> Tensor:
+        return replay(tape, {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}, [leaving])[0]
+
+    return for_each(changed, torch.tensor(tokens, device=tape.device(leaving)), at_once=len(tokens))
+
+
+# -- on a graph ------------------------------------------------------------------------------------------------------
 
 def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
     """Streams that look at one another: of a block whose rows look at other rows too, the values of these are zeroed as
