@@ -16,13 +16,13 @@ from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import batch_first, block_hooks, lookups
 from whyformer.engine.isolation import inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
-from whyformer.engine.precision import in_half_precision, single, widened
 from whyformer.engine.probes import BlockCalls, BlockInputs, Probe, Projections
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError, Strayed
 from whyformer.models.ends import confirmed, end_of, watching
 from whyformer.models.facts import Block, facts, groups_of
 from whyformer.models.output import Output, with_leaves
+from whyformer.models.precision import in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite, row_of
 from whyformer.models.structure import as_written, sequence_first
 from whyformer.models.walking import modules

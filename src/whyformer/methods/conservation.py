@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.engine.precision import agreement
 from whyformer.engine.run import Recording
+from whyformer.models.precision import agreement
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.walking import Step
 

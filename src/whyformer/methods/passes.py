@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
 from whyformer.models.ends import apart, end_in
 from whyformer.models.output import Output, with_tensors
+from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor
@@ -36,7 +37,16 @@ from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["ForwardPass", "Layout", "RootedPass", "Roots", "changed_pass", "find_roots", "record_pass"]
+__all__ = [
+    "ForwardPass",
+    "Layout",
+    "RootedPass",
+    "Roots",
+    "changed_pass",
+    "find_roots",
+    "record_pass",
+    "record_wide_pass",
+]
 
 Feed = tuple[tuple[Any, ...], dict[str, Any]]
 Read = Callable[[Output], Tensor]
@@ -69,6 +79,7 @@ class ForwardPass:
         tape: the calls and values.
         raw: what the model returned.
         end: the function that makes what the model returned of its logits; None if there is none.
+        precision: of a float32 copy of a model in half precision, how far both agree.
     """
 
     model: nn.Module
@@ -77,6 +88,7 @@ class ForwardPass:
     tape: Tape
     raw: Any
     end: EndFunction | None
+    precision: dict[str, Any] | None = None
     _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
 
     def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
@@ -212,6 +224,26 @@ def record_pass(
         whole = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
         _refuse_values_from_nowhere(whole, weights)
     return whole
+
+
+def record_wide_pass(
+    model: nn.Module, feed: Feed, read: Read, samples: Tensor | None = None, *, checkpoint: bool = False
+) -> ForwardPass:
+    """Do :func:`record_pass` in float32 or wider: without autocast, and of a model in half precision with a copy.
+
+    Args:
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        model, feed, samples, checkpoint: as for :func:`record_pass`.
+
+    Raises:
+        ModelError: the model cannot be copied.
+    """
+    half = in_half_precision(model, feed, read, samples)
+    if half is not None:
+        (model, _), feed = single(model, []), widened(feed)
+    with torch._C._DisableAutocast():
+        whole = record_pass(model, feed, samples, checkpoint=checkpoint)
+    return whole if half is None else replace(whole, precision=agreement(*half, whole.logits(read)))
 
 
 _BETWEEN: Recent[tuple[int, frozenset[int]]] = Recent(16)  # (signature, values between blocks) of a pass
@@ -408,7 +440,7 @@ class RootedPass:
     @property
     def balance(self) -> Balance:
         """The relevance of each sample on the last way back."""
-        return self._sums[-1].balance
+        return replace(self._sums[-1].balance, precision=self.whole.precision)
 
 
 # -- values from nowhere ---------------------------------------------------------------------------------------------

@@ -34,14 +34,14 @@ class Replay:
     Attributes:
         read: the row of the output that the present target is about.
         made: (recording, what it was asked with, its observers) in order.
-        whole: the pass on a tape, which serves every target.
+        whole: the passes on a tape, which serve every target; True for that in float32.
     """
 
     model: nn.Module
     inputs: Inputs
     read: Callable[[Output], Tensor]
     made: list[tuple[Recording, Any, list[_Observer]]] = field(default_factory=list)
-    whole: ForwardPass | None = None
+    whole: dict[bool, ForwardPass] = field(default_factory=dict)
     _next: int = 0
 
     def turn(self, read: Callable[[Output], Tensor]) -> None:
@@ -74,21 +74,22 @@ class Replay:
             recording.logits = self.read(recording.output)
         return recording
 
-    def passed(self, inputs: Inputs, make: Callable[[], ForwardPass]) -> ForwardPass:
-        """What ``make`` records, once for all targets.
+    def passed(self, inputs: Inputs, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
+        """What ``make`` records, once for all targets; ``apart`` for a pass in float32.
 
         Raises:
             Apart: these are other inputs.
         """
         if inputs is not self.inputs:
             raise Apart
-        self.whole = self.whole or make()
-        return self.whole
+        if apart not in self.whole:
+            self.whole[apart] = make()
+        return self.whole[apart]
 
     @property
     def used(self) -> bool:
         """Whether something was recorded."""
-        return bool(self.made) or self.whole is not None
+        return bool(self.made or self.whole)
 
     def _row(self, output: Output) -> Tensor:
         return self.read(output)
@@ -98,7 +99,7 @@ class Replay:
         for recording, _, _ in self.made:
             recording.release()
         self.made.clear()
-        self.whole = None
+        self.whole.clear()
 
 
 @dataclass

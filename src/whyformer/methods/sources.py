@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from whyformer.composites import named
 from whyformer.engine.mixing import enters
 from whyformer.engine.places import Places, entering_places
-from whyformer.engine.precision import HALF
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
@@ -29,6 +28,7 @@ from whyformer.methods.replay import Apart, Replay
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
+from whyformer.models.precision import HALF
 from whyformer.rules.core import Composite
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.registered import declarations
@@ -205,20 +205,20 @@ class Sources:
         seen = self.structure.plain and (bool(self.structure.attentions) or not text)
         return seen and self.inputs.choices is None and not declarations()
 
-    def passed(self) -> ForwardPass:
-        """One recorded pass of the inputs, which several targets or methods may share."""
+    def passed(self, *, wide: bool = False) -> ForwardPass:
+        """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
+        for relevance."""
         raise TypeError("only a whole task can be recorded")
 
-    @cached_property
-    def _in_half_precision(self) -> bool:
-        """Whether the model has parameters of 16 bits, in which relevance itself would be noise."""
-        return any(parameter.dtype in HALF for parameter in self.model.parameters())
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether a pass of the model is in half precision: by its parameters, or by autocast around it."""
+        half = any(parameter.dtype in HALF for parameter in self.model.parameters())
+        return half or torch._C._is_any_autocast_enabled()
 
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
-        if not self.on_tape or (rules.graph.carrier == "relevance" and self._in_half_precision):
-            return None
-        return rules.tape
+        return rules.tape if self.on_tape else None
 
     def attended(
         self,
@@ -233,15 +233,15 @@ class Sources:
 
         Args:
             values, roots: as for :meth:`recorded`.
-            relevance: relevance is walked back, which needs more than half precision.
+            relevance: relevance is walked back.
             row_alone: rows behind the one that a target reads play no part.
         """
         if not self.on_tape or not self.structure.attentions:
             return None
         if self.replay is not None and not row_alone:
             raise Apart
-        whole = self._changed(values, roots)[0] if values else self.passed()
-        if relevance and whole.is_half:
+        whole = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
+        if relevance and whole.is_half:  # under autocast inside of the model
             return None
         attended = attended_pass(whole, self.sources, self.read)
         counted = attended is not None and len(attended.attentions) == len(self.structure.attentions)
@@ -262,10 +262,11 @@ class Sources:
         if rules is None:
             return self.begin(both.graph, **({"values": values} if values else {}))
         if not values:
-            whole = self.passed()
-            if rules.carrier == "relevance" and whole.is_half:
+            is_relevance = rules.carrier == "relevance"
+            whole = self.passed(wide=is_relevance)
+            if is_relevance and whole.is_half:  # under autocast inside of the model
                 return self.begin(both.graph)
-            layout = whole.layout(self.sources) if rules.carrier == "relevance" else None
+            layout = whole.layout(self.sources) if is_relevance else None
             return RootedPass(whole, find_roots(whole, self.sources), rules, self.read, layout)
         whole, roots = self._changed(values, roots)
         return RootedPass(whole, roots, rules, self.read, moved=True)

@@ -21,7 +21,7 @@ from whyformer.errors import InputError, MethodNotApplicable, Strayed, Whyformer
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import AttendedPass
 from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
-from whyformer.methods.passes import ForwardPass, Roots, record_pass
+from whyformer.methods.passes import ForwardPass, Roots, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.sources import Rules, Scores, Sources, readout_row
 from whyformer.methods.together import Together
@@ -107,16 +107,20 @@ class Task(Sources):
         self.recordings.append(weakref.ref(recording))
         return recording
 
-    def passed(self) -> ForwardPass:
-        """One recorded pass of the inputs, which several targets or methods may share."""
+    def passed(self, *, wide: bool = False) -> ForwardPass:
+        """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
+        for relevance."""
 
         def made() -> ForwardPass:
             feed, samples = self.fed(self.inputs), self.inputs.samples
+            if wide:
+                return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.checkpoint)
             return record_pass(self.model, feed, samples, checkpoint=self.checkpoint)
 
+        apart = wide and self.in_half_precision
         if self.replay is not None:
-            return self.replay.passed(self.inputs, made)
-        return made() if self.together is None else self.together.passed(self, made)
+            return self.replay.passed(self.inputs, made, apart)
+        return made() if self.together is None else self.together.passed(self, made, apart)
 
     def walk(
         self,
@@ -153,7 +157,8 @@ class Task(Sources):
         walked = attended.walk(seed, [*first_run, on_tape], at, watch.blocks, watch.entering)
         if walked.row is None and seen is not None:
             raise self.refuse(UNREAD, verdict=NOT_YET)
-        return MapWalk(attended.logits, walked.row, None if walked.sums is None else walked.sums.balance)
+        balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.whole.precision)
+        return MapWalk(attended.logits, walked.row, balance)
 
     def map_pass(self, fuse: Callable[[int, int, Callable[[], Tensor]], Tensor | None]) -> tuple[MapWalk, list[Tensor]]:
         """Run the model once and look at the maps of all blocks, one of which is in memory at a time.

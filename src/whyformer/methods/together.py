@@ -42,7 +42,7 @@ class Together:
     off: bool = False
     views: int = 0
     failed: list[Exception] = field(default_factory=list)
-    _passed: tuple[Inputs, Mapping[str, Any], ForwardPass] | None = None
+    _passed: dict[bool, tuple[Inputs, Mapping[str, Any], ForwardPass]] = field(default_factory=dict)
 
     def around(self, make: Callable[..., T]) -> T:
         """Return what ``make(together=...)`` returns. A method that fails with the shared pass is tried alone, so that
@@ -61,17 +61,18 @@ class Together:
                 self.release()
         return make(together=None)
 
-    def passed(self, task: Sources, make: Callable[[], ForwardPass]) -> ForwardPass:
+    def passed(self, task: Sources, make: Callable[[], ForwardPass], apart: bool = False) -> ForwardPass:
         """Return what ``make`` records, once for all methods of the same inputs, unless the model was changed
-        meanwhile."""
+        meanwhile; ``apart`` for a pass in another precision than that of the model."""
         if self.off:
             return make()
-        if self._passed is None or self._passed[0] is not task.inputs or changes(task.model, self._passed[1]):
-            self._passed = None
-            self._passed = task.inputs, parameters(task.model), make()
+        known = self._passed.get(apart)
+        if known is None or known[0] is not task.inputs or changes(task.model, known[1]):
+            self._passed.pop(apart, None)  # before the next one takes memory
+            self._passed[apart] = known = task.inputs, parameters(task.model), make()
         self.views += 1
-        return self._passed[2]
+        return known[2]
 
     def release(self) -> None:
         """Drop the pass."""
-        self._passed = None
+        self._passed.clear()
