@@ -91,7 +91,7 @@ class Sums:
         def arrived(*flows: Tensor | None) -> None:
             flow = flows[self.run]
             if flow is not None:
-                self._blocks[block] = self.samples.sums(value, flow).to(self.seed.device)
+                self._blocks[block] = self._of_samples(value, flow)
 
         return arrived
 
@@ -103,9 +103,14 @@ class Sums:
         books = [(n, flow, 1) for n, flow in got.items()] + [(n, flow, -1) for n, flow in parts]
         for n, flow, sign in books:
             if self.rows.labels.get(n):
-                found, kind = self.samples.sums(n, flow), step.unit.kind
-                found = sign * (found.real + found.imag if found.is_complex() else found).double().to(self.seed.device)
+                found, kind = self._of_samples(n, flow), step.unit.kind
+                found = sign * (found.real + found.imag if found.is_complex() else found).double()
                 self._lost[kind] = self._lost[kind] + found if kind in self._lost else found
+
+    def _of_samples(self, value: int, flow: Tensor) -> Tensor:
+        """``[B]`` the sum of each sample, which may be several texts."""
+        found = self.samples.sums(value, flow).to(self.seed.device)
+        return found.reshape(len(self.seed), -1).sum(-1)
 
     @property
     def balance(self) -> Balance:

@@ -119,7 +119,8 @@ class ForwardPass:
         if key not in self._layouts:
             tape, outputs = self.tape, sorted(self.outputs.values())
             fed = {name: _argument(self.feed, side.scored) for name, side in sources.items()}
-            rows = find_rows(tape, find_sources(tape, fed), outputs)
+            several = [name for name, side in sources.items() if side.choices is not None]
+            rows = find_rows(tape, find_sources(tape, fed, several), outputs)
             program = read_program(tape, rows.begun.values(), outputs)
             attentions = find_attentions(program, tape, rows)
             self._layouts[key] = Layout(rows, attentions, find_streams(program, tape, rows, attentions))

@@ -199,11 +199,8 @@ class Sources:
 
     @cached_property
     def on_tape(self) -> bool:
-        """Whether composites of multipliers walk over a tape to these inputs: one sequence that attends, or a
-        picture."""
-        text = any(side.modality == "text" for side in self.sources.values())
-        seen = self.structure.plain and (bool(self.structure.attentions) or not text)
-        return seen and self.inputs.choices is None and not declarations()
+        """Whether a pass is walked over on a tape: of one sequence, or a picture."""
+        return self.structure.plain and not declarations()
 
     def passed(self, *, wide: bool = False) -> ForwardPass:
         """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
@@ -218,6 +215,9 @@ class Sources:
 
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
+        text = any(side.modality == "text" for side in self.sources.values())
+        if rules.graph.carrier == "relevance" and text and not self.structure.attentions:
+            return None  # which row of its values belongs to which sample is not always known
         return rules.tape if self.on_tape else None
 
     def attended(

@@ -118,9 +118,9 @@ class ShareRules:
         weights = torch.where(total > 0, sizes / torch.where(total > 0, total, 1), equal)
         return Shares(torch.addcmul(shares.parts, weights, rest), is_alone=shares.is_alone)
 
-    def total(self, value: int, shares: Shares, flow: Tensor) -> Tensor:
-        """Return ``[S, B]``, the sum of each share of an output times what a target takes of it."""
-        each = (-1, len(self.real), flow.numel() // len(self.real))
+    def total(self, value: int, shares: Shares, flow: Tensor, batch: int) -> Tensor:
+        """Return ``[S, B]``, the sum of each share of an output of B samples times what a target takes of it."""
+        each = (-1, batch, flow.numel() // batch)
         parts = self.settled(value, shares).parts.split(self.at_once)
         return torch.cat([(p * flow).reshape(each).sum(-1) for p in parts])
 

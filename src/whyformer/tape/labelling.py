@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -60,8 +60,13 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     return rows
 
 
-def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
+def find_sources(tape: Tape, inputs: dict[str, Tensor], several: Container[str] = ()) -> list[Source]:
     """Return sources for the inputs of a model.
+
+    Args:
+        tape: a recorded pass.
+        inputs: the tensors that were passed to the model, by name.
+        several: names of inputs ``[B, C, N]`` that hold several texts of each sample.
 
     Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``. The features of
     other inputs lie along the axis that is the channels of the first convolution that reads them, which may be behind
@@ -73,7 +78,9 @@ def find_sources(tape: Tape, inputs: dict[str, Tensor]) -> list[Source]:
         n = tape.number(tensor)
         channels = _channels(tape, n)
         default = -3 if tensor.dim() > 3 else -1 if tensor.dim() > 2 else None
-        found.append(Source(name, n, None if not tape.floating(n) else default if channels is None else channels))
+        features = None if not tape.floating(n) else default if channels is None else channels
+        texts = tuple(range(tensor.shape[:2].numel())) if name in several else None
+        found.append(Source(name, n, features, texts))
     return found
 
 
@@ -143,7 +150,8 @@ class _Following:
     def _begin(self, source: Source) -> None:
         shape = self.tape.shapes[source.value]
         samples = torch.arange(shape[0]) if source.samples is None else torch.tensor(source.samples)
-        samples = samples.view(-1, *(1,) * (len(shape) - 1))
+        lead = 2 if len(samples) == shape[:2].numel() != shape[0] else 1
+        samples = samples.view(*shape[:lead], *(1,) * (len(shape) - lead))
         if not self.tape.floating(source.value):
             samples = samples.expand(shape)
             self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)

@@ -92,7 +92,8 @@ class Source:
         name: of the input.
         value: its number on the tape.
         features: the axis of a row's features; None if each element is a row, such as token ids.
-        samples: sample of each entry along the first axis, where rows of all samples are packed; None if each is one.
+        samples: sample of each entry along the first axis, where rows of all samples are packed, or along the first
+            two, where each sample has several texts that count as samples; None if each entry is one.
     """
 
     name: str

@@ -81,7 +81,8 @@ def path_to(above: Mapping[int, int], n: int) -> list[int]:
 
 def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
     """Return what enters the first block: the last value before the first attention through which all paths from the
-    rows of an input to the output pass, and which holds all these rows and no other.
+    rows of an input to the output pass, and which holds all these rows and no other. Without attention, the last such
+    value before the first sum of two branches.
 
     Args:
         program: from where the rows of the input begin to the output.
@@ -90,9 +91,9 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
         source: name of the input.
 
     Returns:
-        Number of the value; None if there is no attention or no such value.
+        Number of the value; None if there is no such value.
     """
-    first = min((a.map for a in attentions), default=-1)
+    first = min([a.map for a in attentions] or _sums(program), default=-1)
     numbers = next((f.numbers for f in rows.families if f.source == source), None)
     if numbers is None:
         return None

@@ -44,9 +44,9 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     """
     task.refuse_streams()
     task.blocks("what enters the first")
-    if task.structure.windowed and not task.inputs.choices:
-        raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
     attended = task.attended()
+    if attended is None and task.structure.windowed and not task.inputs.choices:
+        raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
     try:
         logits, seed, values = _of_graph(task, batch_size) if attended is None else _of_tape(task, attended, batch_size)
     except Lost as lost:
@@ -75,7 +75,7 @@ def _of_tape(task: Task, attended: AttendedPass, batch_size: int) -> tuple[Tenso
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
     found = walk_forward(attended.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
-    values = torch.stack([rules.total(n, shares, starts[n]) for n, shares in found.items()]).sum(0)
+    values = torch.stack([rules.total(n, shares, starts[n], len(seed)) for n, shares in found.items()]).sum(0)
     attended.release()
     return attended.logits, seed, values.T
 

@@ -1,0 +1,207 @@
+"""Rules of shares, each written out: linear maps, biases, norms, activations, gates; and heads that are written otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import whyformer
+from whyformer.errors import UnknownOperation
+from whyformer.rules.shares import DROPPED, ShareRules
+from whyformer.tape.labelling import find_rows, find_sources
+from whyformer.tape.program import read_program
+from whyformer.tape.recording import record
+from whyformer.tape.walking import walk_forward
+
+B, N, D = 2, 4, 6
+
+
+class Function(nn.Module):
+    """A function of ``[B, N, D]`` with some weights."""
+
+    def __init__(self, function: Callable[[Function, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.function = function
+        self.layer, self.rows = nn.Linear(D, D).double(), torch.randn(N, N).double()
+        self.scale, self.shift = nn.Parameter(torch.rand(D).double()), nn.Parameter(torch.randn(D).double())
+        self.conv = nn.Conv1d(D, D, 3, padding=1, bias=False).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def shares(function: Callable[[Function, Tensor], Tensor], x: Tensor, at_once: int = 3) -> tuple[Function, Tensor, Tensor]:
+    """(the model, its output, ``[N, ...]`` the share of each row of x)."""
+    model = Function(function)
+    tape, raw = record(model, x)
+    entry, out = tape.number(x), tape.number(raw)
+    rows = find_rows(tape, find_sources(tape, {"x": x}), [out])
+    queries = rows.families[1].numbers
+    rules = ShareRules(tape, rows, torch.ones(B, N, dtype=torch.bool), at_once)
+    found = walk_forward(read_program(tape, [entry], out), {entry: rules.begin(entry, queries)}, [out], rules, DROPPED)
+    return model, raw, rules.settled(out, found[out]).parts
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(0)).double()
+
+
+def alone(x: Tensor) -> Tensor:
+    """``[N, B, N, D]`` each row with all others 0."""
+    return torch.eye(N).double()[:, None, :, None] * x
+
+
+LINEAR: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "layer": lambda m, x: x @ m.layer.weight,
+    "rows": lambda m, x: m.rows @ x,
+    "convolution": lambda m, x: m.conv(x.mT).mT,
+    "heads": lambda m, x: x.unflatten(-1, (2, 3)).transpose(1, 2).flatten(0, 1),
+    "pieces": lambda m, x: torch.cat([x[:, 1:], x[:, :1] * 2], 1),
+    "sum": lambda m, x: x + (x @ m.layer.weight) / 3 - x.mean(1, keepdim=True),
+    "filled": lambda m, x: x.masked_fill(torch.tensor([True, False] * 3), 0.0),
+    "written in place": lambda m, x: x.clone().mul_(2).add_(x.flip(1)),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize("name", LINEAR)
+def test_a_linear_map_acts_on_each_share(name: str, at_once: int, x: Tensor) -> None:
+    model, out, parts = shares(LINEAR[name], x, at_once)
+    torch.testing.assert_close(parts, torch.stack([model(one) for one in alone(x)]))
+    torch.testing.assert_close(parts.sum(0), out)
+
+
+def test_a_bias_is_shared_out_by_its_product_with_each_share(x: Tensor) -> None:
+    mixed = lambda m, x: F.relu(m.layer(m.rows @ x)) * 0 + m.layer(m.rows @ x)  # noqa: E731  the bias is that of the layer
+    model, out, parts = shares(mixed, x)
+    each = torch.stack([(model.rows @ one) @ model.layer.weight.T for one in alone(x)])
+    sizes = (each * model.layer.bias).sum(-1, keepdim=True).abs()
+    torch.testing.assert_close(parts, each + sizes / sizes.sum(0) * model.layer.bias)
+    torch.testing.assert_close(parts.sum(0), out)
+
+
+def test_a_bias_of_nothing_is_shared_out_equally(x: Tensor) -> None:
+    model, _, parts = shares(lambda m, x: m.layer(x * 0) + x * 0, x)
+    torch.testing.assert_close(parts, (model.layer.bias / N).expand(N, B, N, D))
+
+
+NORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "layer norm": lambda m, x: F.layer_norm(x, (D,), m.scale, m.shift),
+    "layer norm written out": lambda m, x: (
+        (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * m.scale + m.shift
+    ),
+    "rms norm": lambda m, x: F.rms_norm(x, (D,), m.scale, 1e-5),
+    "rms norm written out": lambda m, x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * m.scale,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_divides_by_the_deviation_of_the_whole(name: str, x: Tensor) -> None:
+    mixed = lambda m, x: NORMS[name](m, m.rows @ x)  # noqa: E731
+    model, out, parts = shares(mixed, x)
+    whole, each = model.rows @ x, model.rows @ alone(x)
+    centred = (lambda t: t - t.mean(-1, keepdim=True)) if "layer" in name else (lambda t: t)
+    each = centred(each) / (centred(whole).square().mean(-1, keepdim=True) + 1e-5).sqrt() * model.scale
+    if "layer" in name:
+        sizes = (each * model.shift).sum(-1, keepdim=True).abs()
+        each = each + sizes / sizes.sum(0) * model.shift
+    torch.testing.assert_close(parts, each)
+    torch.testing.assert_close(parts.sum(0), out)
+
+
+@pytest.mark.parametrize("curve", [F.gelu, torch.tanh, F.relu, F.softplus])
+def test_an_activation_acts_by_its_slope_from_zero(curve: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    model, out, parts = shares(lambda m, x: curve(m.rows @ x), x)
+    z, origin = model.rows @ x, curve(torch.zeros(()).double())
+    each = (model.rows @ alone(x)) * (curve(z) - origin) / z
+    sizes = (each * origin).sum(-1, keepdim=True).abs()
+    each = each + (sizes / sizes.sum(0) * origin if bool(origin) else 0)
+    torch.testing.assert_close(parts, each)
+    torch.testing.assert_close(parts.sum(0), out)
+
+
+def test_half_of_a_product_goes_through_each_branch(x: Tensor) -> None:
+    model, out, parts = shares(lambda m, x: (m.rows @ x) * (x @ m.layer.weight), x)
+    one, other = model.rows @ x, x @ model.layer.weight
+    wanted = torch.stack([((model.rows @ p) * other + one * (p @ model.layer.weight)) / 2 for p in alone(x)])
+    torch.testing.assert_close(parts, wanted)
+    torch.testing.assert_close(parts.sum(0), out)
+
+
+def test_what_is_no_sum_of_shares_is_refused(x: Tensor) -> None:
+    with pytest.raises(UnknownOperation, match="sort"):
+        shares(lambda m, x: x.sort(1).values, x)
+
+
+# -- heads that are written otherwise --------------------------------------------------------------------------------
+class Mixing(nn.Module):
+    """Attention, whose heads are written in one of several ways, with norms before and behind it and an MLP."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.q, self.kv, self.out = nn.Linear(12, 12), nn.Linear(12, 8), nn.Linear(12, 12)
+        self.before, self.behind, self.last = nn.LayerNorm(12), nn.LayerNorm(12), nn.LayerNorm(12)
+        self.up, self.down = nn.Linear(12, 24), nn.Linear(24, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.behind(x + self.attend(x))
+        return self.last(x + self.down(F.gelu(self.up(x))))
+
+    def attend(self, x: Tensor) -> Tensor:
+        q, (k, v) = self.q(x).unflatten(-1, (3, 4)), self.kv(x).chunk(2, -1)  # three heads share one key and value
+        if self.way == "one by one":
+            mixed = torch.cat([(q[:, :, h] @ k.mT / 2).softmax(-1) @ v for h in range(3)], -1)
+        elif self.way == "folded into queries":
+            maps = (q.transpose(1, 2).flatten(1, 2) @ k.mT / 2).softmax(-1)
+            mixed = (maps @ v).unflatten(1, (3, -1)).transpose(1, 2).flatten(2)
+        else:
+            q, k, v = q.transpose(1, 2), k[:, None].expand(-1, 3, -1, -1), v[:, None].expand(-1, 3, -1, -1)
+            if self.way == "fused":
+                mixed = F.scaled_dot_product_attention(q, k, v)
+            elif self.way == "values first":
+                mixed = (v.mT @ (k @ q.mT / 2).softmax(-2)).mT
+            elif self.way == "samples last":
+                q, k, v = (t.movedim(0, 1).flatten(0, 1) for t in (q, k, v))
+                mixed = ((q @ k.mT / 2).softmax(-1) @ v).unflatten(0, (3, -1)).movedim(1, 0)
+            else:
+                mixed = (q @ k.mT / 2).softmax(-1) @ v
+            mixed = mixed.transpose(1, 2).flatten(2)
+        return self.out(mixed)
+
+
+class Reads(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.blocks = nn.Embedding(20, 12), nn.ModuleList([Mixing(way), Mixing(way)])
+        self.head = nn.Linear(12, 3)
+        self.double().eval()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x[:, 0])
+
+
+IDS = {"input_ids": torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])}
+VECTORS = ["norm_attention", "globenc", "alti", "decompx", "value_zeroing", "legrad", "gradcam"]
+
+
+WAYS = ["fused", "folded into queries", "values first", "samples last"]
+ONE_BY_ONE = ["norm_attention", "value_zeroing", "gradcam"]
+
+
+@pytest.mark.parametrize(
+    ("method", "way"), [*((m, w) for m in VECTORS for w in WAYS), *((m, "one by one") for m in ONE_BY_ONE)]
+)
+def test_heads_may_be_written_in_any_way(method: str, way: str) -> None:
+    one, other = (whyformer.explain(Reads(w), IDS, method, 1) for w in ("plain", way))
+    torch.testing.assert_close(other.scores, one.scores)
