@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whyformer.engine.isolation import here
 from whyformer.engine.probes import BlockCalls, BlockFlows, BlockInputs, Entering, Reached, Until, asked
-from whyformer.engine.shares import Shares
+from whyformer.engine.shares import GraphShares
 from whyformer.engine.trace import Path, Trace, is_lookup
 from whyformer.models.facts import Block, Feed, facts
 from whyformer.models.structure import block_groups
@@ -33,7 +33,7 @@ def block_hooks(
     """Count the blocks, begin the graph at ``entries`` or behind the last block (``root`` "output"), keep what the
     probes ask for, and listen to what flows back."""
     mode = recording.mode
-    trace, until, shares = asked(mode.probes, Trace), asked(mode.probes, Until), asked(mode.probes, Shares)
+    trace, until, shares = asked(mode.probes, Trace), asked(mode.probes, Until), asked(mode.probes, GraphShares)
     inputs, calls = asked(mode.probes, BlockInputs), asked(mode.probes, BlockCalls)
     entering = asked(mode.probes, Entering)
     flows = asked(mode.probes, BlockFlows)

@@ -12,7 +12,7 @@ from whyformer.engine.isolation import here
 from whyformer.engine.norms import MeasuredNorm
 from whyformer.engine.operations import is_in_place, operation
 from whyformer.engine.readings import attention_scores, bind, is_map, tensors
-from whyformer.engine.shares import Shares
+from whyformer.engine.shares import GraphShares
 from whyformer.engine.trace import Trace
 from whyformer.models.facts import Block
 from whyformer.rules.relevance.attention import masked_softmax
@@ -349,7 +349,7 @@ Probe = (
     | BlockCalls
     | Projections
     | Trace
-    | Shares
+    | GraphShares
     | Until
     | FirstLayer
     | Tally

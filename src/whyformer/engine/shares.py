@@ -36,7 +36,7 @@ FORWARD = Composite(
 
 
 @dataclass(eq=False)
-class Shares:
+class GraphShares:
     """A probe: follows the shares of the rows that enter the first block through one pass.
 
     Attributes:
@@ -242,13 +242,13 @@ _INSERTING = _JOINING | {
 _WRITTEN = {"copy_", "fill_", "zero_"}
 _BILINEAR = {"mul", "div", "matmul", "bmm", "mm", "mv", "einsum", "linear", "conv1d", "conv2d", "conv3d", "tensordot"}
 _HOW: dict[str, Callable[..., Parts | None]] = {
-    "view": Shares._affine,
-    "linear": Shares._affine,
-    "matrix product": Shares._mixed,
-    "attention": Shares._mixed,
-    "activation": Shares._scaled,
-    "power": Shares._scaled,
-    "normalisation": Shares._normed,
+    "view": GraphShares._affine,
+    "linear": GraphShares._affine,
+    "matrix product": GraphShares._mixed,
+    "attention": GraphShares._mixed,
+    "activation": GraphShares._scaled,
+    "power": GraphShares._scaled,
+    "normalisation": GraphShares._normed,
 }
 
 

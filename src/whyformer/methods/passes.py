@@ -31,6 +31,7 @@ from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows
+from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, entry, find_streams, spine
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import needed_calls, roots_of
@@ -242,7 +243,7 @@ def record_wide_pass(
     half = in_half_precision(model, feed, read, samples)
     if half is not None:
         (model, _), feed = single(model, []), widened(feed)
-    with torch._C._DisableAutocast():
+    with without_autocast():
         whole = record_pass(model, feed, samples, checkpoint=checkpoint)
     return whole if half is None else replace(whole, precision=agreement(*half, whole.logits(read)))
 

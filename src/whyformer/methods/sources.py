@@ -210,8 +210,9 @@ class Sources:
     @property
     def in_half_precision(self) -> bool:
         """Whether a pass of the model is in half precision: by its parameters, or by autocast around it."""
-        half = any(parameter.dtype in HALF for parameter in self.model.parameters())
-        return half or torch._C._is_any_autocast_enabled()
+        parameters = list(self.model.parameters())
+        devices = {parameter.device.type for parameter in parameters}
+        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, devices))
 
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["SWITCHES", "bare", "in_transform"]
+__all__ = ["SWITCHES", "bare", "in_transform", "without_autocast"]
 
 
 class Switches:
@@ -43,8 +43,13 @@ SWITCHES = Switches()
 @contextlib.contextmanager
 def bare() -> Iterator[None]:
     """The state in which recorded calls are repeated: below autograd and autocast."""
-    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+    with torch.inference_mode(False), torch.no_grad(), without_autocast():
         yield
+
+
+def without_autocast() -> contextlib.AbstractContextManager[None]:
+    """Turn autocast off, for every kind of device."""
+    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
 
 
 def in_transform() -> bool:

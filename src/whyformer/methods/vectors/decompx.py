@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from whyformer.engine.parts import Lost, parts_of, unlabelled
-from whyformer.engine.shares import FORWARD, Shares
+from whyformer.engine.shares import FORWARD, GraphShares
 from whyformer.errors import UnknownOperation
 from whyformer.methods.attended import AttendedPass
 from whyformer.methods.registry import Count, method
@@ -82,7 +82,7 @@ def _of_tape(task: Task, attended: AttendedPass, batch_size: int) -> tuple[Tenso
 
 def _of_graph(task: Task, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
     with unlabelled():
-        recording = task.record(FORWARD, Shares(task.inputs.row_mask, batch_size), root="embedding")
+        recording = task.record(FORWARD, GraphShares(task.inputs.row_mask, batch_size), root="embedding")
     if not recording.logits.requires_grad:
         raise task.refuse("what enters its first block does not reach the logits")
     seed = task.seed(recording.logits)

@@ -14,7 +14,7 @@ from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.vectors.mixtures import Mixture, Place, VectorPass, vectors_on_tape
-from whyformer.methods.vectors.projections import GraphVectors, Watched, behind
+from whyformer.methods.vectors.projections import GraphVectors, WatchedAttentions, behind
 
 Scope = Literal["heads", "attention", "residual", "norm"]
 
@@ -63,7 +63,7 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     what they keep, x_i; the rows of [‖v_ii‖, ‖v_ij‖] are divided by their sums together."""
     how, kept = streams.within(task, how), scope in ("residual", "norm")
     chosen, structure = streams.wanted(task, how), task.structure
-    watched = Watched(chosen)
+    watched = WatchedAttentions(chosen)
     recording, readouts = streams.readout_pass(task, *watched.probes)
     maps: dict[int, Tensor] = {}
     own: dict[int, Tensor] = {}

@@ -15,7 +15,7 @@ from whyformer.engine.probes import AttentionCall, BlockInputs, Maps, Projection
 from whyformer.methods.task import Task
 from whyformer.methods.vectors.mixtures import Mixture, Place
 
-__all__ = ["GraphVectors", "Watched", "behind"]
+__all__ = ["GraphVectors", "WatchedAttentions", "behind"]
 
 
 def behind(mixture: Mixture, norm: MeasuredNorm | None) -> Mixture:
@@ -34,7 +34,7 @@ class GraphVectors:
     """The vectors of all blocks of one pass of the engine."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.watched = task, Watched()
+        self.task, self.watched = task, WatchedAttentions()
         recording, self._row = task.readout_pass(*self.watched.probes)
         self._logits = recording.logits
         self.groups = {group[0]: group for group in self.watched.groups(task)}
@@ -70,7 +70,7 @@ class GraphVectors:
         return found is not None and self.task.same_rows(self.mixtures[block].total(), found)
 
 
-class Watched:
+class WatchedAttentions:
     """What one pass shows of its attentions (all, or some by number), and of what becomes of their outputs."""
 
     def __init__(self, wanted: Collection[int] | None = None) -> None:
