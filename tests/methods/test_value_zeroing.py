@@ -166,7 +166,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_what_comes_before_the_attention_is_computed_once(name: str) -> None:
-    """Once for all tokens of a call, beside the plain pass; what follows, once for each token."""
+    """Once, in the plain pass; what follows, once for each token too."""
     model, inputs = zoo.build(name)
     parameters = dict(model.named_parameters())
     before = snapshot(model)
@@ -176,8 +176,7 @@ def test_what_comes_before_the_attention_is_computed_once(name: str) -> None:
     assert_unchanged(model, before)
     tokens = result.diagnostics["block_passes"] // BLOCKS
     assert tokens == (zoo.TOKENS if isinstance(inputs, dict) else 17)
-    shares = 3 if "in_proj" in WEIGHTS[name][0] else 1  # queries, keys and values lie in one parameter
-    assert counted.rows == {"values": shares * 2 * 2 * tokens, "behind": 2 * tokens * (1 + tokens)}
+    assert counted.rows == {"values": 2 * tokens, "behind": 2 * tokens * (1 + tokens)}
 
 
 class Block(nn.Module):
@@ -223,8 +222,7 @@ def test_blocks_that_vmap_cannot_run(manner: str) -> None:
     calls = []
     other.blocks[0].register_forward_hook(lambda m, a, o: calls.append(o.shape))
     maps = [whyformer.explain(m, ids, "value_zeroing").scores for m in (usual, other)]
-    # one to read its program, one to see its structure, one to record it; the call under vmap did not come to its end
-    assert len(calls) == 3 + zoo.TOKENS
+    assert (len(calls) > zoo.TOKENS) == (manner == "asks for a value")  # only where the model may decide otherwise it runs again
     assert torch.allclose(*maps, atol=1e-12)
 
 

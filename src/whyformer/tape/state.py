@@ -49,7 +49,7 @@ def bare() -> Iterator[None]:
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Turn autocast off, for every kind of device."""
-    return torch._C._DisableAutocast()  # type: ignore[no-any-return]
+    return torch._C._DisableAutocast()
 
 
 def in_transform() -> bool:
