@@ -384,12 +384,21 @@ def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) ->
         stacked: the tensors.
         at_once: elements that are computed together by ``torch.vmap``. What it cannot run is computed one by one.
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")
-            return torch.vmap(function, chunk_size=at_once)(*stacked)
-    except RuntimeError:
-        return torch.stack([function(*one) for one in zip(*stacked, strict=True)])
+    made: Tensor | None = None
+    for first in range(0, len(stacked[0]), at_once):
+        chunk = [t[first : first + at_once] for t in stacked]
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                some = torch.vmap(function)(*chunk)
+        except RuntimeError:
+            some = torch.stack([function(*one) for one in zip(*chunk, strict=True)])
+        if len(some) == len(stacked[0]):
+            return some
+        made = some.new_empty(len(stacked[0]), *some.shape[1:]) if made is None else made
+        made[first : first + at_once] = some
+    assert made is not None
+    return made
 
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:

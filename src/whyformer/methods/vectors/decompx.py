@@ -30,7 +30,7 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     true deviation; an activation by its slope from zero, g(z)/z at the whole z. A bias b is shared out with weights
     |⟨x_i←j, b⟩| / Σ_j |⟨x_i←j, b⟩| behind its own layer; that of attention, W_O b_V + b_O, behind the residual sum (in
     the first block b_V belongs to the token whose value it is). Forward only, at
-    the cost of some N passes; a block's vectors take some seven times N² · D numbers.
+    the cost of some N passes; a block's vectors take some ten times N² · D numbers.
 
     Args:
         batch_size: tokens j whose shares go through an operation at once.
