@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
 from whyformer.explaining import Ready, begin
 from whyformer.inputs.unfit import unfit
-from whyformer.methods.passes import ForwardPass, record_pass
+from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import Program, read_program
-from whyformer.tape.rows import Rows, RowSamples
-from whyformer.tape.streams import Block, Stream, find_streams
-from whyformer.tape.structure import Attention, find_attentions
+from whyformer.tape.rows import RowSamples
+from whyformer.tape.streams import Block
+from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit, reach, roots_of
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, walk_back
@@ -85,7 +84,6 @@ class Record:
     outputs: Mapping[str, Value]
     _ready: Ready = field(repr=False)
     _pass: ForwardPass = field(repr=False)
-    _scored: tuple[str, ...] = field(repr=False)
 
     # -- what there is
     @cached_property
@@ -103,28 +101,21 @@ class Record:
         """The units of the program, in the order of execution."""
         return self.program.units
 
-    @cached_property
-    def _rows(self) -> Rows:
-        sources = find_sources(self.tape, {name: self.inputs[name].tensor for name in self._scored})
-        return find_rows(self.tape, sources, [v.number for v in self.outputs.values()])
-
-    @cached_property
-    def _structure(self) -> tuple[list[Attention], list[Stream]]:
-        rows = self._rows
-        program = read_program(self.tape, rows.begun.values(), [v.number for v in self.outputs.values()])
-        attentions = find_attentions(program, self.tape, rows)
-        return attentions, find_streams(program, self.tape, rows, attentions)
+    @property
+    def _layout(self) -> Layout:
+        inputs = self._ready.inputs
+        return self._pass.layout({name: inputs.side(name) for name in (inputs.name, *inputs.others)})
 
     @property
     def attentions(self) -> list[Attention]:
         """The attentions, in the order of execution: numbers of their map, scores and product, and whose rows look at
         whose."""
-        return self._structure[0]
+        return list(self._layout.attentions)
 
     @property
     def blocks(self) -> list[Block]:
         """The blocks of all streams: numbers of what enters and leaves them, and their attentions."""
-        return [block for stream in self._structure[1] for block in stream.blocks]
+        return [block for stream in self._layout.streams for block in stream.blocks]
 
     def attention_map(self, attention: Attention, values: Callable[[int], Tensor] | None = None) -> Tensor:
         """Return the map of an attention as ``[B, H, Q, K]``.
@@ -216,7 +207,7 @@ class Record:
         before = {v.number for v in values if not self._carry[v.number]}
         program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
         # rules that carry relevance itself share it within each sample, wherever its rows lie
-        samples = RowSamples(self._rows) if rules.carrier == "relevance" else None
+        samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
         wanted_numbers = [v.number for v in values]
         (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=wanted_numbers, samples=samples)
         self.tape.release()
@@ -274,10 +265,7 @@ class Record:
     def _seeds(self, target: Target) -> dict[int, Tensor]:
         """∂target/∂ each output tensor that the target reads, summed over the samples."""
         resolver = self._ready.resolver(target)
-        row = resolver.read(self._pass.output()).detach().requires_grad_()
-        with torch.enable_grad():
-            value = resolver.callable(row.detach())(row)
-            (seed,) = torch.autograd.grad(value.sum(), row)
+        seed = self._ready.task(resolver, "record").seed(self._pass.logits(resolver.read))
         return self._pass.starts(resolver.read, seed)
 
 
@@ -334,11 +322,10 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     inside = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
     named = {name: inside(tape.number(t)) for name, t in fed.items() if isinstance(t, Tensor) and tape.knows(t)}
     sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
-    scored = tuple(name for name in named if id(fed[name]) in sides)
-    roots = [n for name in scored for n in roots_of(tape, named[name].number)]
+    roots = [n for name in named if id(fed[name]) in sides for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")
     outputs = {name or "output": inside(n) for name, n in whole.outputs.items()}
     if not outputs:
         raise InputError("the model returned no tensor of floating-point numbers")
-    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, whole, scored)
+    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, whole)
