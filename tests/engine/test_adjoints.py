@@ -218,7 +218,8 @@ def test_fewer_products_for_the_same_scores(name: str, monkeypatch: pytest.Monke
     model, inputs = build(name)
 
     def explained() -> whyformer.Explanation:
-        return whyformer.explain(copy.deepcopy(model), inputs, "gradcam", target=1, blocks=0, composite="attnlrp")
+        options = {"blocks": 0, "composite": "attnlrp", "rules": {"another::operation": "identity"}}  # with any rule a graph
+        return whyformer.explain(copy.deepcopy(model), inputs, "gradcam", target=1, **options)
 
     few, found = counted(explained), explained()
     monkeypatch.setattr("whyformer.engine.adjoints.cheaper", lambda *_: NotImplemented)

@@ -194,6 +194,9 @@ class Block(nn.Module):
         return x + y
 
 
+GRAPH = {"another::operation": "identity"}  # with any rule the pass is autograd's
+
+
 class Odd(nn.Module):
     """Blocks that hand more to one another, or to the head, than their outputs."""
 
@@ -217,10 +220,12 @@ class Odd(nn.Module):
     [("shares", "reads what another block has kept"), ("counts", "gives another output"), ("reads", "inside of a block")],
 )
 def test_what_cannot_be_run_again_is_refused(kind: str, said: str) -> None:
+    """By the graph, which is used with any rule. On a tape nothing runs again."""
     model, ids = Odd(kind).double().eval(), {"input_ids": torch.randint(0, 20, (2, 5))}
-    assert whyformer.explain(model, ids, "input_x_gradient", 1).scores.abs().max() > 0
+    wanted = whyformer.explain(model, ids, "input_x_gradient", 1).scores
+    assert close(whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores, wanted)
     with pytest.raises(ModelError, match=said):
-        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True)
+        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True, rules=GRAPH)
 
 
 def test_a_cache_of_keys_and_values() -> None:
@@ -235,11 +240,12 @@ def test_a_cache_of_keys_and_values() -> None:
         whyformer.explain(model, {**ids, "past_key_values": cache}, "libragrad", 1, checkpoint=True)
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_a_model_without_blocks_is_refused_by_the_graph() -> None:
     model = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(40, 4)).double().eval()
     ids = {"input": torch.randint(0, 20, (2, 5))}
+    assert whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True).scores.any()
     with pytest.raises(ModelError, match=r"put the blocks into an nn\.ModuleList"):
-        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True)
+        whyformer.explain(model, ids, "input_x_gradient", 1, checkpoint=True, rules=GRAPH)
 
 
 def test_a_block_that_changes_its_input_in_place() -> None:

@@ -133,7 +133,7 @@ def test_a_model_that_changes_meanwhile_is_refused(method: str) -> None:
             scores(model, inputs, method)
     model, inputs = build("bert")
     hooked(model, "bert.encoder.layer.1", lambda: model.bert.train(), before=False)
-    with pytest.raises(ModelError, match="switched to training mode"):
+    with pytest.raises(ModelError, match=r"switched to training mode|call model\.eval\(\)"):
         scores(model, inputs, method)
 
 

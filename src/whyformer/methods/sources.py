@@ -212,7 +212,8 @@ class Sources:
         """Whether a pass of the model is in half precision: by its parameters, or by autocast around it."""
         parameters = list(self.model.parameters())
         devices = {parameter.device.type for parameter in parameters}
-        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, devices))
+        known = filter(torch.amp.is_autocast_available, devices)
+        return any(p.dtype in HALF for p in parameters) or any(map(torch.is_autocast_enabled, known))
 
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
