@@ -134,6 +134,12 @@ def test_half_of_a_product_goes_through_each_branch(x: Tensor) -> None:
     torch.testing.assert_close(parts.sum(0), out)
 
 
+def test_a_divisor_is_constant(x: Tensor) -> None:
+    model, out, parts = shares(lambda m, x: (m.rows @ x) / (x.exp() + 2), x)
+    torch.testing.assert_close(parts, (model.rows @ alone(x)) / (x.exp() + 2))
+    torch.testing.assert_close(parts.sum(0), out)
+
+
 def test_what_is_no_sum_of_shares_is_refused(x: Tensor) -> None:
     with pytest.raises(UnknownOperation, match="sort"):
         shares(lambda m, x: x.sort(1).values, x)

@@ -29,7 +29,7 @@ __all__ = ["DROPPED", "ShareRules", "Shares"]
 DROPPED = frozenset(("softmax", "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: maps of attention, deviations of norms, and what is flat."""
 
-_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "quotient", "sampling"))
+_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum"))
 _BILINEAR = frozenset(("product", "gate", "activated gate"))
 _SLOPED = frozenset(("activation", "rectifier", "power", "clip"))
 
@@ -68,6 +68,13 @@ class Shares:
         return torch.addcmul(self.parts[chunk], self.weights[chunk], self.rest)
 
 
+def _only_entry(unit: Unit) -> int | None:
+    """Return the entry whose shares go through a unit if others are constant: what is divided, or sampled."""
+    if unit.kind in ("quotient", "sampling"):
+        return unit.entries[0]
+    return unit.entries[unit.places.index(0)] if unit.name == "div" and unit.kind in _BILINEAR else None
+
+
 class ShareRules:
     """The rules, for one pass.
 
@@ -103,10 +110,13 @@ class ShareRules:
     def __call__(self, unit: Unit, given: dict[int, Shares]) -> dict[int, Shares]:
         """Return the shares of a unit's exits, from those of its entries."""
         branches = [i for i, e in enumerate(unit.entries) if e in given]
-        if unit.kind in _BILINEAR:
+        alone = _only_entry(unit)
+        if alone is not None:
+            if alone not in given:
+                raise self._lost(unit)
+            made = self._affine(unit, {alone: given[alone]})
+        elif unit.kind in _BILINEAR:
             made = self._halves(unit, given) if len(branches) > 1 else self._mixed(unit, given)
-        elif unit.kind in ("quotient", "sampling") and 0 not in branches:
-            raise self._lost(unit)
         elif unit.kind in _AFFINE:
             made = self._affine(unit, given)
         elif unit.kind == "norm" and len(given) == 1 and 0 in branches:
@@ -140,8 +150,6 @@ class ShareRules:
     def _affine(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
         """f(x_←j …) − f(0), and f(0) as a rest. A view, and what is behind an attention, hands a rest on."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in given]
-        if unit.kind in ("quotient", "sampling"):
-            entries = entries[:1]  # a divisor, and places where something is sampled, are constant
         shares = [given[e] for e in entries]
         whole = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
         is_view = unit.kind == "view"
