@@ -289,7 +289,8 @@ def test_methods_share_a_forward_pass_and_give_what_they_give_alone(mode: str, m
         recorded.append(1)
         return record_pass(*args, **options)
 
-    monkeypatch.setattr("whyformer.methods.task.record_pass", counted)
+    for module in ("task", "passes"):  # the second for relevance
+        monkeypatch.setattr(f"whyformer.methods.{module}.record_pass", counted)
     model, inputs = zoo.build("hf_vit")
     names = ["transformer_attribution", "gae", "rollout", "lrp_ah_ln"]
     found = arbitrate(model, inputs, names, target=[1, 3], mode=mode, labels=2)

@@ -234,7 +234,7 @@ def test_nothing_is_kept_when_all_is_done(monkeypatch):
     model, inputs = doubled(MODELS["vit sdpa"])
     stream = each(begin(model, inputs), [read_method(m) for m in NINE], [1])
     next(stream)
-    whole = weakref.ref(made[0]._passed[2])
+    whole = weakref.ref(made[0]._passed[False][2])
     assert whole() is not None
     stream.close()  # nobody wants the rest
     gc.collect()
