@@ -112,21 +112,24 @@ class Block(nn.Module):
         self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attend(x)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
         return x + self.second(self.function(self.first(x)))
 
 
-    def attend(self, x: Tensor) -> Tensor:
-        """Written out: rules of the user's own use the graph, whose lrp of nn.MultiheadAttention is wrong."""
+class WrittenBlock(Block):
+    """The same with its attention written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
         own = self.attention
         q, k, v = F.linear(x, own.in_proj_weight, own.in_proj_bias).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        return own.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        x = x + own.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.second(self.function(self.first(x)))
 
 
 class Model(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module) -> None:
+    def __init__(self, function: Callable[[Tensor], Tensor] | nn.Module, block: type[Block] = Block) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(function) for _ in range(2)])
+        self.blocks = nn.ModuleList([block(function) for _ in range(2)])
         self.head = nn.Linear(WIDTH, 3)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -359,3 +362,12 @@ def test_rules_of_a_call_are_its_threads_alone() -> None:
         thread.join()
         scores(soft, "lrp")
     assert outcome == ["refused"]
+
+
+@pytest.mark.parametrize("rule", ["separate", "shared", "alpha_beta", "epsilon", "gamma"])
+def test_attention_in_one_call_gets_the_scores_of_its_parts(rule: str) -> None:
+    """The rule of the input layer is for the projections that read the input, not for that of what they gave."""
+    models = [Model(SoftModule(), block) for block in (Block, WrittenBlock)]
+    rules = {SoftModule: "gelu"}
+    fused, written = (whyformer.explain(m, X, "lrp", rules=rules, rule=rule).scores for m in models)
+    torch.testing.assert_close(fused, written, rtol=1e-8, atol=1e-10)

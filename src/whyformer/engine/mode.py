@@ -25,7 +25,7 @@ from whyformer.engine.functions import LookedInto
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
 from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
-from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, largest, tensors
+from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, is_view, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row, norm_of_values
 from whyformer.errors import ModelError, Strayed
 from whyformer.models.structure import INFERENCE
@@ -64,6 +64,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
     facts: Facts | None = None
     number: int = 0
     depth: int = 0
+    decomposed: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -301,6 +302,7 @@ class Interception(AttentionCapture, TorchFunctionMode):
 
     def _dispatch(self, name: str, row: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in DECOMPOSITIONS:
+            self.decomposed = tensors(args)
             with self:
                 return DECOMPOSITIONS[name](*args, **kwargs)
         carried = self.carries(args, kwargs)
@@ -375,7 +377,9 @@ class Interception(AttentionCapture, TorchFunctionMode):
                 audit.without_derivative(self, name, result)
             return adjoints.in_order(name, result)
         reading = row.read(row, func, args, kwargs)
-        if reading.role == "layer" and self.number - 1 in self.inputs:
+        if reading.role == "layer" and self.number - 1 in self.inputs and (
+            self.depth == 1 or is_view(reading.operands[0], self.decomposed)  # not the last layer of an attention
+        ):
             reading.role = "input layer"
         result = adjoints.in_order(name, self._by_rule(name, row, reading, func, args, kwargs))
         self._mark(name, reading, args, kwargs, result)

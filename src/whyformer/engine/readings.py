@@ -68,6 +68,12 @@ def is_parameter(value: Any) -> bool:
     return known or (type(value) is not Tensor and isinstance(value, nn.Parameter))
 
 
+def is_view(value: Tensor, others: Sequence[Tensor]) -> bool:
+    """Whether it lies in the memory of another tensor."""
+    own = value.untyped_storage().data_ptr()
+    return any(own == other.untyped_storage().data_ptr() for other in others)
+
+
 def is_map(value: Any) -> bool:
     """An attention map that the model computed itself."""
     return isinstance(value, Tensor) and getattr(value, "_whyformer_map", False)
