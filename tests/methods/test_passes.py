@@ -13,8 +13,9 @@ from whyformer.errors import ModelError
 from whyformer.explaining import begin
 from whyformer.methods import METHODS
 from whyformer.methods.gradients.input_gradients import explain_roots, multiply
-from whyformer.methods.passes import find_roots, record_pass
+from whyformer.methods.passes import record_pass
 from whyformer.methods.registry import method
+from whyformer.methods.roots import find_roots
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import NATIVE, Composite, Rule
 

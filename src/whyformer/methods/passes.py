@@ -1,8 +1,8 @@
-"""Recorded passes of a model, and walks over them from a target to the inputs.
+"""Recorded passes of a model.
 
 whole = record_pass(model, feed)
-begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
-multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
+whole.logits(read)
+whole.starts(read, seed)  # what a walk back from a target starts with
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from whyformer.errors import ModelError, UnknownOperation
 from whyformer.inputs import Inputs
-from whyformer.methods.conservation import Balance, Sums
 from whyformer.models.ends import apart, end_in
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
@@ -32,19 +31,14 @@ from whyformer.tape.program import read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows
 from whyformer.tape.state import without_autocast
-from whyformer.tape.streams import Stream, entry, find_streams, spine
+from whyformer.tape.streams import Stream, find_streams, spine
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import Composite, walk_back
 
 __all__ = [
     "ForwardPass",
     "Layout",
-    "RootedPass",
-    "Roots",
-    "changed_pass",
-    "find_roots",
     "record_pass",
     "record_wide_pass",
 ]
@@ -119,7 +113,7 @@ class ForwardPass:
         key = tuple(sources)
         if key not in self._layouts:
             tape, outputs = self.tape, sorted(self.outputs.values())
-            fed = {name: _argument(self.feed, side.scored) for name, side in sources.items()}
+            fed = {name: argument_of(self.feed, side.scored) for name, side in sources.items()}
             several = [name for name, side in sources.items() if side.choices is not None]
             rows = find_rows(tape, find_sources(tape, fed, several), outputs)
             program = read_program(tape, rows.begun.values(), outputs)
@@ -195,6 +189,12 @@ class ForwardPass:
         return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}
 
 
+def argument_of(feed: Feed, place: str | int) -> Tensor:
+    """Return the argument of the model at a position, or of a name."""
+    found: Tensor = feed[0][place] if isinstance(place, int) else feed[1][place]
+    return found
+
+
 def record_pass(
     model: nn.Module,
     feed: Feed,
@@ -267,182 +267,6 @@ def _between_blocks(
         _BETWEEN.put(key, (tape.signature, between))
         whole = recorded(between)
     return whole
-
-
-# -- where relevance ends --------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class Roots:
-    """Where relevance ends: pixels, vectors, or for token ids what enters the first block.
-
-    Attributes:
-        numbers: input -> number of that value.
-        rows: input -> the rows of the pass, if the value lies inside of the model.
-    """
-
-    numbers: Mapping[str, int]
-    rows: Mapping[str, Rows]
-
-    def arranged(self, name: str, value: Tensor) -> Tensor:
-        """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
-        return self.rows[name].features(self.numbers[name], value) if name in self.rows else value
-
-    def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
-        """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
-        :meth:`arranged`."""
-        if name not in self.rows:
-            return arranged.to(value)
-        return self.rows[name].with_features(self.numbers[name], value, arranged)
-
-
-def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs]) -> Roots:
-    """Return where the relevance of each input ends.
-
-    Args:
-        whole: a recorded pass.
-        sources: the inputs by name.
-
-    Raises:
-        ModelError: the model does not read an input.
-    """
-    tape, numbers, inside = whole.tape, dict[str, int](), dict[str, Rows]()
-    fed = {name: _argument(whole.feed, side.scored) for name, side in sources.items()}
-    texts = [name for name, side in sources.items() if side.modality == "text"]
-    entries = _entries(whole, whole.layout(sources), texts) if texts else {}
-    for name, tensor in fed.items():
-        if name not in texts:
-            numbers[name] = tape.number(tensor)
-        elif name in entries:
-            numbers[name], inside[name] = entries[name]
-        else:
-            looked_up = roots_of(tape, tape.number(tensor))
-            if not looked_up:
-                raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
-            numbers[name] = looked_up[0]
-    return Roots(numbers, inside)
-
-
-def _argument(feed: Feed, place: str | int) -> Tensor:
-    found: Tensor = feed[0][place] if isinstance(place, int) else feed[1][place]
-    return found
-
-
-def _entries(whole: ForwardPass, layout: Layout, texts: Iterable[str]) -> dict[str, tuple[int, Rows]]:
-    """Return (number of what enters the first block, rows of the pass) for each text of which that is known."""
-    rows, found = layout.rows, dict[str, tuple[int, Rows]]()
-    for name in texts:
-        if name in rows.begun:
-            program = read_program(whole.tape, [rows.begun[name]], sorted(whole.outputs.values()))
-            number = entry(program, rows, layout.attentions, name)
-            if number is not None:
-                found[name] = number, rows
-    return found
-
-
-def changed_pass(
-    model: nn.Module,
-    feed: Feed,
-    samples: Tensor | None,
-    sources: Mapping[str, Inputs],
-    values: Mapping[str, Tensor],
-    roots: Roots | None = None,
-    *,
-    checkpoint: bool = False,
-) -> tuple[ForwardPass, Roots]:
-    """Record a pass in which the roots have other values.
-
-    Args:
-        model, feed, samples, checkpoint: as for :func:`record_pass`.
-        sources: the inputs by name.
-        values: input -> the other value of its root, laid out as :attr:`RootedPass.begun`.
-        roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
-
-    Returns:
-        The pass and its roots.
-    """
-    args, kwargs = list(feed[0]), dict(feed[1])
-    for name, side in sources.items():
-        if side.modality != "text":
-            place: Any = args if isinstance(side.scored, int) else kwargs
-            place[side.scored] = values[name]
-    feed, texts = (tuple(args), kwargs), [name for name, side in sources.items() if side.modality == "text"]
-    if texts and roots is None:
-        roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources)
-    changes = {} if roots is None else {roots.numbers[n]: partial(roots.laid_out, n, arranged=values[n]) for n in texts}
-    whole = record_pass(model, feed, samples, changes, checkpoint=checkpoint)
-    return whole, roots or find_roots(whole, sources)
-
-
-# -- a pass under a composite ----------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class RootedPass:
-    """A recorded pass whose relevance is about to be walked back to its roots.
-
-    Attributes:
-        whole: the pass.
-        roots: where relevance ends.
-        composite: the rules of the way back.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        layout: which rows its values hold. Rules that carry relevance share it within each sample.
-        moved: True if a root was given another value than its own.
-    """
-
-    whole: ForwardPass
-    roots: Roots
-    composite: Composite
-    read: Read
-    layout: Layout | None = None
-    moved: bool = False
-    _sums: list[Sums] = field(default_factory=list, repr=False)
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """``[B, C]``, the row of logits that the target is about."""
-        return self.whole.logits(self.read)
-
-    @property
-    def begun(self) -> dict[str, Tensor]:
-        """Input -> its root's value; ``[B, N, ...]`` of texts."""
-        return {name: self.roots.arranged(name, self.whole.tape[n]) for name, n in self.roots.numbers.items()}
-
-    def back(self, seed: Tensor) -> dict[str, Tensor]:
-        """Return input -> what arrives at its root, laid out as :attr:`begun`.
-
-        Args:
-            seed: ``[B, C]``, ∂target/∂logits.
-
-        Raises:
-            ModelError: nothing arrives at any root.
-        """
-        tape, wanted = self.whole.tape, set(self.roots.numbers.values())
-        starts = self.whole.starts(self.read, seed)
-        program = read_program(tape, wanted, starts)
-        with self.whole.naming_modules():
-            runs = [(self.composite, starts)]
-            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(starts, seed))
-        tape.release()
-        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
-            raise ModelError(
-                "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
-                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16). Remove "
-                "what cuts it off, explain another target, or use occlusion"
-            )
-        return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
-
-
-    def _within(self, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
-        """What a walk needs to share relevance within each sample, and to add it up."""
-        if self.layout is None:
-            return {}
-        sums = Sums(self.layout.rows, starts, seed)
-        self._sums.append(sums)
-        blocks = [block for stream in self.layout.streams for block in stream.blocks]
-        at = {block.entry: sums.entering(i, block.entry) for i, block in enumerate(blocks)}
-        return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
-
-    @property
-    def balance(self) -> Balance:
-        """The relevance of each sample on the last way back."""
-        return replace(self._sums[-1].balance, precision=self.whole.precision)
 
 
 # -- values from nowhere ---------------------------------------------------------------------------------------------

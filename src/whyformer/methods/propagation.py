@@ -13,8 +13,8 @@ from whyformer.methods.conservation import Balance
 from whyformer.methods.gradients.input_gradients import of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.passes import RootedPass
 from whyformer.methods.registry import Amount, Block, between, method, one_of
+from whyformer.methods.roots import RootedPass
 from whyformer.methods.task import MapWatch, Rules, Scores, Task
 from whyformer.rules import propagation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,9 @@ from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inp
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import AttendedPass, attended_pass
-from whyformer.methods.passes import ForwardPass, RootedPass, Roots, changed_pass, find_roots
+from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
+from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
@@ -140,9 +142,23 @@ class Sources:
         return groups_of(self.model, self.inputs.feed)
 
     @cached_property
+    def given(self) -> dict[str, Inputs]:
+        """The inputs that are scored, as they were passed to the model, the main one first."""
+        return {name: self.inputs.side(name) for name in (self.inputs.name, *self.inputs.others)}
+
+    @cached_property
+    def made(self) -> dict[str, str]:
+        """Ids that the model makes of an input -> source of their rows on a tape: the name of the input, with a prime
+        for each look-up before."""
+        order: dict[str, list[str]] = defaultdict(list)
+        for stream, lookup in self.structure.lookups.items():
+            order[lookup.input].append(stream)
+        return {s: name + "'" * i for name, own in order.items() for i, s in enumerate(own) if s not in self.given}
+
+    @cached_property
     def sources(self) -> dict[str, Inputs]:
         """The inputs that get scores, the main one first; those too that the model makes of them (a decoder's ids)."""
-        found = {name: self.inputs.side(name) for name in (self.inputs.name, *self.inputs.others)}
+        found = dict(self.given)
         for stream, lookup in self.structure.lookups.items():
             if stream not in found:
                 found[stream] = replace(_made_of(found[lookup.input], lookup), name=stream)
@@ -199,8 +215,8 @@ class Sources:
 
     @cached_property
     def on_tape(self) -> bool:
-        """Whether a pass is walked over on a tape: of one sequence, or a picture."""
-        return self.structure.plain and not declarations()
+        """Whether a pass is walked over on a tape."""
+        return not declarations()
 
     def passed(self, *, wide: bool = False) -> ForwardPass:
         """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
@@ -218,7 +234,9 @@ class Sources:
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
         text = any(side.modality == "text" for side in self.sources.values())
-        if rules.graph.carrier == "relevance" and text and not self.structure.attentions:
+        if rules.graph.carrier == "relevance" and (
+            not self.structure.plain or (text and not self.structure.attentions)
+        ):
             return None  # which row of its values belongs to which sample is not always known
         return rules.tape if self.on_tape else None
 
@@ -238,7 +256,7 @@ class Sources:
             relevance: relevance is walked back.
             row_alone: rows behind the one that a target reads play no part.
         """
-        if not self.on_tape or not self.structure.attentions:
+        if not self.on_tape or not self.structure.plain or not self.structure.attentions:
             return None
         if self.replay is not None and not row_alone:
             raise Apart
@@ -269,7 +287,7 @@ class Sources:
             if is_relevance and whole.is_half:  # under autocast inside of the model
                 return self.begin(both.graph)
             layout = whole.layout(self.sources) if is_relevance else None
-            return RootedPass(whole, find_roots(whole, self.sources), rules, self.read, layout)
+            return RootedPass(whole, find_roots(whole, self.given, self.made), rules, self.read, layout)
         whole, roots = self._changed(values, roots)
         return RootedPass(whole, roots, rules, self.read, moved=True)
 
@@ -277,8 +295,8 @@ class Sources:
         if self.replay is not None:
             raise Apart
         with telling_of_changed_inputs():
-            known = self.model, self.fed(self.inputs), self.inputs.samples, self.sources
-            return changed_pass(*known, values, roots, checkpoint=self.checkpoint)
+            known = self.model, self.fed(self.inputs), self.inputs.samples, self.given
+            return changed_pass(*known, values, roots, made=self.made, checkpoint=self.checkpoint)
 
     def rows(self, name: str, key: Key, call: int | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
         """(number of rows, ``[B, P]`` which row of ``key`` stands for each element of a source, −1 for none, the grid
@@ -366,7 +384,7 @@ class Sources:
             return values
         # what was seen of rows in order holds for texts of any length
         looked_up = self.inputs.side(name).tensor.shape[1] if lookup.in_order else lookup.elements.shape[-1]
-        if (len(entry[1]) > 1 and self.roots()[name].kind == "entry") or values.shape[1] != looked_up:
+        if values.shape[1] != looked_up:
             _, rows, _ = self.rows(name, entry[1], entry[0])
             rows = rows.to(values.device).expand(len(values), -1)
             if int(rows.max()) >= values.shape[1]:

@@ -21,8 +21,9 @@ from whyformer.errors import InputError, MethodNotApplicable, Strayed, Whyformer
 from whyformer.inputs import Inputs
 from whyformer.methods.attended import AttendedPass
 from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
-from whyformer.methods.passes import ForwardPass, Roots, record_pass, record_wide_pass
+from whyformer.methods.passes import ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
+from whyformer.methods.roots import Roots
 from whyformer.methods.sources import Rules, Scores, Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.facts import Block

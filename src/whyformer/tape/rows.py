@@ -209,23 +209,62 @@ class Rows:
         flat, places, axes = self._by_row(value, tensor)
         flat = flat.clone()
         flat[places.to(flat.device)] = features.to(flat)
-        back = sorted(range(len(axes)), key=axes.__getitem__)
-        return flat.reshape([tensor.shape[a] for a in axes]).permute(back).contiguous()
+        return _laid_out(flat, tensor, axes)
+
+    def features_of(self, value: int, tensor: Tensor, numbers: Tensor) -> Tensor:
+        """Return ``[B, N, ...]``, the features of some rows; zeros for rows that the value does not hold.
+
+        Args:
+            value: number of a value that is no map.
+            tensor: of its shape, such as a flow.
+            numbers: ``[B, N]`` row numbers.
+        """
+        flat, place, _ = self._places(value, tensor, numbers)
+        places = place.to(flat.device)
+        found = flat[places.clamp(max=len(flat) - 1)]
+        return found.masked_fill((places == len(flat)).view(*places.shape, *(1,) * (flat.dim() - 1)), 0)
+
+    def with_features_of(self, value: int, tensor: Tensor, numbers: Tensor, features: Tensor) -> Tensor:
+        """Return ``tensor`` with these features of some rows, laid out as :meth:`features_of` returns them; the others
+        stay."""
+        flat, place, axes = self._places(value, tensor, numbers)
+        flat, places = flat.clone(), place.to(flat.device)
+        there = places < len(flat)
+        flat[places[there]] = features.to(flat)[there]
+        return _laid_out(flat, tensor, axes)
+
+    def _places(self, value: int, tensor: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """(``[M, ...]`` a tensor by row, the place of each row number among these or M, its axes in this order)."""
+        flat, standing, axes = self._flat(value, tensor)
+        place = torch.full((len(self),), len(flat)).scatter_(0, standing, torch.arange(len(flat)))
+        place[0] = len(flat)
+        return flat, place[numbers], axes
 
     def _by_row(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(``[M, ...]`` a tensor by row, ``[B, N]`` which of these are each sample's, its axes in this order)."""
-        label = slim(self.of(value))
-        rows = [a for a, n in enumerate(label.shape) if n > 1]
-        rest = [a for a in range(label.dim()) if a not in rows]
-        numbers = label.permute([*rows, *rest]).flatten()
+        flat, numbers, axes = self._flat(value, tensor)
         listed = (numbers > 0).nonzero().flatten()
         samples = self.sample[numbers[listed]]
         counts = samples.bincount()
         if not len(counts) or bool((counts != counts[0]).any()):
             raise ModelError(f"the samples have different numbers of rows in value {value}")
         places = listed[samples.argsort(stable=True)].view(len(counts), -1)
+        return flat, places, axes
+
+    def _flat(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """(``[M, ...]`` a tensor by row, ``[M]`` the numbers of these rows, its axes in this order)."""
+        label = slim(self.of(value))
+        rows = [a for a, n in enumerate(label.shape) if n > 1]
+        rest = [a for a in range(label.dim()) if a not in rows]
+        numbers = label.permute([*rows, *rest]).flatten()
         sizes = [tensor.shape[a] for a in rest if tensor.shape[a] > 1] or [1]
-        return tensor.permute([*rows, *rest]).reshape(len(numbers), *sizes), places, [*rows, *rest]
+        return tensor.permute([*rows, *rest]).reshape(len(numbers), *sizes), numbers, [*rows, *rest]
+
+
+def _laid_out(flat: Tensor, like: Tensor, axes: list[int]) -> Tensor:
+    """A tensor by row in the shape of another, whose axes it has in this order."""
+    back = sorted(range(len(axes)), key=axes.__getitem__)
+    return flat.reshape([like.shape[a] for a in axes]).permute(back).contiguous()
 
 
 @dataclass(eq=False)

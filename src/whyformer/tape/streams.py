@@ -81,11 +81,11 @@ def path_to(above: Mapping[int, int], n: int) -> list[int]:
 
 def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
     """Return what enters the first block: the last value before the first attention through which all paths from the
-    rows of an input to the output pass, and which holds all these rows and no other. Without attention, the last such
-    value before the first sum of two branches.
+    rows of an input to the outputs pass, and in which each of these rows stands once, alone or beside others. Without
+    attention, the last such value before the first sum of two branches.
 
     Args:
-        program: from where the rows of the input begin to the output.
+        program: from where the rows of the input begin to the outputs.
         rows: of the pass.
         attentions: of the pass.
         source: name of the input.
@@ -93,16 +93,13 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     Returns:
         Number of the value; None if there is no such value.
     """
-    first = min([a.map for a in attentions] or _sums(program), default=-1)
+    first = min([a.map for a in attentions if program.carry[a.map]] or _sums(program), default=-1)
     numbers = next((f.numbers for f in rows.families if f.source == source), None)
     if numbers is None:
         return None
-    own = _Members(numbers, rows)
-
-    def enters(n: int) -> bool:  # features of several rows side by side are no row
-        return n < first and own.is_whole(n) and slim(rows.of(n)).numel() == numbers.numel()
-
-    return next((n for n in reversed(spine(program)) if enters(n)), None)
+    own, above = _Members(numbers, rows), program.dominator
+    chain = path_to(above, _common(above, [n for n in program.outputs if n in above]))
+    return next((n for n in reversed(chain) if n < first and own.stand_once(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
@@ -210,6 +207,15 @@ class _Members:
         """Return True if the value holds all rows of the stream and no other."""
         label = self.rows.labels.get(value, ())
         return len(label) == 1 and self._look(label[0])[1]
+
+    def stand_once(self, value: int) -> bool:
+        """Return True if the value holds rows of the stream, each with all of its features side by side."""
+        label = self.rows.labels.get(value, ())
+        if len(label) != 1:
+            return False
+        standing = slim(label[0]).flatten()
+        own = standing[self.inside[standing]]
+        return len(own) > 0 and len(own) == len(own.unique())
 
     def _look(self, label: Tensor) -> tuple[bool, bool]:
         numbers = self.rows.distinct(label)

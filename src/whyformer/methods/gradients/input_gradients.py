@@ -14,8 +14,8 @@ from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import removal
-from whyformer.methods.passes import RootedPass, Roots
 from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
+from whyformer.methods.roots import RootedPass, Roots
 from whyformer.methods.sources import Recorded
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Composite

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.methods.passes import RootedPass
 from whyformer.methods.registry import Count, OptionalBlock, method
+from whyformer.methods.roots import RootedPass
 from whyformer.methods.task import MapWatch, Rules, Scores, Task
 from whyformer.methods.vectors.norms import vectors_of
 

@@ -1,0 +1,243 @@
+"""Where relevance ends in a recorded pass, and walks from a target to there.
+
+whole = record_pass(model, feed)
+begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
+multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whyformer.errors import ModelError
+from whyformer.inputs import Inputs
+from whyformer.methods.conservation import Balance, Sums
+from whyformer.methods.passes import Feed, ForwardPass, Layout, Read, argument_of, record_pass
+from whyformer.tape.caches import Recent
+from whyformer.tape.program import read_program
+from whyformer.tape.rows import Rows
+from whyformer.tape.streams import entry
+from whyformer.tape.units import roots_of
+from whyformer.tape.walking import GRADIENT, Composite, walk_back
+
+__all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
+
+
+@dataclass(frozen=True, eq=False)
+class Roots:
+    """Where relevance ends: pixels, vectors, or for token ids what enters the first block.
+
+    Attributes:
+        numbers: input -> number of that value.
+        own: input -> ``[B, N]`` its rows, if the value lies inside of the model, where rows of others may stand beside.
+        rows: of the pass; None if no value lies inside of the model.
+    """
+
+    numbers: Mapping[str, int]
+    own: Mapping[str, Tensor]
+    rows: Rows | None = None
+
+    def arranged(self, name: str, value: Tensor) -> Tensor:
+        """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
+        if self.rows is None or name not in self.own:
+            return value
+        return self.rows.features_of(self.numbers[name], value, self.own[name])
+
+    def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
+        """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
+        :meth:`arranged`."""
+        if self.rows is None or name not in self.own:
+            return arranged.to(value)
+        return self.rows.with_features_of(self.numbers[name], value, self.own[name], arranged)
+
+
+def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None) -> Roots:
+    """Return where the relevance of each input ends.
+
+    Args:
+        whole: a recorded pass.
+        sources: the inputs by name.
+        made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
+
+    Raises:
+        ModelError: the model does not read an input.
+    """
+    tape, numbers, own = whole.tape, dict[str, int](), dict[str, Tensor]()
+    texts = {name: name for name, side in sources.items() if side.modality == "text"} | dict(made or {})
+    layout = whole.layout(sources) if texts else None
+    for name, side in sources.items():
+        if name not in texts:
+            numbers[name] = tape.number(argument_of(whole.feed, side.scored))
+    for name, source in texts.items():
+        known = None if layout is None else _entry(whole, layout, source, sources)
+        if known is not None:
+            numbers[name], own[name] = known
+            continue
+        looked_up = (
+            roots_of(tape, tape.number(argument_of(whole.feed, sources[name].scored))) if name in sources else ()
+        )
+        if not looked_up:
+            raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
+        numbers[name] = looked_up[0]
+    return Roots(numbers, own, None if layout is None else layout.rows)
+
+
+def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
+    """(number of the value in which relevance ends, ``[B, N]`` its rows): what enters the first block, or what is
+    looked up if rows of the input are mixed with others before."""
+    rows = layout.rows
+    if source not in rows.begun:
+        return None
+    begun = rows.begun[source]
+    own = next(f.numbers for f in rows.families if f.source == source)
+    program = read_program(whole.tape, [begun], sorted(whole.outputs.values()))
+    number = entry(program, rows, layout.attentions, source)
+    if number is None or (own.dim() < 2 and number != begun):
+        return None
+    others = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
+    others = [whole.tape.number(t) for t in others]
+    texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
+    return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
+
+
+_MIXED: Recent[tuple[bool]] = Recent(64)
+
+
+def _is_mixed(whole: ForwardPass, rows: Rows, value: int, own: Tensor, begun: int, others: tuple[int, ...]) -> bool:
+    """Return True if the rows of an input in a value depend on other inputs, or other rows in it on the input."""
+    tape, key = whole.tape, (whole.tape.signature, value, begun, others)
+    known = _MIXED.get(key)
+    if known is None:
+        label, inside = rows.of(value), torch.zeros(len(rows), dtype=torch.bool)
+        inside[own.flatten()] = True
+        mine = inside[label].to(tape.device(value))
+        seed = torch.randn(tape.shapes[value], generator=torch.Generator().manual_seed(0)).to(tape[value])
+        program = read_program(tape, [begun, *others], [value])
+        runs = [(GRADIENT, {value: seed * mine}), (GRADIENT, {value: seed * ~mine})]
+        from_own, from_others = walk_back(program, tape, runs, wanted=[begun, *others])
+        mixed = any(bool(from_own[n].any()) for n in others) or bool(from_others[begun].any())
+        known = _MIXED.put(key, (mixed,))
+        tape.release()
+    return known[0]
+
+
+def changed_pass(
+    model: nn.Module,
+    feed: Feed,
+    samples: Tensor | None,
+    sources: Mapping[str, Inputs],
+    values: Mapping[str, Tensor],
+    roots: Roots | None = None,
+    *,
+    made: Mapping[str, str] | None = None,
+    checkpoint: bool = False,
+) -> tuple[ForwardPass, Roots]:
+    """Record a pass in which the roots have other values.
+
+    Args:
+        model, feed, samples, checkpoint: as for :func:`record_pass`.
+        sources, made: as for :func:`find_roots`.
+        values: input -> the other value of its root, laid out as :attr:`RootedPass.begun`.
+        roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
+
+    Returns:
+        The pass and its roots.
+    """
+    args, kwargs = list(feed[0]), dict(feed[1])
+    for name, side in sources.items():
+        if side.modality != "text":
+            place: Any = args if isinstance(side.scored, int) else kwargs
+            place[side.scored] = values[name]
+    texts = [name for name in values if name not in sources or sources[name].modality == "text"]
+    if texts and roots is None:
+        roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, made)
+    changes = dict[int, Callable[[Tensor], Tensor]]()
+    for name in texts if roots is not None else ():
+        changes[roots.numbers[name]] = _putting(roots, name, values[name], changes.get(roots.numbers[name]))
+    whole = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
+    return whole, roots or find_roots(whole, sources, made)
+
+
+def _putting(
+    roots: Roots, name: str, arranged: Tensor, before: Callable[[Tensor], Tensor] | None
+) -> Callable[[Tensor], Tensor]:
+    """A function that puts the rows of an input into a value, into which others may have been put ``before``."""
+    return lambda value: roots.laid_out(name, value if before is None else before(value), arranged)
+
+
+# -- a pass under a composite ----------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class RootedPass:
+    """A recorded pass whose relevance is about to be walked back to its roots.
+
+    Attributes:
+        whole: the pass.
+        roots: where relevance ends.
+        composite: the rules of the way back.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        layout: which rows its values hold. Rules that carry relevance share it within each sample.
+        moved: True if a root was given another value than its own.
+    """
+
+    whole: ForwardPass
+    roots: Roots
+    composite: Composite
+    read: Read
+    layout: Layout | None = None
+    moved: bool = False
+    _sums: list[Sums] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """``[B, C]``, the row of logits that the target is about."""
+        return self.whole.logits(self.read)
+
+    @property
+    def begun(self) -> dict[str, Tensor]:
+        """Input -> its root's value; ``[B, N, ...]`` of texts."""
+        return {name: self.roots.arranged(name, self.whole.tape[n]) for name, n in self.roots.numbers.items()}
+
+    def back(self, seed: Tensor) -> dict[str, Tensor]:
+        """Return input -> what arrives at its root, laid out as :attr:`begun`.
+
+        Args:
+            seed: ``[B, C]``, ∂target/∂logits.
+
+        Raises:
+            ModelError: nothing arrives at any root.
+        """
+        tape, wanted = self.whole.tape, set(self.roots.numbers.values())
+        starts = self.whole.starts(self.read, seed)
+        program = read_program(tape, wanted, starts)
+        with self.whole.naming_modules():
+            runs = [(self.composite, starts)]
+            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(starts, seed))
+        tape.release()
+        if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
+            raise ModelError(
+                "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
+                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16). Remove "
+                "what cuts it off, explain another target, or use occlusion"
+            )
+        return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
+
+    def _within(self, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
+        """What a walk needs to share relevance within each sample, and to add it up."""
+        if self.layout is None:
+            return {}
+        sums = Sums(self.layout.rows, starts, seed)
+        self._sums.append(sums)
+        blocks = [block for stream in self.layout.streams for block in stream.blocks]
+        at = {block.entry: sums.entering(i, block.entry) for i, block in enumerate(blocks)}
+        return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
+
+    @property
+    def balance(self) -> Balance:
+        """The relevance of each sample on the last way back."""
+        return replace(self._sums[-1].balance, precision=self.whole.precision)
