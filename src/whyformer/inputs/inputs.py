@@ -145,8 +145,11 @@ class Inputs:
 
     def by_sample(self, value: Tensor) -> Tensor:
         """``[B, ...]`` of a tensor in which each sample has as many rows as any other (packed patches)."""
-        packed = len(value) != self.batch and len(value) % self.batch == 0
-        return value.unflatten(0, (self.batch, -1)) if packed else value
+        return value.unflatten(0, (self.batch, -1)) if self.is_packed(value) else value
+
+    def is_packed(self, value: Tensor) -> bool:
+        """Whether each sample has several rows of a tensor, as many as any other."""
+        return len(value) != self.batch and len(value) % self.batch == 0
 
     def select_features(self, samples: list[int]) -> Inputs:
         """What is known of some samples' features, for scores that are in this order."""

@@ -1,7 +1,7 @@
 """Walks over a recorded pass that are watched at its maps of attention.
 
     attended = attended_pass(whole, sources, read)
-    walked = attended.walk(seed, [GRADIENT, deep_taylor()], seen)
+    walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], seen, blocks)
 
 ``seen`` is called at each map, the last block first, with what flows to it under each composite.
 """
@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from whyformer.tape.structure import Attention, positions
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["AttendedPass", "Walked", "attended_pass"]
+__all__ = ["AttendedPass", "MapPass", "Walked", "attended_pass", "map_pass"]
 
 Seen = Callable[..., None]
 
@@ -37,55 +38,147 @@ class Walked:
     """What a walk from a target saw besides the maps.
 
     Attributes:
-        row: ``[B, N]``, how much the target reads each row of the last state; None if nothing arrived there.
+        read: stream -> ``[B, N]``, how much the target reads each row of its last state. Streams at whose last state
+            nothing arrived are left out.
         sums: of relevance, if a composite carries it.
     """
 
-    row: Tensor | None = None
+    read: dict[Any, Tensor] = field(default_factory=dict)
     sums: Sums | None = None
+
+    @property
+    def row(self) -> Tensor | None:
+        """``[B, N]`` of the only stream that is read; None if nothing arrived there."""
+        return next(iter(self.read.values()), None)
 
 
 @dataclass(frozen=True, eq=False)
-class AttendedPass:
-    """A recorded pass of one sequence of rows, which attend to one another once in each block.
+class MapPass:
+    """A recorded pass whose maps of attention can be looked at.
 
     Attributes:
         whole: the pass.
         layout: its rows, attentions and streams.
-        stream: the sequence.
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        attentions: those that lead to the target, by number.
+        ends: name -> stream that the target reads.
     """
 
     whole: ForwardPass
     layout: Layout
-    stream: Stream
     read: Read
-    _orders: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
+    attentions: Mapping[int, Attention]
+    ends: Mapping[Any, Stream]
 
     @cached_property
     def logits(self) -> Tensor:
         """``[B, C]``, the row of logits that the target is about."""
         return self.whole.logits(self.read)
 
+    def map(self, index: int) -> Tensor:
+        """Return the map of an attention, ``[B, H, Q, K]``."""
+        attention = self.attentions[index]
+        return attention.arrange(*(self.whole.tape[n] for n in attention.maps))
+
+    def scores(self, index: int) -> Tensor:
+        """Return what the map of an attention is the softmax of, ``[B, H, Q, K]``."""
+        attention = self.attentions[index]
+        return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
+
+    def release(self) -> None:
+        """Drop the values that were computed again."""
+        self.whole.tape.release()
+
+    def walk(
+        self,
+        seed: Tensor,
+        composites: Sequence[Composite],
+        seen: Seen | None = None,
+        watched: Iterable[int] = (),
+        *,
+        at: Mapping[int, Seen] | None = None,
+        starts: Mapping[int, Tensor] | None = None,
+        borders: Mapping[int, int] | None = None,
+    ) -> Walked:
+        """Walk back from the target to some maps.
+
+        Args:
+            seed: ``[B, C]``, ∂target/∂logits.
+            composites: rules; the first carries multipliers, so that the rows which are read out are known.
+            seen: called with an attention's number and what flows to its map under each composite, ``[B, H, Q, K]``,
+                the last attention first; not called where nothing arrives under some of them.
+            watched: numbers of the attentions that are watched.
+            at: value -> function that is called with what flows there under each composite.
+            starts: what the walk starts with at other values than the logits.
+            borders: value -> name under which the relevance that arrives there is added up.
+        """
+        tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
+        starts = self.whole.starts(self.read, seed) if starts is None else starts
+        watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
+        if seen is not None:
+            there = [index for index in watched if index in self.attentions]
+            for number, arrive in (pair for index in there for pair in self._pieces(index, seen).items()):
+                watchers[number].append(arrive)
+        for name, stream in self.ends.items():
+            watchers[stream.last].append(partial(self._ended, walked, name))
+        run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
+        if run is not None:
+            walked.sums = Sums(rows, starts, seed, run)
+            for number, border in (borders or {}).items():
+                watchers[number].append(walked.sums.entering(border, number))
+        with self.whole.naming_modules():
+            walk_back(
+                read_program(tape, rows.begun.values(), starts),
+                tape,
+                [(c, starts) for c in composites],
+                at={n: partial(_all, every) for n, every in watchers.items()},
+                samples=RowSamples(rows),
+                handed_on=None if walked.sums is None else walked.sums.handed_on,
+            )
+        tape.release()
+        return walked
+
+    def _pieces(self, index: int, seen: Seen) -> dict[int, Seen]:
+        """What to call at the pieces of a map, so that ``seen`` is called when all have arrived."""
+        attention, arrived = self.attentions[index], dict[int, tuple[Tensor | None, ...]]()
+
+        def arrive(number: int, *flows: Tensor | None) -> None:
+            arrived[number] = flows
+            if len(arrived) < len(attention.maps):
+                return
+            runs = list(zip(*(arrived[n] for n in attention.maps), strict=True))
+            arrived.clear()
+            if all(any(flow is not None for flow in run) for run in runs):
+                seen(index, *(attention.arrange(*run) for run in runs))
+
+        def at(number: int) -> Seen:
+            return lambda *flows: arrive(number, *flows)
+
+        return {n: at(n) for n in attention.maps}
+
+    def _ended(self, walked: Walked, name: Any, flow: Tensor | None, *_: Tensor | None) -> None:
+        """Note which rows of the last state of a stream are read."""
+        if flow is not None:
+            stream = self.ends[name]
+            walked.read[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedPass(MapPass):
+    """A recorded pass of one sequence of rows, which attend to one another once in each block."""
+
+    _orders: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
+
     @property
-    def attentions(self) -> list[Attention]:
-        """The attention of each block."""
-        return [block.attentions[0] for block in self.stream.blocks]
+    def stream(self) -> Stream:
+        """The sequence."""
+        (stream,) = self.ends.values()
+        return stream
 
     @property
     def tokens(self) -> int:
         """Number of rows of each sample."""
         return int(self.stream.rows.shape[1])
-
-    def map(self, index: int) -> Tensor:
-        """Return the map of a block, ``[B, H, N, N]``."""
-        attention = self.attentions[index]
-        return attention.arrange(*(self.whole.tape[n] for n in attention.maps))
-
-    def scores(self, index: int) -> Tensor:
-        """Return what the map of a block is the softmax of, ``[B, H, N, N]``."""
-        attention = self.attentions[index]
-        return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
 
     @cached_property
     def program(self) -> Program:
@@ -169,91 +262,33 @@ class AttendedPass:
             raise ModelError("the model takes another way if what its blocks hand on is changed")
         return replace(self, whole=changed, _orders={})
 
-    def release(self) -> None:
-        """Drop the values that were computed again."""
-        self.whole.tape.release()
-
-    def walk(
+    def walk_blocks(
         self,
         seed: Tensor,
         composites: Sequence[Composite],
         seen: Seen | None = None,
         blocks: Iterable[int] = (),
         entering: Seen | None = None,
-        *,
-        at: Mapping[int, Seen] | None = None,
-        starts: Mapping[int, Tensor] | None = None,
     ) -> Walked:
         """Walk back from the target to the maps of some blocks, and to what enters them.
 
         Args:
-            seed: ``[B, C]``, ∂target/∂logits.
-            composites: rules; the first carries multipliers, so that the rows which are read out are known.
-            seen: called with a block and what flows to its map under each composite, ``[B, H, N, N]``, the last block
-                first; not called where nothing arrives under some of them.
+            seed, composites, seen: as for :meth:`walk`.
             blocks: those that are watched.
             entering: called with a block, what enters it, and what flows there under the last composite,
                 ``[B, N, D]``.
-            at: value -> function that is called with what flows there under each composite.
-            starts: what the walk starts with at other values than the logits.
         """
-        tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
-        watched = [block for block in sorted(blocks) if block < len(self.stream.blocks)]
-        starts = self.whole.starts(self.read, seed) if starts is None else starts
-        watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
-        if seen is not None:
-            for number, arrive in (pair for index in watched for pair in self._pieces(index, seen).items()):
-                watchers[number].append(arrive)
-        if entering is not None:
-            for index in watched:
-                watchers[self.stream.blocks[index].entry].append(partial(self._entered, index, entering))
-        watchers[self.stream.last].append(partial(self._ended, walked))
-        run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
-        if run is not None:
-            walked.sums = Sums(rows, starts, seed, run)
-            for i, block in enumerate(self.stream.blocks):
-                if i > min(watched, default=0):
-                    watchers[block.entry].append(walked.sums.entering(i, block.entry))
-        with self.whole.naming_modules():
-            walk_back(
-                read_program(tape, rows.begun.values(), starts),
-                tape,
-                [(c, starts) for c in composites],
-                at={n: partial(_all, every) for n, every in watchers.items()},
-                samples=RowSamples(rows),
-                handed_on=None if walked.sums is None else walked.sums.handed_on,
-            )
-        tape.release()
-        return walked
-
-    def _pieces(self, index: int, seen: Seen) -> dict[int, Seen]:
-        """What to call at the pieces of a map, so that ``seen`` is called when all have arrived."""
-        attention, arrived = self.attentions[index], dict[int, tuple[Tensor | None, ...]]()
-
-        def arrive(number: int, *flows: Tensor | None) -> None:
-            arrived[number] = flows
-            if len(arrived) < len(attention.maps):
-                return
-            runs = list(zip(*(arrived[n] for n in attention.maps), strict=True))
-            arrived.clear()
-            if all(any(flow is not None for flow in run) for run in runs):
-                seen(index, *(attention.arrange(*run) for run in runs))
-
-        def at(number: int) -> Seen:
-            return lambda *flows: arrive(number, *flows)
-
-        return {n: at(n) for n in attention.maps}
+        own = self.stream.blocks
+        watched = [block for block in sorted(blocks) if block < len(own)]
+        at = {} if entering is None else {own[i].entry: partial(self._entered, i, entering) for i in watched}
+        borders = {block.entry: i for i, block in enumerate(own) if i > min(watched, default=0)}
+        return self.walk(seed, composites, seen, watched, at=at, borders=borders)
 
     def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
         """Hand over what enters a block, sample by sample."""
         number, flow = self.stream.blocks[index].entry, flows[-1]
         if flow is not None:
             entering(index, self.features(number, self.whole.tape[number]), self.features(number, flow))
-
-    def _ended(self, walked: Walked, flow: Tensor | None, *_: Tensor | None) -> None:
-        """Note which rows of the last state are read."""
-        if flow is not None:
-            walked.row = readout(self.layout.rows, self.stream.rows, self.stream.last, flow)
 
 
 def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
@@ -269,12 +304,66 @@ def attended_pass(whole: ForwardPass, sources: Mapping[str, Inputs], read: Read)
         sources: the inputs by name.
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
     """
-    layout = whole.layout(sources)
+    layout = whole.layout(sources, read)
     read_out = [s for s in layout.streams if s.is_read]
     if len(layout.streams) != 1 or len(read_out) != 1:
         return None
     (stream,) = read_out
-    attended = AttendedPass(whole, layout, stream, read)
+    attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}
+    attended = AttendedPass(whole, layout, read, attentions, {"": stream})
     once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
     # the target may read something else than its last state
     return attended if once and not stream.is_mixed and is_passed(attended.program, stream.last) else None
+
+
+def map_pass(
+    whole: ForwardPass,
+    sources: Mapping[str, Inputs],
+    read: Read,
+    known: Sequence[tuple[Any, Any, tuple[int, int]]],
+    ends: Container[Any],
+) -> MapPass | None:
+    """Return the pass with the attentions of several sequences; None if they are not those that are known.
+
+    Args:
+        whole, sources, read: as for :func:`attended_pass`.
+        known: (name of the queries' rows, of the keys' rows, (number of queries, of keys)) of each attention, in the
+            order of execution.
+        ends: names of the rows that the target reads.
+    """
+    layout = whole.layout(sources, read)
+    own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
+    named = _named(sorted(own, key=lambda a: a.map), known)
+    if named is None or any(stream.is_mixed for stream in layout.streams):
+        return None
+    names = {id(a.queries): known[number][0] for number, a in named.items()}
+    read_out = {names[id(stream.rows)]: stream for stream in layout.streams if stream.is_read and stream.blocks}
+    return MapPass(whole, layout, read, named, read_out) if read_out and all(n in ends for n in read_out) else None
+
+
+def _named(
+    attentions: Sequence[Attention], known: Sequence[tuple[Any, Any, tuple[int, int]]]
+) -> dict[int, Attention] | None:
+    """Number of each attention among those that are known, some of which may lead nowhere; None if that is not sure."""
+    found, names, number, dead = dict[int, Attention](), dict[int, Any](), 0, set[Any]()
+    for attention in attentions:
+        if attention.queries is None or attention.keys is None:
+            return None
+        while number < len(known) and not _fits(attention, known[number], names):
+            dead.add(known[number][:2])
+            number += 1
+        if number == len(known) or known[number][:2] in dead:
+            return None
+        found[number] = attention
+        names |= zip((id(attention.queries), id(attention.keys)), known[number][:2], strict=True)
+        number += 1
+    return found if len(set(names.values())) == len(names) else None
+
+
+def _fits(attention: Attention, known: tuple[Any, Any, tuple[int, int]], names: Mapping[int, Any]) -> bool:
+    """Return True if an attention can be that which is known; ``names`` are those of the rows so far."""
+    queries, keys, shape = known
+    rows = [(attention.queries, queries), (attention.keys, keys)]
+    sizes = [0 if own is None else own.shape[1] for own, _ in rows]
+    alike = all(names.get(id(own), name) == name for own, name in rows)
+    return alike and attention.is_self == (queries == keys) and tuple(sizes) == shape

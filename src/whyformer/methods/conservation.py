@@ -108,9 +108,9 @@ class Sums:
                 self._lost[kind] = self._lost[kind] + found if kind in self._lost else found
 
     def _of_samples(self, value: int, flow: Tensor) -> Tensor:
-        """``[B]`` the sum of each sample, which may be several texts."""
-        found = self.samples.sums(value, flow).to(self.seed.device)
-        return found.reshape(len(self.seed), -1).sum(-1)
+        """``[B]`` the sum of each sample, which may be several texts; the mean sum if samples share texts."""
+        found, count = self.samples.sums(value, flow).to(self.seed.device), len(self.seed)
+        return found.reshape(count, -1).sum(-1) if len(found) % count == 0 else (found.sum() / count).expand(count)
 
     @property
     def balance(self) -> Balance:

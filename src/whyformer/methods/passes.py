@@ -85,6 +85,7 @@ class ForwardPass:
     end: EndFunction | None
     precision: dict[str, Any] | None = None
     _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
+    _read: dict[Read, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     def output(self, value: Callable[[int], Tensor] | None = None) -> Output:
         """Return what the model returned, with its logits apart from the function at its end.
@@ -104,22 +105,36 @@ class ForwardPass:
         named = Output(self.model, self.raw).named or {str(i): t for i, t in enumerate(every_tensor(self.raw))}
         return {n: self.tape.number(t) for n, t in named.items() if self.tape.knows(t) and t.is_floating_point()}
 
-    def layout(self, sources: Mapping[str, Inputs]) -> Layout:
+    def layout(self, sources: Mapping[str, Inputs], read: Read | None = None) -> Layout:
         """Return which rows the values hold, and which of them attend to which.
 
         Args:
             sources: the inputs whose rows are followed, by name.
+            read: the model's output -> ``[B, C]``, the row of logits that a target is about. Attentions and streams are
+                those on the way to it; None for those on the way to any output.
         """
-        key = tuple(sources)
+        outputs = tuple(sorted(self.outputs.values()))
+        ends = outputs if read is None else self._ends(read)
+        key = tuple(sources), ends
         if key not in self._layouts:
-            tape, outputs = self.tape, sorted(self.outputs.values())
+            tape = self.tape
             fed = {name: argument_of(self.feed, side.scored) for name, side in sources.items()}
             several = [name for name, side in sources.items() if side.choices is not None]
-            rows = find_rows(tape, find_sources(tape, fed, several), outputs)
-            program = read_program(tape, rows.begun.values(), outputs)
+            main = next(iter(sources.values()))
+            others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
+            packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
+            rows = find_rows(tape, find_sources(tape, fed, several, packed), outputs)
+            program = read_program(tape, rows.begun.values(), ends)
             attentions = find_attentions(program, tape, rows)
             self._layouts[key] = Layout(rows, attentions, find_streams(program, tape, rows, attentions))
         return self._layouts[key]
+
+    def _ends(self, read: Read) -> tuple[int, ...]:
+        """The numbers of the values that a target reads."""
+        if read not in self._read:
+            row = read(self.output())
+            self._read[read] = tuple(sorted(self.starts(read, torch.ones_like(row))))
+        return self._read[read]
 
     @cached_property
     def modules(self) -> dict[int, str]:

@@ -92,9 +92,10 @@ def partial_lrp(
 
     if not task.structure.plain:
         chosen = streams.wanted(task, Aggregation(layers=[first]))
-        recording = streams.both_passes(task, rules.graph, observe, chosen)
-        found, balance = streams.paths(task, recording, maps).mean_of_rows(), Balance.of_recording(recording)
-        return task.of_sources(found, recording.logits, balance.diagnostics(promised=promised))
+        over_streams = streams.walk(task, rules, MapWatch(chosen, observe))
+        found, balance = over_streams.paths(task, maps).mean_of_rows(), over_streams.balance
+        assert balance is not None
+        return task.of_sources(found, over_streams.logits, balance.diagnostics(promised=promised))
     walked = task.walk(rules, MapWatch([first], observe, again=maps.clear))
     (fused,) = task.global_maps(maps, walked.row.shape[-1])
     values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)

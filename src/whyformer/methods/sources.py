@@ -23,7 +23,7 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import AttendedPass, attended_pass
+from whyformer.methods.attended import AttendedPass, MapPass, attended_pass, map_pass
 from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
@@ -234,9 +234,7 @@ class Sources:
     def tape_rules(self, rules: Rules) -> TapeComposite | None:
         """The rules for a walk over a tape to these inputs; None if that is left to the engine."""
         text = any(side.modality == "text" for side in self.sources.values())
-        if rules.graph.carrier == "relevance" and (
-            not self.structure.plain or (text and not self.structure.attentions)
-        ):
+        if rules.graph.carrier == "relevance" and text and not self.structure.attentions:
             return None  # which row of its values belongs to which sample is not always known
         return rules.tape if self.on_tape else None
 
@@ -267,6 +265,23 @@ class Sources:
         counted = attended is not None and len(attended.attentions) == len(self.structure.attentions)
         return attended if counted else None
 
+    def map_pass_of_streams(self, *, relevance: bool = False) -> MapPass | None:
+        """A recorded pass on a tape, with the attentions of several sequences as the structure numbers them; None if
+        these are not the same on the tape.
+
+        Args:
+            relevance: relevance is walked back.
+        """
+        if not self.on_tape or not self.structure.attentions:
+            return None
+        if self.replay is not None:
+            raise Apart
+        whole = self.passed(wide=relevance)
+        if relevance and whole.is_half:  # under autocast inside of the model
+            return None
+        known = [(a.queries, a.keys, a.shape[1:]) for a in self.structure.attentions]
+        return map_pass(whole, self.given, self.read, known, self.structure.ends())
+
     def recorded(
         self, composite: Composite | Rules, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
     ) -> Recorded:
@@ -286,7 +301,7 @@ class Sources:
             whole = self.passed(wide=is_relevance)
             if is_relevance and whole.is_half:  # under autocast inside of the model
                 return self.begin(both.graph)
-            layout = whole.layout(self.sources) if is_relevance else None
+            layout = whole.layout(self.given, self.read) if is_relevance else None
             return RootedPass(whole, find_roots(whole, self.given, self.made), rules, self.read, layout)
         whole, roots = self._changed(values, roots)
         return RootedPass(whole, roots, rules, self.read, moved=True)

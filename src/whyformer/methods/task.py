@@ -155,7 +155,7 @@ class Task(Sources):
                 seen(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
         at = None if seen is None else at_map
-        walked = attended.walk(seed, [*first_run, on_tape], at, watch.blocks, watch.entering)
+        walked = attended.walk_blocks(seed, [*first_run, on_tape], at, watch.blocks, watch.entering)
         if walked.row is None and seen is not None:
             raise self.refuse(UNREAD, verdict=NOT_YET)
         balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.whole.precision)

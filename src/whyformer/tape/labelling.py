@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -60,13 +60,16 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     return rows
 
 
-def find_sources(tape: Tape, inputs: dict[str, Tensor], several: Container[str] = ()) -> list[Source]:
+def find_sources(
+    tape: Tape, inputs: Mapping[str, Tensor], several: Container[str] = (), packed: Mapping[str, int] | None = None
+) -> list[Source]:
     """Return sources for the inputs of a model.
 
     Args:
         tape: a recorded pass.
         inputs: the tensors that were passed to the model, by name.
         several: names of inputs ``[B, C, N]`` that hold several texts of each sample.
+        packed: name -> how many entries along the first axis belong to each sample, such as pictures or patches.
 
     Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``. The features of
     other inputs lie along the axis that is the channels of the first convolution that reads them, which may be behind
@@ -79,8 +82,10 @@ def find_sources(tape: Tape, inputs: dict[str, Tensor], several: Container[str] 
         channels = _channels(tape, n)
         default = -3 if tensor.dim() > 3 else -1 if tensor.dim() > 2 else None
         features = None if not tape.floating(n) else default if channels is None else channels
-        texts = tuple(range(tensor.shape[:2].numel())) if name in several else None
-        found.append(Source(name, n, features, texts))
+        samples = tuple(range(tensor.shape[:2].numel())) if name in several else None
+        if packed and name in packed:
+            samples = tuple(i // packed[name] for i in range(len(tensor)))
+        found.append(Source(name, n, features, samples))
     return found
 
 

@@ -15,7 +15,7 @@ from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import Scores, Task
+from whyformer.methods.task import MapWatch, Rules, Scores, Task
 
 
 @method(
@@ -94,8 +94,8 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))
 
-    recording = streams.observed(task, COMPOSITES[composite], observe, chosen)
-    paths = streams.paths(task, recording, maps)
+    walked = streams.walk(task, Rules.of(COMPOSITES[composite]), MapWatch(chosen, observe))
+    paths = walked.paths(task, maps)
     sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {
@@ -125,4 +125,4 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         if s in paths.readouts:
             row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
             found[x] = found[x] + row if x in found else row
-    return task.of_sources(found, recording.logits, {})
+    return task.of_sources(found, walked.logits, {})

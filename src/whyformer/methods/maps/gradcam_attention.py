@@ -73,8 +73,8 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         seen[index] = (weights, flow)
 
-    recording = streams.observed(task, COMPOSITES[composite], observe, chosen)
-    readouts = streams.readouts(task, recording.readouts)
+    walked = streams.walk(task, Rules.of(COMPOSITES[composite]), MapWatch(chosen, observe))
+    readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(seen.items()):
         queries, keys = structure.attentions[number].queries, structure.attentions[number].keys
@@ -98,4 +98,4 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
     if not maps:
         raise task.refuse(f"no attention was seen in its block {layer}")
     found = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
-    return task.of_sources(found, recording.logits, {})
+    return task.of_sources(found, walked.logits, {})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from whyformer.engine.probes import AttentionCall, AttentionScores, Flows, Maps,
 from whyformer.engine.run import Recording
 from whyformer.engine.survey import Structure
 from whyformer.engine.trace import Key
-from whyformer.methods.graphs import shown
+from whyformer.methods.conservation import Balance
+from whyformer.methods.graphs import NOT_YET, UNREAD, shown
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.task import Scores, Task, readout_row
+from whyformer.methods.task import MapWatch, Rules, Scores, Task, readout_row
 from whyformer.rules.core import Composite
+from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
 
 Fused = dict[int, Tensor]
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
@@ -125,15 +127,86 @@ def wanted(task: Task, how: Aggregation, start: int = 0) -> dict[int, int]:
 def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Tensor], Tensor]) -> Scores:
     """Fuse the heads of each map as it appears; the readouts come from the gradient of ½‖logits‖²."""
     how = within(task, how)
-    chosen, maps = wanted(task, how, start), {}
+    chosen, maps = wanted(task, how, start), dict[int, Tensor]()
+    passed = task.map_pass_of_streams()
+    if passed is not None:
+        for number in chosen.keys() & passed.attentions.keys():
+            maps[number] = prune(how.fuse(passed.map(number)))
+            passed.release()
+        logits, rows = passed.logits, _read(task, passed.walk(passed.logits, [GRADIENT_ON_TAPE]).read)
+    else:
 
-    def watch(call: AttentionCall) -> None:
-        if call.index in chosen:
-            maps[call.index] = prune(how.fuse(call.map()))
+        def watch(call: AttentionCall) -> None:
+            if call.index in chosen:
+                maps[call.index] = prune(how.fuse(call.map()))
 
-    recording, readouts = readout_pass(task, Maps(watch))
-    found = reduce(task, how, Paths(by_depth(task.structure, maps), readouts))
-    return task.of_sources(found, recording.logits, {})
+        recording, rows = readout_pass(task, Maps(watch))
+        logits = recording.logits
+    found = reduce(task, how, Paths(by_depth(task.structure, maps), rows))
+    return task.of_sources(found, logits, {})
+
+
+# -- walks back from the target ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class StreamWalk:
+    """What a method knows besides maps of attention over several streams.
+
+    Attributes:
+        logits: ``[B, C]`` of the plain forward pass.
+        readouts: rows -> ``[B, N]`` how much each feeds the target.
+        balance: of relevance, where the rules carry it.
+    """
+
+    logits: Tensor
+    readouts: Mapping[Key, Tensor]
+    balance: Balance | None = None
+
+    def paths(self, task: Task, maps: Fused) -> Paths:
+        """Those over fused maps, by the number of their attention."""
+        return Paths(by_depth(task.structure, maps), self.readouts)
+
+
+def walk(task: Task, rules: Rules, watch: MapWatch) -> StreamWalk:
+    """Do :meth:`Task.walk` over several streams: ``watch`` names attentions, in the order of execution."""
+    relevance, on_tape = rules.graph.carrier == "relevance", task.tape_rules(rules)
+    passed = None if on_tape is None else task.map_pass_of_streams(relevance=relevance)
+    if passed is None or on_tape is None:
+        return _walk_graph(task, rules.graph, watch)
+    first_run = [GRADIENT_ON_TAPE] if watch.gradient or relevance else []
+
+    def at_map(number: int, *flows: Tensor) -> None:
+        shown = passed.scores(number) if watch.scores else passed.map(number)
+        assert watch.seen is not None
+        watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+
+    walked = passed.walk(task.seed(passed.logits), [*first_run, on_tape], at_map, watch.blocks)
+    balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
+    return StreamWalk(passed.logits, _read(task, walked.read), balance)
+
+
+def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk:
+    """The same by the engine."""
+    asked, gradients, chosen = AttentionScores(), dict[int, Tensor](), watch.blocks
+    relevance = composite.carrier == "relevance"
+
+    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
+        if index not in chosen or watch.seen is None:
+            return
+        if relevance and not recording.run.relevance:
+            gradients.update({index: flow} if watch.gradient else {})
+        else:
+            looked_at = shown(task, asked, index, weights) if watch.scores else weights
+            watch.seen(index, looked_at, flow, *([gradients.pop(index)] if relevance and watch.gradient else []))
+
+    flows = Flows(observe, min(chosen, default=0), watch.by_heads and not watch.scores and not relevance)
+    probes = [flows, *([asked] if watch.scores else [])]
+    recording = task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
+    seed = task.seed(recording.logits)
+    recording.backward(seed, keep=relevance)
+    if relevance:
+        recording.backward(seed, relevance=True)
+    balance = Balance.of_recording(recording) if relevance else None
+    return StreamWalk(recording.logits, readouts(task, recording.readouts), balance)
 
 
 def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:
@@ -145,67 +218,18 @@ def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tenso
     return recording, readouts(task, dict(zip(recording.ended, flows, strict=True)))
 
 
-def record(task: Task, *probes: Probe, composite: Composite = GRADIENT) -> Recording:
-    """Record a forward pass whose readouts are kept at the last block of every stream that is read out."""
-    return task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
-
-
-def observed(
-    task: Task,
-    composite: Composite,
-    seen: Callable[[int, Tensor, Tensor], None],
-    chosen: Collection[int],
-    by_heads: bool = False,
-    scores: bool = False,
-) -> Recording:
-    """A recording after a gradient pass, in which ``seen`` was called with the chosen attentions, A and what flows to
-    it; see :meth:`Task.walk`."""
-    asked = AttentionScores()
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index in chosen:
-            seen(index, shown(task, asked, index, weights) if scores else weights, flow)
-
-    flows = Flows(observe, min(chosen, default=0), by_heads and not scores)
-    recording = record(task, flows, *([asked] if scores else []), composite=composite)
-    recording.backward(task.seed(recording.logits))
-    return recording
-
-
-def both_passes(
-    task: Task,
-    composite: Composite,
-    seen: Callable[..., None],
-    chosen: Collection[int],
-    gradient: bool = False,
-) -> Recording:
-    """A recording after a pass of gradients and one of relevance, in which ``seen`` was called with the chosen
-    attentions; see :meth:`Task.walk`."""
-    gradients: dict[int, Tensor] = {}
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index in chosen and recording.run.relevance:
-            seen(index, weights, flow, *([gradients.pop(index)] if gradient else []))
-        elif index in chosen and gradient:
-            gradients[index] = flow
-
-    recording = record(task, Flows(observe, min(chosen, default=0)), composite=composite)
-    seed = task.seed(recording.logits)
-    recording.backward(seed, keep=True)
-    recording.backward(seed, relevance=True)
-    return recording
-
-
-def paths(task: Task, recording: Recording, maps: Fused) -> Paths:
-    """Those over fused maps, after a gradient pass."""
-    return Paths(by_depth(task.structure, maps), readouts(task, recording.readouts))
-
-
 def readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
     """Rows -> ``[B, N]`` how much each feeds the target, from the gradients at the last block of their stream."""
-    found = {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())}
-    if not found:
-        raise task.refuse(
-            "the output of its last block is unknown or does not reach the logits", verdict="is not supported yet"
-        )
-    return found
+    return _read(task, {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())})
+
+
+def _read(task: Task, found: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
+    """The rows that are read out.
+
+    Raises:
+        MethodNotApplicable: there are none.
+    """
+    rows = {key: row for key, row in found.items() if bool(row.any())}
+    if not rows:
+        raise task.refuse(UNREAD, verdict=NOT_YET)
+    return rows

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from whyformer.composites import chefer
 from whyformer.explanation.views import carry
-from whyformer.methods.conservation import Balance
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
@@ -72,10 +71,11 @@ def transformer_attribution(
     if not task.structure.plain:
         layers = "rollout" if normalize_rows else "sum_product"
         how = Aggregation(layers=layers if block is None else [first])
-        recording = streams.both_passes(task, rules.graph, observe, streams.wanted(task, how, first), weighted)
-        paths = streams.paths(task, recording, {number: sums[number] / heads[number] for number in sums})
-        balance = Balance.of_recording(recording)
-        return task.of_sources(streams.reduce(task, how, paths), recording.logits, balance.diagnostics())
+        chosen = streams.wanted(task, how, first)
+        over_streams = streams.walk(task, rules, MapWatch(chosen, observe, gradient=weighted))
+        paths, balance = over_streams.paths(task, {n: sums[n] / heads[n] for n in sums}), over_streams.balance
+        assert balance is not None
+        return task.of_sources(streams.reduce(task, how, paths), over_streams.logits, balance.diagnostics())
     blocks = range(first, task.blocks()) if block is None else [first]
     walked = task.walk(rules, MapWatch(blocks, observe, gradient=weighted, by_heads=True, again=again))
     listed = task.global_maps({number: sums.pop(number) / heads[number] for number in list(sums)}, walked.row.shape[-1])
