@@ -83,3 +83,34 @@ def test_the_same_function_has_the_same_scores(part: str, method: str) -> None:
     plain, other_way = found
     torch.testing.assert_close(other_way.logits, plain.logits, rtol=1e-5, atol=1e-5)
     assert (other_way.scores - plain.scores).abs().max() < 1e-4 * plain.scores.abs().max()
+
+
+class ClassToken(nn.Module):
+    """A class token attends to the other rows and is added to what it gets: kept apart, or as a row beside the others."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.query, self.key, self.value, self.head = (nn.Linear(8, n) for n in (8, 8, 8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        token = self.token.expand(len(x), -1, -1)
+        rows = torch.cat([token, x], 1)
+        if not self.apart:
+            token = rows[:, :1]
+        weights = (self.query(rows[:, :1]) @ self.key(rows).mT).softmax(-1)
+        return self.head((token + weights @ self.value(rows))[:, 0])
+
+
+@pytest.mark.parametrize("rule", ["separate", "shared", "epsilon"])
+def test_a_class_token_takes_its_share_wherever_it_is_kept(rule: str) -> None:
+    """One row of each sample is no bias, although it is the same for all rows that there are."""
+    found, x = [], torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for apart in (True, False):
+        torch.manual_seed(0)
+        model = ClassToken(apart).double().eval()
+        found.append(whyformer.explain(model, x, "lrp", target=1, rule=rule).scores)
+        single = whyformer.explain(model, x[1:], "lrp", target=1, rule=rule).scores
+        torch.testing.assert_close(single, found[-1][1:], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)

@@ -238,6 +238,23 @@ def test_sums_of_rows() -> None:
     assert torch.allclose(rows.sums(n, flow)[1:], flow.sum(-1).mT.flatten())
 
 
+def test_features_of_some_rows() -> None:
+    """Of rows that stand beside others, in any layout; a row that is not there has none, and is not put anywhere."""
+    other = torch.randn(2, 3, 4, dtype=torch.float64)
+
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([y, x[:, 1:]], 1).permute(2, 1, 0).contiguous()
+
+    tape, rows, n = rows_of(joined, X, other)
+    own = next(f.numbers for f in rows.families if f.source == "0")
+    found = rows.features_of(n, tape[n], own)
+    assert torch.equal(found[:, 1:], X[:, 1:])
+    assert not bool(found[:, 0].any())
+    put = rows.with_features_of(n, tape[n], own, 2 * X)
+    assert torch.equal(put, joined(2 * X, other))
+    assert torch.equal(rows.features_of(n, put, own.flip(1)), rows.features_of(n, put, own).flip(1))
+
+
 # -- read once -----------------------------------------------------------------------------------------------------------
 def test_rows_are_read_once_for_each_signature_and_index() -> None:
     def chosen(x: Tensor, index: Tensor) -> Tensor:

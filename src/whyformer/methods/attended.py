@@ -31,6 +31,8 @@ from whyformer.tape.walking import Composite, walk_back
 __all__ = ["AttendedPass", "MapPass", "Walked", "attended_pass", "map_pass"]
 
 Seen = Callable[..., None]
+Known = tuple[Any, Any, tuple[int, int]]
+"""Of an attention: the name of its queries' rows, that of its keys' rows, and how many there are of each."""
 
 
 @dataclass(eq=False)
@@ -98,7 +100,6 @@ class MapPass:
         *,
         at: Mapping[int, Seen] | None = None,
         starts: Mapping[int, Tensor] | None = None,
-        borders: Mapping[int, int] | None = None,
     ) -> Walked:
         """Walk back from the target to some maps.
 
@@ -110,7 +111,6 @@ class MapPass:
             watched: numbers of the attentions that are watched.
             at: value -> function that is called with what flows there under each composite.
             starts: what the walk starts with at other values than the logits.
-            borders: value -> name under which the relevance that arrives there is added up.
         """
         tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
         starts = self.whole.starts(self.read, seed) if starts is None else starts
@@ -122,13 +122,15 @@ class MapPass:
         for name, stream in self.ends.items():
             watchers[stream.last].append(partial(self._ended, walked, name))
         run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
+        program = read_program(tape, rows.begun.values(), starts)
         if run is not None:
-            walked.sums = Sums(rows, starts, seed, run)
-            for number, border in (borders or {}).items():
-                watchers[number].append(walked.sums.entering(border, number))
+            walked.sums, first = Sums(rows, starts, seed, run), min(watchers)
+            for number, border in self.layout.borders(program).items():
+                if number > first:  # the walk ends there
+                    watchers[number].append(walked.sums.entering(border, number))
         with self.whole.naming_modules():
             walk_back(
-                read_program(tape, rows.begun.values(), starts),
+                program,
                 tape,
                 [(c, starts) for c in composites],
                 at={n: partial(_all, every) for n, every in watchers.items()},
@@ -281,8 +283,7 @@ class AttendedPass(MapPass):
         own = self.stream.blocks
         watched = [block for block in sorted(blocks) if block < len(own)]
         at = {} if entering is None else {own[i].entry: partial(self._entered, i, entering) for i in watched}
-        borders = {block.entry: i for i, block in enumerate(own) if i > min(watched, default=0)}
-        return self.walk(seed, composites, seen, watched, at=at, borders=borders)
+        return self.walk(seed, composites, seen, watched, at=at)
 
     def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
         """Hand over what enters a block, sample by sample."""
@@ -320,47 +321,45 @@ def map_pass(
     whole: ForwardPass,
     sources: Mapping[str, Inputs],
     read: Read,
-    known: Sequence[tuple[Any, Any, tuple[int, int]]],
+    known: Mapping[int, Known],
     ends: Container[Any],
 ) -> MapPass | None:
     """Return the pass with the attentions of several sequences; None if they are not those that are known.
 
     Args:
         whole, sources, read: as for :func:`attended_pass`.
-        known: (name of the queries' rows, of the keys' rows, (number of queries, of keys)) of each attention, in the
-            order of execution.
+        known: number of each attention -> what is known of it, in the order of execution.
         ends: names of the rows that the target reads.
     """
     layout = whole.layout(sources, read)
     own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
     named = _named(sorted(own, key=lambda a: a.map), known)
-    if named is None or any(stream.is_mixed for stream in layout.streams):
+    if named is None or len(own) < len(layout.attentions) or any(stream.is_mixed for stream in layout.streams):
         return None
     names = {id(a.queries): known[number][0] for number, a in named.items()}
     read_out = {names[id(stream.rows)]: stream for stream in layout.streams if stream.is_read and stream.blocks}
     return MapPass(whole, layout, read, named, read_out) if read_out and all(n in ends for n in read_out) else None
 
 
-def _named(
-    attentions: Sequence[Attention], known: Sequence[tuple[Any, Any, tuple[int, int]]]
-) -> dict[int, Attention] | None:
+def _named(attentions: Sequence[Attention], known: Mapping[int, Known]) -> dict[int, Attention] | None:
     """Number of each attention among those that are known, some of which may lead nowhere; None if that is not sure."""
-    found, names, number, dead = dict[int, Attention](), dict[int, Any](), 0, set[Any]()
+    found, names, dead = dict[int, Attention](), dict[int, Any](), set[Any]()
+    left = iter(known.items())
     for attention in attentions:
         if attention.queries is None or attention.keys is None:
             return None
-        while number < len(known) and not _fits(attention, known[number], names):
-            dead.add(known[number][:2])
-            number += 1
-        if number == len(known) or known[number][:2] in dead:
+        number, one = next(left, (-1, None))
+        while one is not None and not _fits(attention, one, names):
+            dead.add(one[:2])
+            number, one = next(left, (-1, None))
+        if one is None or one[:2] in dead:
             return None
         found[number] = attention
-        names |= zip((id(attention.queries), id(attention.keys)), known[number][:2], strict=True)
-        number += 1
+        names |= zip((id(attention.queries), id(attention.keys)), one[:2], strict=True)
     return found if len(set(names.values())) == len(names) else None
 
 
-def _fits(attention: Attention, known: tuple[Any, Any, tuple[int, int]], names: Mapping[int, Any]) -> bool:
+def _fits(attention: Attention, known: Known, names: Mapping[int, Any]) -> bool:
     """Return True if an attention can be that which is known; ``names`` are those of the rows so far."""
     queries, keys, shape = known
     rows = [(attention.queries, queries), (attention.keys, keys)]

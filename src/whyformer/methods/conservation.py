@@ -42,7 +42,7 @@ class Balance:
 
     def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
         """Return ``conservation``, and ``precision`` if there is one: per sample, what started, what arrived at each
-        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|.
+        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|, if it passed any block.
 
         For a target whose start sums to 0 (a contrast) differences are taken relative to Σ|R_start| instead.
 
@@ -53,12 +53,11 @@ class Balance:
         scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
         sums = {b: s.double() for b, s in sorted(self.blocks.items())}
         errors = [((s - total) / scale).abs() for s in sums.values()]
-        worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)
         figure = {
             "start": total.tolist(),
             "blocks": {str(b): s.tolist() for b, s in sums.items()},
-            "error": worst.tolist(),
-            "promised": promised,
+            **({"error": torch.stack(errors).amax(0).tolist()} if errors else {}),
+            "promised": promised and bool(errors),
             "given_up_by_operation": {name: s.double().tolist() for name, s in self.lost.items()},
         }
         return {"conservation": figure} | ({} if self.precision is None else {"precision": self.precision})

@@ -27,11 +27,11 @@ from whyformer.tape.calls import every_tensor
 from whyformer.tape.checks import foreign, unset
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows, find_sources
-from whyformer.tape.program import read_program
+from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows
 from whyformer.tape.state import without_autocast
-from whyformer.tape.streams import Stream, find_streams, spine
+from whyformer.tape.streams import Stream, find_streams, is_passed, spine
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
@@ -62,6 +62,11 @@ class Layout:
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
+
+    def borders(self, program: Program) -> dict[int, int]:
+        """Return (what enters a block -> its number among all) for blocks that no path of a program leads past."""
+        blocks = [block for stream in self.streams for block in stream.blocks]
+        return {block.entry: i for i, block in enumerate(blocks) if is_passed(program, block.entry)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,13 +323,21 @@ def _refuse_values_from_nowhere(whole: ForwardPass, weights: Iterable[Tensor]) -
 def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
     """Values that no call made, are no weights, and differ in a second pass on other inputs."""
     args, kwargs = whole.feed
-    change = lambda v: _changed(v) if isinstance(v, Tensor) else v  # noqa: E731
+    change = lambda v: _changed(whole.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
     other, _ = record_call(whole.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
     return foreign(whole.tape, other, known)
 
 
-def _changed(value: Tensor) -> Tensor:
-    """Another input of the same kind: numbers scaled; ids in the reverse order, so that they stay in the vocabulary."""
+def _changed(tape: Tape, value: Tensor) -> Tensor:
+    """Another input of the same kind: numbers scaled; of ids that are looked up, the last two that stand once in a row
+    swapped, so that placeholders of pictures and marks of the end stay what they are. Other integers stay."""
     if value.is_floating_point():
         return value * 0.75
-    return value.flip(-1) if value.dim() and value.dtype != torch.bool else value
+    if value.dtype == torch.bool or not tape.knows(value) or not roots_of(tape, tape.number(value)):
+        return value
+    swapped = value.clone().reshape(-1, value.shape[-1] if value.dim() else 1)
+    for row in swapped:
+        _, inverse, counts = row.unique(return_inverse=True, return_counts=True)
+        once = (counts[inverse] == 1).nonzero().flatten()[-2:]
+        row[once] = row[once.flip(0)]
+    return swapped.view_as(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
 from whyformer.methods.passes import Feed, ForwardPass, Layout, Read, argument_of, record_pass
 from whyformer.tape.caches import Recent
-from whyformer.tape.program import read_program
+from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
 from whyformer.tape.units import roots_of
@@ -57,8 +57,11 @@ class Roots:
         return self.rows.with_features_of(self.numbers[name], value, self.own[name], arranged)
 
 
-def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None) -> Roots:
-    """Return where the relevance of each input ends.
+def find_roots(
+    whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None
+) -> Roots | None:
+    """Return where the relevance of each input ends; None if vectors that are of no row stand beside words there, such
+    as those of pictures that were made tokens.
 
     Args:
         whole: a recorded pass.
@@ -76,7 +79,9 @@ def find_roots(whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[
             numbers[name] = tape.number(argument_of(whole.feed, side.scored))
     for name, source in texts.items():
         known = None if layout is None else _entry(whole, layout, source, sources)
-        if known is not None:
+        if known is not None and layout is not None:
+            if len(sources) > 1 and not bool(layout.rows.of(known[0]).all()):
+                return None
             numbers[name], own[name] = known
             continue
         looked_up = (
@@ -100,8 +105,8 @@ def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str
     number = entry(program, rows, layout.attentions, source)
     if number is None or (own.dim() < 2 and number != begun):
         return None
-    others = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
-    others = [whole.tape.number(t) for t in others]
+    given = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
+    others = [whole.tape.number(t) for t in given]
     texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
     return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
 
@@ -137,7 +142,7 @@ def changed_pass(
     *,
     made: Mapping[str, str] | None = None,
     checkpoint: bool = False,
-) -> tuple[ForwardPass, Roots]:
+) -> tuple[ForwardPass, Roots] | None:
     """Record a pass in which the roots have other values.
 
     Args:
@@ -147,7 +152,7 @@ def changed_pass(
         roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
 
     Returns:
-        The pass and its roots.
+        The pass and its roots; None if these are unknown, see :func:`find_roots`.
     """
     args, kwargs = list(feed[0]), dict(feed[1])
     for name, side in sources.items():
@@ -157,18 +162,24 @@ def changed_pass(
     texts = [name for name in values if name not in sources or sources[name].modality == "text"]
     if texts and roots is None:
         roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, made)
-    changes = dict[int, Callable[[Tensor], Tensor]]()
-    for name in texts if roots is not None else ():
-        changes[roots.numbers[name]] = _putting(roots, name, values[name], changes.get(roots.numbers[name]))
+        if roots is None:
+            return None
+    changes = {} if roots is None else _changes(roots, {name: values[name] for name in texts})
     whole = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
-    return whole, roots or find_roots(whole, sources, made)
+    roots = roots or find_roots(whole, sources, made)
+    return None if roots is None else (whole, roots)
 
 
-def _putting(
-    roots: Roots, name: str, arranged: Tensor, before: Callable[[Tensor], Tensor] | None
-) -> Callable[[Tensor], Tensor]:
-    """A function that puts the rows of an input into a value, into which others may have been put ``before``."""
-    return lambda value: roots.laid_out(name, value if before is None else before(value), arranged)
+def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[Tensor], Tensor]]:
+    """Number of each root -> function that puts the rows of all inputs that end there into it."""
+
+    def changed(value: Tensor, number: int) -> Tensor:
+        for name, arranged in values.items():
+            if roots.numbers[name] == number:
+                value = roots.laid_out(name, value, arranged)
+        return value
+
+    return {number: partial(changed, number=number) for number in {roots.numbers[name] for name in values}}
 
 
 # -- a pass under a composite ----------------------------------------------------------------------------------------
@@ -217,7 +228,7 @@ class RootedPass:
         program = read_program(tape, wanted, starts)
         with self.whole.naming_modules():
             runs = [(self.composite, starts)]
-            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(starts, seed))
+            (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
             raise ModelError(
@@ -227,14 +238,13 @@ class RootedPass:
             )
         return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
 
-    def _within(self, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
+    def _within(self, program: Program, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
         """What a walk needs to share relevance within each sample, and to add it up."""
         if self.layout is None:
             return {}
         sums = Sums(self.layout.rows, starts, seed)
         self._sums.append(sums)
-        blocks = [block for stream in self.layout.streams for block in stream.blocks]
-        at = {block.entry: sums.entering(i, block.entry) for i, block in enumerate(blocks)}
+        at = {entry: sums.entering(block, entry) for entry, block in self.layout.borders(program).items()}
         return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
 
     @property

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites import named
 from whyformer.engine.mixing import enters
 from whyformer.engine.places import Places, entering_places
 from whyformer.engine.probes import Probe
@@ -27,42 +26,16 @@ from whyformer.methods.attended import AttendedPass, MapPass, attended_pass, map
 from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
+from whyformer.methods.rules import Rules
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.rules.core import Composite
-from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.registered import declarations
 from whyformer.tape.walking import Composite as TapeComposite
 
 Recorded = RootedPass | Recording
-
-ON_TAPE = (
-    *((named.COMPOSITES[name], COMPOSITES[name]) for name in named.COMPOSITES),
-    (named.conservative("AH", "secant", "halves"), COMPOSITES["ah_secant"]),
-    (named.conservative("LN", "secant", "halves"), COMPOSITES["ln_secant"]),
-    (named.conservative("AH", "LN", "secant", "halves"), COMPOSITES["libra"]),
-)
-"""(a composite of the engine, the same rules for a tape)."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The same rules for a graph of the engine and for a tape.
-
-    Attributes:
-        graph: for the engine.
-        tape: for a tape; None if they are known for a graph only.
-    """
-
-    graph: Composite
-    tape: TapeComposite | None
-
-    @classmethod
-    def of(cls, composite: Composite) -> Rules:
-        """Return a composite of multipliers with the same rules for a tape."""
-        return cls(composite, next((on_tape for own, on_tape in ON_TAPE if own == composite), None))
 
 
 @dataclass(frozen=True)
@@ -258,7 +231,8 @@ class Sources:
             return None
         if self.replay is not None and not row_alone:
             raise Apart
-        whole = self._changed(values, roots)[0] if values else self.passed(wide=relevance)
+        changed = self._changed(values, roots) if values else None
+        whole = changed[0] if changed else self.passed(wide=relevance)
         if relevance and whole.is_half:  # under autocast inside of the model
             return None
         attended = attended_pass(whole, self.sources, self.read)
@@ -279,7 +253,12 @@ class Sources:
         whole = self.passed(wide=relevance)
         if relevance and whole.is_half:  # under autocast inside of the model
             return None
-        known = [(a.queries, a.keys, a.shape[1:]) for a in self.structure.attentions]
+        attentions, names = self.structure.attentions, self.sources.keys()
+        places = {(a.queries, a.keys, a.depth, a.block) for a in attentions}
+        if len(places) < len(attentions):  # heads one by one, or two maps that are subtracted
+            return None
+        numbered = {i: (a.queries, a.keys, a.shape[1:]) for i, a in enumerate(attentions)}
+        known = {i: one for i, one in numbered.items() if not names.isdisjoint(one[0])}  # others are learned queries
         return map_pass(whole, self.given, self.read, known, self.structure.ends())
 
     def recorded(
@@ -294,19 +273,20 @@ class Sources:
         """
         both = composite if isinstance(composite, Rules) else Rules.of(composite)
         rules = self.tape_rules(both)
-        if rules is None:
-            return self.begin(both.graph, **({"values": values} if values else {}))
-        if not values:
-            is_relevance = rules.carrier == "relevance"
-            whole = self.passed(wide=is_relevance)
-            if is_relevance and whole.is_half:  # under autocast inside of the model
-                return self.begin(both.graph)
-            layout = whole.layout(self.given, self.read) if is_relevance else None
-            return RootedPass(whole, find_roots(whole, self.given, self.made), rules, self.read, layout)
-        whole, roots = self._changed(values, roots)
-        return RootedPass(whole, roots, rules, self.read, moved=True)
+        graph: dict[str, Any] = {"values": values} if values else {}
+        relevance = both.graph.carrier == "relevance"
+        if rules is None or (relevance and not self.structure.plain):
+            return self.begin(both.graph, **graph)
+        if values:
+            changed = self._changed(values, roots)
+            return RootedPass(*changed, rules, self.read, moved=True) if changed else self.begin(both.graph, **graph)
+        whole = self.passed(wide=relevance)
+        found = None if relevance and whole.is_half else find_roots(whole, self.given, self.made)
+        if found is None:  # under autocast inside of the model; or what enters the first block is not of inputs alone
+            return self.begin(both.graph)
+        return RootedPass(whole, found, rules, self.read, whole.layout(self.given, self.read) if relevance else None)
 
-    def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots]:
+    def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots] | None:
         if self.replay is not None:
             raise Apart
         with telling_of_changed_inputs():

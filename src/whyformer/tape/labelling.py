@@ -207,6 +207,8 @@ class _Following:
         if not any(known) or not call.results:
             return
         shape, name = self.tape.shapes[call.results[0]], call.name
+        if 0 in shape:
+            return
         masks = name == "where" and sum(map(bool, known)) == 1
         restrides = name == "as_strided" and bool(call.writes)
         if name in _MOVED and not masks and not restrides:

@@ -309,6 +309,7 @@ class RowSamples:
         """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
         label = self.rows.labels.get(value, ())
         if len(shape) < 2 or shape[-2] == 1:
-            return True
+            own = label[0].shape if label else ()
+            return len(shape) < 3 or len(own) < 3 or own[-2] != 1  # else it is a row itself, as a class token
         changing = (n > 1 and not constant_along(label[0], a - len(shape)) for a, n in enumerate(shape))
         return len(label) == 1 and not any(changing)

@@ -80,9 +80,9 @@ def path_to(above: Mapping[int, int], n: int) -> list[int]:
 
 
 def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
-    """Return what enters the first block: the last value before the first attention through which all paths from the
-    rows of an input to the outputs pass, and in which each of these rows stands once, alone or beside others. Without
-    attention, the last such value before the first sum of two branches.
+    """Return what enters the first block: the last value before the first attention, or before the first sum of a value
+    and what is made of it, through which all paths from the rows of an input to the outputs pass, and in which each of
+    these rows stands once, alone or beside others. Without such, the last before the first sum of two branches.
 
     Args:
         program: from where the rows of the input begin to the outputs.
@@ -93,7 +93,8 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     Returns:
         Number of the value; None if there is no such value.
     """
-    first = min([a.map for a in attentions if program.carry[a.map]] or _sums(program), default=-1)
+    blocks = {a.map for a in attentions if program.carry[a.map]} | _residuals(program)
+    first = min(blocks or _sums(program), default=-1)
     numbers = next((f.numbers for f in rows.families if f.source == source), None)
     if numbers is None:
         return None
@@ -269,6 +270,23 @@ def _last_before(attention: Attention, above: dict[int, int], place: dict[int, i
     while n >= 0 and n not in place:
         n = above.get(n, -1)
     return place.get(n, -1)
+
+
+def _residuals(program: Program) -> set[int]:
+    """Return the sums of a value and what is made of it."""
+    found, views = set[int](), {u.exit: u.entries[0] for u in program.units if u.kind == "view" and len(u.entries) == 1}
+
+    def plain(n: int) -> int:
+        while n in views:
+            n = views[n]
+        return n
+
+    for u in program.units:
+        if u.kind == "add" and len(set(u.entries)) == 2:
+            a, b = (plain(e) for e in u.entries)
+            if a in path_to(program.dominator, b)[:-1] or b in path_to(program.dominator, a)[:-1]:
+                found.add(u.exit)
+    return found
 
 
 def _sums(program: Program) -> set[int]:

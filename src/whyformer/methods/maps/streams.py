@@ -199,7 +199,7 @@ def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk
             watch.seen(index, looked_at, flow, *([gradients.pop(index)] if relevance and watch.gradient else []))
 
     flows = Flows(observe, min(chosen, default=0), watch.by_heads and not watch.scores and not relevance)
-    probes = [flows, *([asked] if watch.scores else [])]
+    probes: list[Probe] = [flows, *([asked] if watch.scores else [])]
     recording = task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
     seed = task.seed(recording.logits)
     recording.backward(seed, keep=relevance)
