@@ -83,7 +83,8 @@ def beyond_intuition(
 
 def _integrated(task: Task, block: int, steps: int, rules: Rules) -> Tensor:
     """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
-    recorded = task.recorded(Rules.of(GRADIENT))
+    # over several sequences the walks below use the graph, so that its roots are meant
+    recorded = task.recorded(Rules.of(GRADIENT)) if task.structure.plain else task.begin(GRADIENT)
     begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
     roots = recorded.roots if isinstance(recorded, RootedPass) else None
     copies, found = task.copies(1, recorded.logits.detach()), list[Tensor]()
