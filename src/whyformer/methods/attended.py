@@ -216,7 +216,8 @@ class AttendedPass(MapPass):
     def input_of_attention(self, index: int) -> int:
         """Return the number of what a block normalises first, if that comes before its attention; else of what enters
         the block."""
-        path = self.path(self.stream.blocks[index].entry, self.attentions[index].map)
+        block = self.stream.blocks[index]
+        path = self.path(block.entry, block.attentions[0].map)
         return path[self.behind_norm(path)]
 
     def features(self, value: int, tensor: Tensor) -> Tensor:
