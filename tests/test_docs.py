@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from whyformer.apps.cli import app
+from whyformer.rules import registered
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +27,12 @@ def consoles() -> list[tuple[str, ...]]:
     found = [tuple(block.splitlines()) for page in PAGES for block in blocks(page, "console")]
     assert all(line.startswith("$ whyformer ") for block in found for line in block), "console blocks hold commands alone"
     return list(dict.fromkeys(found))
+
+
+@pytest.fixture(autouse=True)
+def _no_rule_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that an example registers hold for it alone."""
+    monkeypatch.setattr(registered, "_always", dict(registered._always))
 
 
 @pytest.fixture
