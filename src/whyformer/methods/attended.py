@@ -124,8 +124,9 @@ class MapPass:
         run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
         program = read_program(tape, rows.begun.values(), starts)
         if run is not None:
-            walked.sums, first = Sums(rows, starts, seed, run), min(watchers)
-            for number, border in self.layout.borders(program).items():
+            borders, first = self.layout.borders(program), min(watchers)
+            walked.sums = Sums(rows, starts, seed, run, bool(borders))
+            for number, border in borders.items():
                 if number > first:  # the walk ends there
                     watchers[number].append(walked.sums.entering(border, number))
         with self.whole.naming_modules():

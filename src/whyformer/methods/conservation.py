@@ -26,12 +26,14 @@ class Balance:
         blocks: block -> ``[B]``, ΣR at what enters it.
         lost: operation -> ``[B]``, the relevance that arrived there and was not handed on.
         precision: how far the float32 copy that was explained agrees with a model in half precision.
+        is_checked: False if paths lead past every block, so that no sum has to be that of the start.
     """
 
     started: tuple[Tensor, Tensor]
     blocks: Mapping[int, Tensor]
     lost: Mapping[str, Tensor]
     precision: dict[str, Any] | None = None
+    is_checked: bool = True
 
     @classmethod
     def of_recording(cls, recording: Recording) -> Balance:
@@ -42,7 +44,7 @@ class Balance:
 
     def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
         """Return ``conservation``, and ``precision`` if there is one: per sample, what started, what arrived at each
-        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|, if it passed any block.
+        block, and ``error``, the largest |ΣR_block / ΣR_start − 1|.
 
         For a target whose start sums to 0 (a contrast) differences are taken relative to Σ|R_start| instead.
 
@@ -53,11 +55,12 @@ class Balance:
         scale = torch.where(total.abs() > 1e-12, total.abs(), scale)
         sums = {b: s.double() for b, s in sorted(self.blocks.items())}
         errors = [((s - total) / scale).abs() for s in sums.values()]
+        worst = torch.stack(errors).amax(0) if errors else torch.zeros_like(total)
         figure = {
             "start": total.tolist(),
             "blocks": {str(b): s.tolist() for b, s in sums.items()},
-            **({"error": torch.stack(errors).amax(0).tolist()} if errors else {}),
-            "promised": promised and bool(errors),
+            **({"error": worst.tolist()} if self.is_checked else {}),
+            "promised": promised and self.is_checked,
             "given_up_by_operation": {name: s.double().tolist() for name, s in self.lost.items()},
         }
         return {"conservation": figure} | ({} if self.precision is None else {"precision": self.precision})
@@ -72,12 +75,14 @@ class Sums:
         starts: value -> what the walk starts with.
         seed: ``[B, C]``, ∂target/∂logits.
         run: which of the walk's runs carries relevance.
+        is_checked: as for :class:`Balance`.
     """
 
     rows: Rows
     starts: Mapping[int, Tensor]
     seed: Tensor
     run: int = 0
+    is_checked: bool = True
     _blocks: dict[int, Tensor] = field(default_factory=dict)
     _lost: dict[str, Tensor] = field(default_factory=dict)
 
@@ -117,4 +122,4 @@ class Sums:
         starts = [s for s in self.starts.values() if s.dim() and len(s) == len(self.seed)] or [self.seed]
         rows = [s.reshape(len(self.seed), -1) for s in starts]
         total, size = torch.stack([r.sum(-1) for r in rows]), torch.stack([r.abs().sum(-1) for r in rows])
-        return Balance((total.sum(0), size.sum(0)), self._blocks, self._lost)
+        return Balance((total.sum(0), size.sum(0)), self._blocks, self._lost, is_checked=self.is_checked)
