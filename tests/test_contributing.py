@@ -13,7 +13,7 @@ from whyformer.engine.operations import operation
 from whyformer.errors import UnknownOperation
 from whyformer.evaluation import METRICS
 from whyformer.methods import METHODS
-from whyformer.program.operations import KINDS
+from whyformer.tape.tables import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
@@ -41,9 +41,8 @@ def test_the_recipes(tmp_path, monkeypatch):
         exec(compile(block, "contributing.md", "exec"), space)
     assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 9
     KINDS.pop("i0")
-    operation.cache_clear()
     with pytest.raises(UnknownOperation, match="i0"):
-        space["whyformer"].explain(space["Tail"]().eval(), space["x"], "lrp", 0)
+        space["whyformer"].explain(space["Tail"]().eval(), space["x"][:1], "lrp", 0)
 
 
 def test_every_file_and_folder_that_the_page_names_is_there():

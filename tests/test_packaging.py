@@ -34,7 +34,7 @@ ARROWS = {
     "tape": {"errors"},
     "rules": {"errors", "tape"},
     "composites": {"rules"},
-    "engine": {"errors", "rules", "models", "program"},
+    "engine": {"errors", "rules", "models", "program", "tape"},
     "inputs": RESULTS,
     "methods": RESULTS | {"defaults", "rules", "composites", "engine", "models", "inputs", "tape", "targets"},
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from whyformer.engine import audit, unseen
 from whyformer.engine.isolation import here, inside
-from whyformer.engine.norms import nearest_norm
 from whyformer.engine.operations import KINDS, operation_name
 from whyformer.engine.readings import carries, tensors
 from whyformer.errors import InputError, ModelError, UnknownOperation, unknown
@@ -21,6 +20,7 @@ from whyformer.models.walking import modules
 from whyformer.rules.core import NATIVE, Call, Composite, Rule, Ruled
 from whyformer.rules.registered import Declared, declarations
 from whyformer.rules.relevance.elementary import identity
+from whyformer.tape.norms import nearest_norm
 
 if TYPE_CHECKING:
     from whyformer.engine.mode import Interception
@@ -188,7 +188,7 @@ def _as_norm(
             f"'{name}' is declared to be a norm, but gives other values than layer_norm and rms_norm over the last "
             "axis with its parameters: give it a rule of its own, rule=whyformer.rules.core.Rule(...)"
         )
-    return found.info()
+    return {"weight": found.scale, "eps": found.eps, "axes": 1, "centred": found.centred}
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------

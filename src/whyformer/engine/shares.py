@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from whyformer.engine.isolation import here
-from whyformer.engine.norms import Norm
 from whyformer.engine.operations import is_in_place, operation, out_of_place
 from whyformer.engine.parts import Lost, Maker, Parts, parts_of
 from whyformer.engine.readings import attention_scores, bind, is_statistic, norm, tensors
@@ -217,11 +216,8 @@ class GraphShares:
         """(x_←j − its own mean) ⊙ γ / σ with the σ of the whole; β as a bias."""
         if name not in ("layer_norm", "rms_norm") or parts_of(args[0]) is None:
             return None
-        if isinstance(func, Norm):
-            info, bias = func.info(), func.bias
-        else:
-            info = norm(operation(name), func, args, kwargs).info
-            bias = bind("input normalized_shape weight bias", args, kwargs).get("bias") if info["centred"] else None
+        info = norm(operation(name), func, args, kwargs).info
+        bias = bind("input normalized_shape weight bias", args, kwargs).get("bias") if info["centred"] else None
         carried, z, weight = parts_of(args[0]), args[0].detach(), info["weight"]
         axes = tuple(range(-info["axes"], 0))
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
-from whyformer.engine.packed import PACKED, ROUNDING
+from whyformer.engine.packed import PACKED
 from whyformer.engine.readings import tensors
 from whyformer.errors import UnknownOperation
 from whyformer.models.walking import modules
 from whyformer.rules.core import Call, Grads, Rule
+from whyformer.rules.hidden import read_weights
 
 if TYPE_CHECKING:
     from whyformer.engine.mode import Interception
-
-_ROWS = 1024  # unit vectors at a time
 
 
 def as_layer(mode: Interception, name: str, mixing: Rule, given: tuple[object, ...]) -> Rule:
@@ -37,7 +36,7 @@ def as_layer(mode: Interception, name: str, mixing: Rule, given: tuple[object, .
 
     def relevance(call: Call, flow: Tensor) -> Grads:
         place = call.needs.index(True)
-        found = _weights(call, place)
+        found = None if call.output is None else read_weights(_of_place(call, place), call.operands[place], call.output)
         if found is None:
             if _of_the_model(mode.model, given):
                 raise UnknownOperation(_refusal(name, mode.composite.name))
@@ -50,29 +49,9 @@ def as_layer(mode: Interception, name: str, mixing: Rule, given: tuple[object, .
     return replace(mixing, name=layer.name, relevance=relevance, keep_output=True)
 
 
-@torch.no_grad()
-def _weights(call: Call, place: int) -> tuple[Tensor, Tensor] | None:
-    """``[O, I]`` and ``[O]``, W and b of y = W x + b, from what unit vectors give; None where y is no such thing."""
-    x, y = call.operands[place], call.output
-    if y is None or x.dim() < 2 or x.shape[:-1] != y.shape[:-1] or x.is_complex() or y.is_complex():
-        return None
-
-    def of(rows: Tensor) -> Tensor:
-        """What it makes of rows ``[M, I]``: ``[M, O]``."""
-        laid = rows.reshape(*(1,) * (x.dim() - 2), *rows.shape)
-        operands = [laid if i == place else o for i, o in enumerate(call.operands)]
-        return call.compute(*operands).reshape(-1, y.shape[-1])
-
-    width, flat, wanted = x.shape[-1], x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-    try:  # it may take no other number of rows
-        bias = 2 * wanted[0] - of(2 * flat[:1])[0]
-        bias = bias.masked_fill(bias.abs() <= 8 * torch.finfo(y.dtype).eps * wanted[0].abs().max(), 0)
-        units = torch.eye(width, dtype=x.dtype, device=x.device).split(_ROWS)
-        weight = torch.cat([of(some) - bias for some in units]).mT.contiguous()
-        off = (flat @ weight.mT + bias - wanted).abs().max()
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return None
-    return (weight, bias) if bool(off <= ROUNDING * wanted.abs().max()) else None
+def _of_place(call: Call, place: int) -> Callable[[Tensor], Tensor]:
+    """What it makes of one operand."""
+    return lambda rows: call.compute(*(rows if i == place else o for i, o in enumerate(call.operands)))
 
 
 def _of_the_model(model: nn.Module, given: tuple[object, ...]) -> bool:

@@ -22,6 +22,7 @@ from whyformer.models.ends import apart, end_in
 from whyformer.models.output import Output, with_tensors
 from whyformer.models.precision import agreement, in_half_precision, single, widened
 from whyformer.models.readout import refuse_infinite
+from whyformer.rules.registered import likes
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor
 from whyformer.tape.checks import foreign, unset
@@ -80,6 +81,7 @@ class ForwardPass:
         raw: what the model returned.
         end: the function that makes what the model returned of its logits; None if there is none.
         precision: of a float32 copy of a model in half precision, how far both agree.
+        declared: what users say of operations, see :func:`whyformer.rules.register`.
     """
 
     model: nn.Module
@@ -89,6 +91,7 @@ class ForwardPass:
     raw: Any
     end: EndFunction | None
     precision: dict[str, Any] | None = None
+    declared: Mapping[Any, str] = field(default_factory=dict)
     _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
     _read: dict[Read, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
@@ -144,7 +147,11 @@ class ForwardPass:
     @cached_property
     def modules(self) -> dict[int, str]:
         """Call -> path of the module that made it. Another pass is recorded if this one did not note it."""
-        return self.tape.modules or record_call(self.model, *self.feed, names=True)[0].modules
+        return self.tape.modules or self.record(self.feed, names=True)[0].modules
+
+    def record(self, feed: Feed, **options: Any) -> tuple[Tape, Any]:
+        """Record another pass of the model; options as for :func:`~whyformer.tape.recording.record_call`."""
+        return record_call(self.model, *feed, declared=self.declared, **options)
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
@@ -237,10 +244,12 @@ def record_pass(
         ModelError: the output depends on values that torch did not compute.
     """
     weights = [*model.parameters(), *model.buffers()]  # before a hook replaces some
+    declared = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold)
-        return ForwardPass(model, feed, samples, tape, raw, end_in(tape, Output(model, raw, *feed, samples)))
+        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, declared=declared)
+        end = end_in(tape, Output(model, raw, *feed, samples))
+        return ForwardPass(model, feed, samples, tape, raw, end, declared=declared)
 
     with torch.inference_mode(False):
         whole = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
@@ -324,7 +333,7 @@ def _foreign(whole: ForwardPass, known: Collection[int]) -> list[int]:
     """Values that no call made, are no weights, and differ in a second pass on other inputs."""
     args, kwargs = whole.feed
     change = lambda v: _changed(whole.tape, v) if isinstance(v, Tensor) else v  # noqa: E731
-    other, _ = record_call(whole.model, [change(a) for a in args], {n: change(v) for n, v in kwargs.items()})
+    other, _ = whole.record((tuple(change(a) for a in args), {n: change(v) for n, v in kwargs.items()}))
     return foreign(whole.tape, other, known)
 
 

@@ -32,7 +32,7 @@ from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.rules.core import Composite
-from whyformer.rules.registered import declarations
+from whyformer.rules.registered import with_own_rules
 from whyformer.tape.walking import Composite as TapeComposite
 
 Recorded = RootedPass | Recording
@@ -186,11 +186,6 @@ class Sources:
         with telling_of_changed_inputs() if "values" in options else nullcontext():
             return self.record(composite, *probes, roots=self.roots(), **options)
 
-    @cached_property
-    def on_tape(self) -> bool:
-        """Whether a pass is walked over on a tape."""
-        return not declarations()
-
     def passed(self, *, wide: bool = False) -> ForwardPass:
         """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
         for relevance."""
@@ -209,7 +204,7 @@ class Sources:
         text = any(side.modality == "text" for side in self.sources.values())
         if rules.graph.carrier == "relevance" and text and not self.structure.attentions:
             return None  # which row of its values belongs to which sample is not always known
-        return rules.tape if self.on_tape else None
+        return None if rules.tape is None else with_own_rules(rules.tape)
 
     def attended(
         self,
@@ -227,7 +222,7 @@ class Sources:
             relevance: relevance is walked back.
             row_alone: rows behind the one that a target reads play no part.
         """
-        if not self.on_tape or not self.structure.plain or not self.structure.attentions:
+        if not self.structure.plain or not self.structure.attentions:
             return None
         if self.replay is not None and not row_alone:
             raise Apart
@@ -246,7 +241,7 @@ class Sources:
         Args:
             relevance: relevance is walked back.
         """
-        if not self.on_tape or not self.structure.attentions:
+        if not self.structure.attentions:
             return None
         if self.replay is not None:
             raise Apart

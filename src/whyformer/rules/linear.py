@@ -11,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import KINDS
 from whyformer.tape.units import Unit
@@ -25,6 +26,7 @@ __all__ = [
     "epsilon_rule",
     "finite",
     "gamma_rule",
+    "identity",
     "layer_rule",
     "multiply",
     "repeat",
@@ -255,6 +257,13 @@ def _sign(tape: Tape, unit: Unit) -> int:
     factors = [a for c in calls if c.name in ("mul", "div") for a in c.args if type(a) in (int, float)]
     factors += [calls[0].kwargs.get("alpha", 1)]
     return -1 if sum(f < 0 for f in factors) % 2 else 1
+
+
+def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
+    """R to the first entry: of activations and softmax, and of a branch that one number for many divides. Conserves
+    relevance."""
+    entry, (flow,) = step.unit.entries[0], flows.values()
+    return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
 
 
 # -- rules of linear layers --------------------------------------------------------------------------------------------

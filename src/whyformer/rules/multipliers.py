@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from whyformer.rules.linear import identity
 from whyformer.tape.adjoints import softmax_adjoint
 from whyformer.tape.state import in_transform
 from whyformer.tape.tables import ELEMENTWISE, KINDS
@@ -138,8 +139,8 @@ def _warmer(p: Tensor, temperature: float, axis: int) -> Tensor:
 _HELD = Rule(hold=(0,))
 _HALF = Rule(share=0.5)
 
-# where something is sampled, and what a system of equations is divided by, is constant
-_COMMON = {"sampling": Rule(hold=(1,)), "solve": _HELD}
+# where something is sampled, and what a system of equations is divided by, is constant; "identity" is said by users
+_COMMON = {"sampling": Rule(hold=(1,)), "solve": _HELD, "identity": Rule(back=identity)}
 AH = {"softmax": _HELD, "logsumexp": _HELD}
 LN = {
     "norm": Rule(hold=("statistics",), back=detached_norm),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import UnknownOperation
+from whyformer.rules.hidden import hidden_layer_rule, refuse_adjoint
 from whyformer.rules.linear import (
     Back,
     Share,
@@ -27,6 +28,7 @@ from whyformer.rules.linear import (
     epsilon_rule,
     finite,
     gamma_rule,
+    identity,
     layer_rule,
     multiply,
     repeat,
@@ -37,6 +39,7 @@ from whyformer.rules.linear import (
 )
 from whyformer.tape.adjoints import unbroadcast
 from whyformer.tape.calls import Slot
+from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.walking import Composite, Parts, Rule, Step, Walk, adjoint
 
 __all__ = ["LINEAR_RULES", "LinearRule", "deep_taylor", "layerwise"]
@@ -87,13 +90,6 @@ def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 
 # -- rules of one branch -----------------------------------------------------------------------------------------------
-def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R to the first entry: of activations and softmax, and of a branch that one number for many divides. Conserves
-    relevance."""
-    entry, (flow,) = step.unit.entries[0], flows.values()
-    return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
-
-
 def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
     """R to x. A scale that carries relevance is the branch of a product: R / 2 to each. Conserves relevance."""
     unit = step.unit
@@ -220,11 +216,13 @@ def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
     """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint."""
     backs: dict[str, Back] = {
-        **dict.fromkeys(("activation", "rectifier", "softmax", "quotient"), identity),
+        **dict.fromkeys(("activation", "rectifier", "softmax", "quotient", "identity"), identity),
         "norm": norm_rule,
         "scale": scale_rule(normalised),
         "clip": clip_rule,
         "layer": layer_rule(share),
+        HIDDEN_LAYER: hidden_layer_rule(share, z_rule),
+        "adjoint": refuse_adjoint,
         "weighted sum": z_rule,
         "product": product_rule,
         "gate": gate_rule,

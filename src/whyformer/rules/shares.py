@@ -19,6 +19,7 @@ from torch import Tensor
 
 from whyformer.errors import UnknownOperation
 from whyformer.rules.multipliers import norm_operand, normalise
+from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.rows import Rows, RowSamples, constant_along
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
@@ -29,7 +30,7 @@ __all__ = ["DROPPED", "ShareRules", "Shares"]
 DROPPED = frozenset(("softmax", "log softmax", "statistic", "silent"))
 """Kinds of units that are held constant: maps of attention, deviations of norms, and what is flat."""
 
-_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum"))
+_AFFINE = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", HIDDEN_LAYER))
 _BILINEAR = frozenset(("product", "gate", "activated gate"))
 _SLOPED = frozenset(("activation", "rectifier", "power", "clip"))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.rules.shares import ShareRules, Shares
+from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, Piece, occurrences
@@ -22,7 +23,7 @@ from whyformer.tape.values import Tape
 
 __all__ = ["VectorRules"]
 
-_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm"))
+_FOLLOWED = frozenset(("view", "shift", "scale", "add", "layer", "weighted sum", "norm", HIDDEN_LAYER))
 _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
 
 

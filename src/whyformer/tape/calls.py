@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 aten = torch.ops.aten
 
-__all__ = ["Call", "Slot", "every_tensor", "slot", "tensors_in"]
+__all__ = ["Call", "Slot", "every_tensor", "fill", "is_composite", "slot", "tensors_in"]
 
 # other operands may lie otherwise in memory
 _ANY_LAYOUT: dict[Any, Any] = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
@@ -51,6 +51,8 @@ class Call:
         results: numbers of the values it makes.
         writes: positions of the operands that it overwrites; their new values are its first results.
         random: True if it draws random numbers. Such a call is never repeated.
+        kind: of a call of a declared operation, what it is, see :mod:`whyformer.tape.declared`; "" for other calls.
+        beside: numbers of the values that a declared operation reads without being given them.
     """
 
     number: int
@@ -62,6 +64,8 @@ class Call:
     results: tuple[int, ...]
     writes: tuple[int, ...] = ()
     random: bool = False
+    kind: str = ""
+    beside: tuple[int, ...] = ()
 
     def __call__(self, operands: Sequence[Tensor]) -> list[Tensor]:
         """Repeat the call on other operands, without writing into them; return all results."""
@@ -75,7 +79,7 @@ class Call:
         else:
             operator = _ANY_LAYOUT.get(operator, operator)
         made = list(
-            tensors_in(operator(*_fill(self.args, given), **{k: _fill(a, given) for k, a in self.kwargs.items()}))
+            tensors_in(operator(*fill(self.args, given), **{k: fill(a, given) for k, a in self.kwargs.items()}))
         )
         if given is operands:
             return made
@@ -103,12 +107,12 @@ class Call:
         return schema.arguments if schema is not None else ()
 
 
-def _fill(argument: Any, given: Sequence[Tensor]) -> Any:
+def fill(argument: Any, given: Sequence[Tensor]) -> Any:
     """Put tensors into the slots of an argument."""
     kind = type(argument)
     if kind is Slot:
         return given[argument.index]
-    return kind(_fill(a, given) for a in argument) if kind in (list, tuple) else argument
+    return kind(fill(a, given) for a in argument) if kind in (list, tuple) else argument
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -131,6 +135,11 @@ def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
             yield from every_tensor(v, depth)
     elif depth and not isinstance(value, nn.Module) and hasattr(value, "__dict__"):
         yield from every_tensor(list(vars(value).values()), depth - 1)
+
+
+def is_composite(operator: Any) -> bool:
+    """Return True if torch makes an operator of others below autograd, so that these are recorded in its place."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"))
 
 
 # -- calls that write in place, repeated without it --------------------------------------------------------------------

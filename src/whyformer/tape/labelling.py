@@ -34,7 +34,7 @@ _PRODUCTS = name_set("mm bmm addmm baddbmm matmul linear _grouped_mm")
 _REDUCED = name_set("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
 _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
 _SORTED = name_set("topk sort cummax cummin")
-_POINTWISE = {"add", "mul", "scale", "rectifier", "activation", "clip", "norm", "softmax", "log softmax"}  # kinds
+_POINTWISE = name_set("add mul scale rectifier activation clip norm softmax identity") | {"log softmax"}  # kinds
 
 
 _ROWS: Recent[Rows] = Recent(16)
@@ -405,7 +405,7 @@ def _is_pointwise(call: Call) -> bool:
     """Return True if each element of a result belongs to the row of the operands' elements at its place."""
     known = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
     tags = getattr(call.operator, "tags", ())
-    return known or KINDS.get(call.name) in _POINTWISE or torch.Tag.pointwise in tags
+    return known or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
 
 
 def _along_features(call: Call, known: list[Label]) -> bool:

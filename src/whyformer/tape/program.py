@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from whyformer.errors import ModelError
 from whyformer.tape.caches import Recent
+from whyformer.tape.calls import Call
 from whyformer.tape.regions import find_regions
 from whyformer.tape.units import CallReader, Unit, dominators, reach, weights
 from whyformer.tape.values import Tape
@@ -94,6 +96,7 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     live = [
         c for c in tape.calls if any(carry[o] for o in c.operands) and any(r in needed and carry[r] for r in c.results)
     ]
+    _refuse_unseen(live, carry)
     above = dominators(tape, carry)
     units = find_regions(tape, carry, weight, live, above, frozenset((*roots, *outputs)))
     covered = {n for u in units for n in u.calls}
@@ -101,3 +104,13 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     units += [reading.unit(c) for c in live if c.number not in covered]
     units.sort(key=lambda u: tape.maker[u.exit].number)
     return Program(units, roots, outputs, carry, weight, above, tape.shapes)
+
+
+def _refuse_unseen(calls: Iterable[Call], carry: list[bool]) -> None:
+    """Raise if a declared operation reads a value that carries relevance without being given it."""
+    for call in calls:
+        if any(carry[n] for n in call.beside):
+            raise ModelError(
+                f"'{call.name}' is declared to be like an operation, but what it gives depends on a tensor that it was "
+                "not given: hand it over as an argument, or leave the operation undeclared"
+            )

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whyformer.tape.calls import Call, Slot, every_tensor, slot, tensors_in
+from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, tensors_in
+from whyformer.tape.declared import LIKES, DeclaredCalls
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
 from whyformer.tape.opening import open_addcmul, open_attention, open_glu, open_product, open_sum
@@ -70,6 +71,7 @@ _LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but anot
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Facts:
     name: str
+    full_name: str  # with its namespace but that of torch, without an underscore for in place
     mutable: bool
     composite: bool
     random: bool
@@ -82,10 +84,11 @@ def _facts(operator: Any) -> _Facts:
     known = _FACTS.get(operator)
     if known is None:
         schema = operator._schema
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+        composite = is_composite(operator)
         random = torch.Tag.nondeterministic_seeded in operator.tags
         name = schema.name.split("::")[1]
-        known = _FACTS[operator] = _Facts(name.rstrip("_") or name, schema.is_mutable, composite, random)
+        name, full = name.rstrip("_") or name, schema.name.rstrip("_").removeprefix("aten::")
+        known = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
     return known
 
 
@@ -110,15 +113,19 @@ class Recorder(TorchDispatchMode):
         change: number of a value -> function that replaces the value as it is made. For interventions: the rest of the
             pass runs on what the function returns.
         hold: numbers of the values to hold; None holds those that are costly to compute again.
+        declared: operation -> what it is like, see :class:`whyformer.tape.declared.DeclaredCalls`.
     """
 
     supports_higher_order_operators = True
 
     def __init__(
-        self, change: Mapping[int, Callable[[Tensor], Tensor]] | None = None, hold: frozenset[int] | None = None
+        self,
+        change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
+        hold: frozenset[int] | None = None,
+        declared: Mapping[Any, str] | None = None,
     ) -> None:
         super().__init__()
-        self.tape = Tape()
+        self.tape, self.declared = Tape(), DeclaredCalls(weakref.proxy(self), declared or {})
         self.change, self.hold = dict(change or {}), hold
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of the tensors that lie in it
@@ -193,22 +200,22 @@ class Recorder(TorchDispatchMode):
         writes = self._stale[id(view)]
         n = self._new(view, True)
         function = overlay(geometry(view), [g for _, g in writes], elements(view))
-        self._call(
+        self.note(
             "overlay", function, tuple(map(slot, range(len(writes) + 1))), {}, (old, *(m for m, _ in writes)), (n,)
         )
         return n
 
     # -- calls
-    def _slots(self, argument: Any, operands: list[int]) -> Any:
+    def slots_of(self, argument: Any, operands: list[int]) -> Any:
         """Put slots in the place of the tensors of an argument and append their numbers to ``operands``."""
         if isinstance(argument, Tensor):
             operands.append(self.number(argument))
             return slot(len(operands) - 1)
         if type(argument) in (list, tuple) and argument and type(argument[0]) not in (int, float, bool):
-            return [self._slots(a, operands) for a in argument]
+            return [self.slots_of(a, operands) for a in argument]
         return argument
 
-    def _call(
+    def note(
         self,
         name: str,
         operator: Any,
@@ -216,10 +223,9 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any],
         operands: Iterable[int],
         results: Iterable[int],
-        writes: tuple[int, ...] = (),
-        random: bool = False,
+        **more: Any,
     ) -> None:
-        call = Call(len(self.tape.calls), name, operator, args, kwargs, tuple(operands), tuple(results), writes, random)
+        call = Call(len(self.tape.calls), name, operator, args, kwargs, tuple(operands), tuple(results), **more)
         self.tape._note(call)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -239,38 +245,40 @@ class Recorder(TorchDispatchMode):
             self._name(out, self.number(args[0]))
             return out
         operands: list[int] = []
-        slots = tuple([self._slots(a, operands) for a in args])
-        named = {k: self._slots(a, operands) for k, a in kwargs.items()} if kwargs else {}
+        slots = tuple([self.slots_of(a, operands) for a in args])
+        named = {k: self.slots_of(a, operands) for k, a in kwargs.items()} if kwargs else {}
         if facts.mutable:
             return self._in_place(func, facts, args, kwargs, slots, named, operands)
         out = func(*args, **kwargs)
+        declared = self.declared.of_operator(facts.full_name)
+        if declared is not None:
+            return self.declared.close(declared, func, slots, named, operands, out)
         if self.change:
-            out = self._changed(out)
+            out = self.changed(out)
         made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
-            open_attention(self._step, self.tape, _named(func, slots, named), operands, made)
+            open_attention(self.step, self.tape, _named(func, slots, named), operands, made)
         elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
-            open_sum(self._step, self.tape, _named(func, slots, named), operands, made[0])
+            open_sum(self.step, self.tape, _named(func, slots, named), operands, made[0])
         elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
-            open_product(self._step, self.tape, _named(func, slots, named), operands, made[0])
+            open_product(self.step, self.tape, _named(func, slots, named), operands, made[0])
         elif facts.name in _OPENED:
-            _OPENED[facts.name](self._step, self.tape, _named(func, slots, named), operands, made[0])
+            _OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, made[0])
         else:
             random = facts.random and facts.name not in _FUSED_ATTENTION
             operator = func if facts.name != "as_strided" else restride(args[0])
-            self._call(
+            self.note(
                 facts.name,
                 operator,
                 slots,
                 named,
                 operands,
-                self._results(facts.name, operands, made, random),
-                (),
-                random,
+                self.number_results(facts.name, operands, made, random),
+                random=random,
             )
         return out
 
-    def _results(self, name: str, operands: list[int], made: list[Tensor], random: bool) -> list[int]:
+    def number_results(self, name: str, operands: list[int], made: list[Tensor], random: bool) -> list[int]:
         """Number the results of a call and hold those that are costly."""
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
@@ -287,7 +295,7 @@ class Recorder(TorchDispatchMode):
             held = name not in _CHEAP
         return [self._new(t, held, depth) for t in made]
 
-    def _changed(self, out: Any) -> Any:
+    def changed(self, out: Any) -> Any:
         """Replace results by what an intervention makes of them."""
         first, made = len(self.tape), list(tensors_in(out))
         if not any(first + i in self.change for i in range(len(made))):
@@ -296,7 +304,7 @@ class Recorder(TorchDispatchMode):
         return new[0] if isinstance(out, Tensor) else type(out)(new)
 
     # -- calls that stand for others
-    def _step(
+    def step(
         self, name: str, function: Any, operands: Sequence[int], made: Any, *constants: Any, dtype: Any = None
     ) -> int:
         """Record a call that was not made on its own, as a part of one that was. ``made`` is the tensor that exists,
@@ -308,7 +316,7 @@ class Recorder(TorchDispatchMode):
             dtype = dtype or tape.dtypes[operands[0]]
             n = tape._add(torch.Size(made), dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
-        self._call(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
+        self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
 
     # -- writes in place
@@ -333,7 +341,10 @@ class Recorder(TorchDispatchMode):
         fresh = [t for t in tensors_in(out) if not any(t is other for other in tensors)]
         results = [self._new(tensors[i], True) for i in writes] + [self._new(t, True) for t in fresh]
         overwritten = writes if operator is func else ()
-        self._call(facts.name, operator, slots, named, operands, results, overwritten, facts.random)
+        name, kind = facts.name, ""
+        if (declared := self.declared.of_operator(facts.full_name)) is not None:
+            name, kind = declared.name, LIKES.get(declared.like, declared.like)
+        self.note(name, operator, slots, named, operands, results, writes=overwritten, random=facts.random, kind=kind)
         for i, n, group in zip(writes, results, groups, strict=False):
             for view in group:
                 if not any(view is tensors[j] for j in writes):
@@ -387,6 +398,7 @@ def record_call(
     change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
     hold: frozenset[int] | None = None,
     names: bool = False,
+    declared: Mapping[Any, str] | None = None,
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
 
@@ -397,17 +409,18 @@ def record_call(
         change: number of a value -> function that replaces it as it is made, see :class:`Recorder`.
         hold: numbers of the values to hold, see :class:`Recorder`.
         names: note which module makes each call.
+        declared: operation -> what it is like, see :class:`~whyformer.tape.declared.DeclaredCalls`.
 
     Returns:
         The tape and what the model returned.
     """
-    recorder, kwargs = Recorder(change, hold), kwargs or {}
+    recorder, kwargs = Recorder(change, hold, declared), kwargs or {}
     for tensor in every_tensor((args, kwargs)):
         recorder.given(tensor, is_input=True)
     named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()
     with torch.inference_mode(False), torch.no_grad(), SWITCHES:
         try:
-            with recorder, named:
+            with recorder, recorder.declared.watching(), named:
                 output = model(*args, **kwargs)
             for tensor in every_tensor(output):
                 recorder.number(tensor)  # its memory may have been written last through another view

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from whyformer.tape.calls import Call
+from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.tables import KINDS, REDUCTIONS, SOFTMAXES
 from whyformer.tape.values import Tape
 
@@ -58,8 +59,10 @@ class CallReader:
         tape, carry, name = self.tape, self.carry, call.name
         places = [i for i, o in enumerate(call.operands) if carry[o]]
         several, first = len({call.operands[i] for i in places}) > 1 or len(places) > 1, call.operands[places[0]]
-        kind = KINDS.get(name, "other")
-        if kind == "linear":
+        kind = call.kind or KINDS.get(name, "other")
+        if call.kind == HIDDEN_LAYER and several:
+            kind = "product"
+        elif kind == "linear":
             others = (o for i, o in enumerate(call.operands) if i not in places)
             constants = all(self.weight[o] or not tape.floating(o) for o in others)  # whole numbers choose weights
             kind = "product" if several else "layer" if constants else "weighted sum"

@@ -133,7 +133,7 @@ class Tape:
             self.maker[r] = call
         shape = self.shapes[call.results[0]] if call.results else ()
         named = str(call.kwargs) if call.kwargs else ""
-        row = (call.name, call.operands, call.results, shape, _constants(call.args), named)
+        row = (call.name, call.kind, call.operands, call.results, shape, _constants(call.args), named)
         self._signature = hash((self._signature, row))
 
 
