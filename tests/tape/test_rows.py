@@ -247,12 +247,12 @@ def test_features_of_some_rows() -> None:
 
     tape, rows, n = rows_of(joined, X, other)
     own = next(f.numbers for f in rows.families if f.source == "0")
-    found = rows.features_of(n, tape[n], own)
+    found = rows.features(n, tape[n], own)
     assert torch.equal(found[:, 1:], X[:, 1:])
     assert not bool(found[:, 0].any())
-    put = rows.with_features_of(n, tape[n], own, 2 * X)
+    put = rows.with_features(n, tape[n], own, 2 * X)
     assert torch.equal(put, joined(2 * X, other))
-    assert torch.equal(rows.features_of(n, put, own.flip(1)), rows.features_of(n, put, own).flip(1))
+    assert torch.equal(rows.features(n, put, own.flip(1)), rows.features(n, put, own).flip(1))
 
 
 # -- read once -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Stream, is_passed, path_to, readout
-from whyformer.tape.structure import Attention, positions
+from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
@@ -170,8 +170,6 @@ class MapPass:
 class AttendedPass(MapPass):
     """A recorded pass of one sequence of rows, which attend to one another once in each block."""
 
-    _orders: dict[int, Tensor | None] = field(default_factory=dict, repr=False)
-
     @property
     def stream(self) -> Stream:
         """The sequence."""
@@ -231,28 +229,19 @@ class AttendedPass(MapPass):
         Raises:
             ModelError: its rows are unknown, or others than those of the sequence.
         """
-        found, order = self.layout.rows.features(value, tensor).flatten(2), self._order(value)
-        return found if order is None else found.gather(1, order.to(found.device)[..., None].expand_as(found))
+        return self.layout.rows.features(value, tensor, self._rows_in(value)).flatten(2)
 
     def laid_out(self, value: int, features: Tensor) -> Tensor:
         """Return ``[B, N, D]`` in the layout of a value: the inverse of :meth:`features`. What is no row gets zeros."""
-        rows, order = self.layout.rows, self._order(value)
-        empty = torch.zeros_like(self.whole.tape[value])
-        if order is not None:
-            places = order.to(features.device)[..., None].expand_as(features)
-            features = torch.empty_like(features).scatter(1, places, features)
-        return rows.with_features(value, empty, features.reshape(rows.features(value, empty).shape))
+        rows, empty, own = self.layout.rows, torch.zeros_like(self.whole.tape[value]), self._rows_in(value)
+        return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
 
-    def _order(self, value: int) -> Tensor | None:
-        """``[B, N]`` where each row of the sequence stands among those of a value; None if they stand in order."""
-        rows, queries = self.layout.rows, self.stream.rows
-        if value not in self._orders:
-            own = rows.features(value, rows.of(value)).flatten(2)[..., 0]
-            place = positions(own, len(rows))[queries]
-            if own.shape != queries.shape or int(place.max()) == own.shape[1]:
-                raise ModelError(f"the rows of value {value} are not those that attend")
-            self._orders[value] = None if torch.equal(own, queries) else place
-        return self._orders[value]
+    def _rows_in(self, value: int) -> Tensor:
+        """``[B, N]`` the rows of the sequence, if they are those of a value."""
+        rows, own = self.layout.rows, self.stream.rows
+        if not torch.equal(rows.distinct(rows.of(value)), own.flatten().sort().values):
+            raise ModelError(f"the rows of value {value} are not those that attend")
+        return own
 
     def with_value(self, value: int, other: Tensor) -> AttendedPass:
         """Record another pass of the model in which a value is another one, of the same shape.
@@ -264,7 +253,7 @@ class AttendedPass(MapPass):
         changed = record_pass(whole.model, whole.feed, whole.samples, {value: lambda _: other})
         if changed.tape.signature != whole.tape.signature:
             raise ModelError("the model takes another way if what its blocks hand on is changed")
-        return replace(self, whole=changed, _orders={})
+        return replace(self, whole=changed)
 
     def walk_blocks(
         self,

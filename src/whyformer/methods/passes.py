@@ -1,8 +1,8 @@
 """Recorded passes of a model.
 
-whole = record_pass(model, feed)
-whole.logits(read)
-whole.starts(read, seed)  # what a walk back from a target starts with
+    whole = record_pass(model, feed)
+    whole.logits(read)
+    whole.starts(read, seed)  # what a walk back from a target starts with
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where relevance ends in a recorded pass, and walks from a target to there.
 
-whole = record_pass(model, feed)
-begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
-multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
+    whole = record_pass(model, feed)
+    begun = RootedPass(whole, find_roots(whole, sources), COMPOSITES["attnlrp"], read)
+    multipliers = begun.back(seed)  # input -> m; its relevance is begun.begun[name] * m
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Roots:
         """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
         if self.rows is None or name not in self.own:
             return value
-        return self.rows.features_of(self.numbers[name], value, self.own[name])
+        return self.rows.features(self.numbers[name], value, self.own[name])
 
     def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
         """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
         :meth:`arranged`."""
         if self.rows is None or name not in self.own:
             return arranged.to(value)
-        return self.rows.with_features_of(self.numbers[name], value, self.own[name], arranged)
+        return self.rows.with_features(self.numbers[name], value, self.own[name], arranged)
 
 
 def find_roots(

@@ -189,49 +189,33 @@ class Rows:
         flow = flow.sum(axes, keepdim=True) if axes else flow
         return flow.new_zeros(len(self)).index_add_(0, label.flatten().to(flow.device), flow.flatten())
 
-    def features(self, value: int, tensor: Tensor) -> Tensor:
-        """Return ``[B, N, ...]``, the features of each sample's rows, in the order in which these lie in a value.
-
-        Args:
-            value: number of a value that is no map.
-            tensor: of its shape, such as a flow.
-
-        Raises:
-            ModelError: the rows of the value are unknown, or some samples have more than others.
-        """
-        flat, places, _ = self._by_row(value, tensor)
-        if torch.equal(places.flatten(), torch.arange(len(flat))):
-            return flat.unflatten(0, places.shape)
-        return flat[places.to(flat.device)]
-
-    def with_features(self, value: int, tensor: Tensor, features: Tensor) -> Tensor:
-        """Return ``tensor`` with these features, laid out as :meth:`features` returns them; what is no row stays."""
-        flat, places, axes = self._by_row(value, tensor)
-        flat = flat.clone()
-        flat[places.to(flat.device)] = features.to(flat)
-        return _laid_out(flat, tensor, axes)
-
-    def features_of(self, value: int, tensor: Tensor, numbers: Tensor) -> Tensor:
+    def features(self, value: int, tensor: Tensor, numbers: Tensor) -> Tensor:
         """Return ``[B, N, ...]``, the features of some rows; zeros for rows that the value does not hold.
 
         Args:
             value: number of a value that is no map.
             tensor: of its shape, such as a flow.
             numbers: ``[B, N]`` row numbers.
+
+        Raises:
+            ModelError: the rows of the value are unknown.
         """
         flat, place, _ = self._places(value, tensor, numbers)
+        if torch.equal(place.flatten(), torch.arange(len(flat))):
+            return flat.unflatten(0, place.shape)
         places = place.to(flat.device)
         found = flat[places.clamp(max=len(flat) - 1)]
         return found.masked_fill((places == len(flat)).view(*places.shape, *(1,) * (flat.dim() - 1)), 0)
 
-    def with_features_of(self, value: int, tensor: Tensor, numbers: Tensor, features: Tensor) -> Tensor:
-        """Return ``tensor`` with these features of some rows, laid out as :meth:`features_of` returns them; the others
+    def with_features(self, value: int, tensor: Tensor, numbers: Tensor, features: Tensor) -> Tensor:
+        """Return ``tensor`` with these features of some rows, laid out as :meth:`features` returns them; the others
         stay."""
         flat, place, axes = self._places(value, tensor, numbers)
         flat, places = flat.clone(), place.to(flat.device)
         there = places < len(flat)
         flat[places[there]] = features.to(flat)[there]
-        return _laid_out(flat, tensor, axes)
+        back = sorted(range(len(axes)), key=axes.__getitem__)
+        return flat.reshape([tensor.shape[a] for a in axes]).permute(back).contiguous()
 
     def _places(self, value: int, tensor: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(``[M, ...]`` a tensor by row, the place of each row number among these or M, its axes in this order)."""
@@ -239,17 +223,6 @@ class Rows:
         place = torch.full((len(self),), len(flat)).scatter_(0, standing, torch.arange(len(flat)))
         place[0] = len(flat)
         return flat, place[numbers], axes
-
-    def _by_row(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """(``[M, ...]`` a tensor by row, ``[B, N]`` which of these are each sample's, its axes in this order)."""
-        flat, numbers, axes = self._flat(value, tensor)
-        listed = (numbers > 0).nonzero().flatten()
-        samples = self.sample[numbers[listed]]
-        counts = samples.bincount()
-        if not len(counts) or bool((counts != counts[0]).any()):
-            raise ModelError(f"the samples have different numbers of rows in value {value}")
-        places = listed[samples.argsort(stable=True)].view(len(counts), -1)
-        return flat, places, axes
 
     def _flat(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """(``[M, ...]`` a tensor by row, ``[M]`` the numbers of these rows, its axes in this order)."""
@@ -259,12 +232,6 @@ class Rows:
         numbers = label.permute([*rows, *rest]).flatten()
         sizes = [tensor.shape[a] for a in rest if tensor.shape[a] > 1] or [1]
         return tensor.permute([*rows, *rest]).reshape(len(numbers), *sizes), numbers, [*rows, *rest]
-
-
-def _laid_out(flat: Tensor, like: Tensor, axes: list[int]) -> Tensor:
-    """A tensor by row in the shape of another, whose axes it has in this order."""
-    back = sorted(range(len(axes)), key=axes.__getitem__)
-    return flat.reshape([like.shape[a] for a in axes]).permute(back).contiguous()
 
 
 @dataclass(eq=False)
