@@ -23,6 +23,7 @@ from whyformer.inputs.unfit import unfit
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
+from whyformer.rules.registered import with_own_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
@@ -281,11 +282,11 @@ _COMPOSITES: dict[str, Composite] = {
 
 
 def _composite(composite: str | Composite) -> Composite:
-    if isinstance(composite, Composite):
-        return composite
-    if composite not in _COMPOSITES:
-        raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
-    return _COMPOSITES[composite]
+    if isinstance(composite, str):
+        if composite not in _COMPOSITES:
+            raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
+        composite = _COMPOSITES[composite]
+    return with_own_rules(composite)
 
 
 def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options: Any) -> Record:

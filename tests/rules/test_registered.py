@@ -263,6 +263,21 @@ def test_a_rule_of_ones_own(way: str) -> None:
             scores(function, method, rules={key: rule})
 
 
+@pytest.mark.parametrize(("composite", "method"), [("ah", "lrp_ah"), ("deep_taylor", "lrp")])
+@pytest.mark.parametrize("way", ["name", "autograd function", "module"])
+def test_a_record_follows_it_too(way: str, composite: str, method: str) -> None:
+    key, function = SOFT[way]
+    rule = Rule("mine", lambda call, flow: [3 * flow], lambda call, flow: [2 * flow])
+    whyformer.rules.register(key, rule=rule)
+    wanted = scores(function, method, **({"rule": "shared"} if method == "lrp" else {}))
+    r = whyformer.record(Model(function), X)
+    (vectors,) = r.roots
+    target = Model(function)(X).argmax(-1).tolist()
+    found = torch.stack([r.relevance(vectors, t, composite)[i] for i, t in enumerate(target)]).sum(-1)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(scores(F.gelu, method, **({"rule": "shared"} if method == "lrp" else {})), found)
+
+
 def test_like_linear_is_the_z_rule() -> None:
     """An operation that is linear in what carries: R_i = x_i Σ_o W_oi R_o / y_o, as of a weighted sum."""
     constant = torch.randn(TOKENS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

@@ -267,3 +267,15 @@ def test_a_declared_operation_of_two_branches_has_no_rule_of_one() -> None:
     found = whyformer.explain(Net(Two()), X, "lrp", rules={Mixed: "mul"}).scores
     wanted = whyformer.explain(Net(lambda x: x * x.roll(1, -1)), X, "lrp").scores
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("like", ["gelu", "layer_norm"])
+def test_an_intervention_at_what_a_declared_operation_returns(like: str) -> None:
+    middle, key = (Soft(), Soft) if like == "gelu" else (nn.LayerNorm(4), nn.LayerNorm)
+    model = Net(middle)
+    tape, _ = record_call(model, (X,), declared={key: like}, names=True)
+    ((number,),) = tape.outputs["middle"]
+    changed, output = record_call(model, (X,), declared={key: like}, change={number: lambda t: 2 * t})
+    torch.testing.assert_close(output, Net(lambda x: 2 * middle(x))(X))
+    torch.testing.assert_close(changed[number], 2 * tape[number])
+    assert changed.signature == tape.signature

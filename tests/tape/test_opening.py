@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.tape.program import read_program
-from whyformer.tape.recording import record
-from whyformer.tape.walking import GRADIENT, walk_back
+from whyformer.tape.recording import record, record_call
+from whyformer.tape.walking import GRADIENT, replay, walk_back
 
 WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
     "glu": (functional.glu, lambda x: x[..., :3] * torch.sigmoid(x[..., 3:]), "activated gate"),
@@ -55,3 +55,27 @@ def test_a_product_of_more_than_two_has_its_own_derivative() -> None:
     root, end = tape.number(x), tape.number(y)
     (flow,) = walk_back(read_program(tape, [root], end), tape, [(GRADIENT, {end: torch.ones_like(y)})], wanted=[root])
     torch.testing.assert_close(flow[root], y[:, None] / x)
+
+
+OPENED: dict[str, Callable[[Tensor], Tensor]] = {
+    "attention": lambda x: functional.scaled_dot_product_attention(x, x.sin(), x.cos()).exp(),
+    "attention of fewer keys": lambda x: functional.scaled_dot_product_attention(x, x[:, :1], x[:, 1:2], enable_gqa=True).exp(),
+    **{way: (lambda x, f=functions[0]: f(x).exp()) for way, functions in WAYS.items()},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("way", OPENED)
+def test_an_intervention_at_a_value_that_the_kernel_did_not_compute(way: str) -> None:
+    """Each value inside of a call is replaced as if the parts had been written: the pass is the replay."""
+    x = torch.randn(2, 4, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tape, y = record(OPENED[way], x)
+    root, end = tape.number(x), tape.number(y)
+    program = read_program(tape, [root], end)
+    inside = [u.exit for u in program.units if u.exit != end]
+    assert len(inside) > 2
+    for n in inside:
+        (wanted,) = replay(tape, {n: tape[n] * 1.5}, [end])
+        again, found = record_call(OPENED[way], (x,), change={n: lambda t: t * 1.5})
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(again[n], tape[n] * 1.5)
+        torch.testing.assert_close(again[end], found)

@@ -210,6 +210,13 @@ class DeclaredCalls:
 
     def end(self, what: Any, operation: _Operation, function: Any, args: Any, kwargs: Any, output: Any) -> Any:
         """Record one call in the place of a forward that has run; return what the forward returns."""
+        self.recorder.paused = True
+        try:
+            return self._end(what, operation, function, args, kwargs, output)
+        finally:
+            self.recorder.paused = False
+
+    def _end(self, what: Any, operation: _Operation, function: Any, args: Any, kwargs: Any, output: Any) -> Any:
         recorder, tape = self.recorder, self.recorder.tape
         while self.starts[-1][0] is not what:  # an exception passed through it
             self.starts.pop()
@@ -223,9 +230,9 @@ class DeclaredCalls:
         operands: list[int] = []
         slots = tuple(recorder.slots_of(a, operands) for a in args)
         named = {k: recorder.slots_of(a, operands) for k, a in kwargs.items()}
+        reached = _reached(inner, recorder.number(output), operands) if isinstance(output, Tensor) else []
         if isinstance(output, Tensor) and any(output is t for t in tensors_in((*args, *kwargs.values()))):
             output = output.view_as(output)
-        reached = _reached(inner, recorder.number(output), operands) if isinstance(output, Tensor) else []
         made = {r for call in reached for r in call.results}
         beside = {o for call in reached for o in call.operands} - made - set(operands)
         return self.close(operation, function, slots, named, operands, output, tuple(sorted(beside)))
@@ -246,7 +253,7 @@ class DeclaredCalls:
                 f"'{operation.name}' is declared to be like an operation, but returns a {type(output).__name__}, no "
                 "tensor"
             )
-        recorder, tape = self.recorder, self.recorder.tape
+        recorder, tape, first = self.recorder, self.recorder.tape, len(self.recorder.tape.calls)
         numbers = [a for a in (*slots, *named.values()) if isinstance(a, float) and 0 < a < 1e-2]
         floating = [o for o in operands if tape.floating(o)]
         if operation.like in _SUMS and len(floating) == 2:
@@ -256,13 +263,12 @@ class DeclaredCalls:
             self._norm(operation, floating[0], [*operation.own, *given], [*operation.epsilons, *numbers], output)
         else:
             forward = Forward(function, slots, named, operation.holds_weights)
-            if recorder.change:
-                output = recorder.changed(output)
             results = recorder.number_results(operation.name, operands, [output], False)
             kind = LIKES.get(operation.like, operation.like)
             places = tuple(map(slot, range(len(operands))))
             recorder.note(operation.name, forward, places, {}, operands, results, kind=kind, beside=beside)
-        return output
+        made: Tensor = recorder.altered(first, output)
+        return made
 
     def _sum(self, operation: _Operation, branches: Sequence[int], output: Tensor) -> None:
         """Record a sum or a difference as such."""

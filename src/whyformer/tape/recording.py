@@ -114,6 +114,8 @@ class Recorder(TorchDispatchMode):
             pass runs on what the function returns.
         hold: numbers of the values to hold; None holds those that are costly to compute again.
         declared: operation -> what it is like, see :class:`whyformer.tape.declared.DeclaredCalls`.
+
+    While ``paused``, calls run without being recorded.
     """
 
     supports_higher_order_operators = True
@@ -127,6 +129,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.tape, self.declared = Tape(), DeclaredCalls(weakref.proxy(self), declared or {})
         self.change, self.hold = dict(change or {}), hold
+        self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of the tensors that lie in it
         self._unsorted: list[int] = []  # ids not yet in _memory: only a write in place asks for it
@@ -232,6 +235,8 @@ class Recorder(TorchDispatchMode):
         if types and any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
             return NotImplemented  # a subclass says what it is made of; its inner calls arrive here
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         if isinstance(func, torch._ops.HigherOrderOperator):
             with self:
                 return func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
@@ -253,9 +258,7 @@ class Recorder(TorchDispatchMode):
         declared = self.declared.of_operator(facts.full_name)
         if declared is not None:
             return self.declared.close(declared, func, slots, named, operands, out)
-        if self.change:
-            out = self.changed(out)
-        made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        first, made = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
             open_attention(self.step, self.tape, _named(func, slots, named), operands, made)
         elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
@@ -265,6 +268,9 @@ class Recorder(TorchDispatchMode):
         elif facts.name in _OPENED:
             _OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, made[0])
         else:
+            if self.change:
+                out = self._changed(out)
+                made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
             random = facts.random and facts.name not in _FUSED_ATTENTION
             operator = func if facts.name != "as_strided" else restride(args[0])
             self.note(
@@ -276,7 +282,8 @@ class Recorder(TorchDispatchMode):
                 self.number_results(facts.name, operands, made, random),
                 random=random,
             )
-        return out
+            return out
+        return self.altered(first, out)
 
     def number_results(self, name: str, operands: list[int], made: list[Tensor], random: bool) -> list[int]:
         """Number the results of a call and hold those that are costly."""
@@ -295,7 +302,7 @@ class Recorder(TorchDispatchMode):
             held = name not in _CHEAP
         return [self._new(t, held, depth) for t in made]
 
-    def changed(self, out: Any) -> Any:
+    def _changed(self, out: Any) -> Any:
         """Replace results by what an intervention makes of them."""
         first, made = len(self.tape), list(tensors_in(out))
         if not any(first + i in self.change for i in range(len(made))):
@@ -318,6 +325,24 @@ class Recorder(TorchDispatchMode):
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
+
+    def altered(self, first: int, out: Any) -> Any:
+        """Replace what one call returned that was recorded as the calls from ``first`` on, if an intervention changes
+        the result of one of these."""
+        tape, new = self.tape, dict[int, Tensor]()
+        for call in tape.calls[first:] if self.change else ():
+            if any(o in new for o in call.operands):
+                made = call([new[o] if o in new else tape[o] for o in call.operands])
+                new.update(zip(call.results, made, strict=True))
+            new.update({r: self.change[r](new.get(r, tape[r])) for r in call.results if r in self.change})
+        for n, tensor in new.items():
+            tape.hold(n, tensor)
+        returned = out if isinstance(out, Tensor) else out[0]
+        changed = new.get(tape.number(returned))
+        if changed is None:
+            return out
+        self._name(changed, tape.number(returned))
+        return changed if isinstance(out, Tensor) else (changed, *out[1:])
 
     # -- writes in place
     def _in_place(

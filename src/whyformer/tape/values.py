@@ -121,6 +121,11 @@ class Tape:
         return sum({memory.data_ptr(): memory.nbytes() for memory in held}.values())
 
     # the recorder's side
+    def hold(self, n: int, tensor: Tensor) -> None:
+        """Let a tensor be value ``n``."""
+        self._held[n] = tensor
+        self._again.pop(n, None)
+
     def _add(self, shape: torch.Size, dtype: torch.dtype, held: Tensor | None) -> int:
         self.shapes.append(shape)
         self.dtypes.append(dtype)
