@@ -182,7 +182,7 @@ def _as_norm(
 ) -> dict[str, Any]:
     with torch.no_grad():
         x = operands[0].detach()
-        found = nearest_norm(own, eps, x, compute(*(o.detach() for o in operands)))
+        found = nearest_norm([p.detach() for p in own], eps, x, compute(*(o.detach() for o in operands)))
     if found is None:
         raise ModelError(
             f"'{name}' is declared to be a norm, but gives other values than layer_norm and rms_norm over the last "

@@ -92,6 +92,6 @@ def norms(own: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: T
 
 def _parameters(own: Sequence[Tensor], x: Tensor) -> tuple[list[tuple[Tensor | None, bool]], list[Tensor | None]]:
     """(what may be the weight of a norm of x, and whether 1 is added to it), and what may be its bias."""
-    own = [p.detach() for p in own if p.is_floating_point()]
+    own = [p for p in own if p.is_floating_point()]
     own = [p for p in own if p.numel() == 1 or x.shape[x.dim() - p.dim() :] == p.shape]
     return [(None, False), *((p, plus) for plus in (False, True) for p in own)], [None, *own]
