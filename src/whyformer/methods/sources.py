@@ -270,7 +270,7 @@ class Sources:
         rules = self.tape_rules(both)
         graph: dict[str, Any] = {"values": values} if values else {}
         relevance = both.graph.carrier == "relevance"
-        if rules is None or (relevance and not self.structure.plain):
+        if rules is None:
             return self.begin(both.graph, **graph)
         if values:
             changed = self._changed(values, roots)

@@ -71,7 +71,9 @@ def _as_pairs(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor
 
 def finite(value: Tensor) -> Tensor:
     """Replace the −∞ of a mask by the lowest number: its product with 0 is 0."""
-    return value if value.is_complex() else value.clamp(torch.finfo(value.dtype).min, torch.finfo(value.dtype).max)
+    if not value.is_floating_point():
+        return value
+    return value.clamp(torch.finfo(value.dtype).min, torch.finfo(value.dtype).max)
 
 
 def wide(t: Tensor) -> Tensor:

@@ -195,8 +195,6 @@ _REFUSED = {
     "power": "a power, which has no rule for relevance",
     "statistic": "a statistic that is no part of a norm, which has no rule for relevance",
     "moments": "a deviation that is no part of a norm, which has no rule for relevance",
-    "solve": "a system of equations, which has no rule for relevance",
-    "sampling": "values that are sampled at places, which have no rule for relevance",
     "log softmax": "log-probabilities, which have no rule for relevance (the logits have)",
 }
 
@@ -232,7 +230,9 @@ def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
         "other": unknown,
     }
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
-    return {kind: Rule(back=back) for kind, back in backs.items()} | refused
+    # where something is sampled, and what a system of equations is divided by, is constant
+    held = {"sampling": Rule(hold=(1,), back=z_rule), "solve": Rule(hold=(0,), back=z_rule)}
+    return {kind: Rule(back=back) for kind, back in backs.items()} | refused | held
 
 
 @functools.cache  # a composite is known by its object

@@ -30,9 +30,10 @@ _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d r
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
 _LOOKED_UP = name_set("embedding index index_select")
-_PRODUCTS = name_set("mm bmm addmm baddbmm matmul linear _grouped_mm")
+_PRODUCTS = name_set("mm bmm addmm baddbmm matmul mv linear _grouped_mm")
 _REDUCED = name_set("sum nansum mean amax amin max min var std linalg_vector_norm norm logsumexp median nanmedian")
 _PLACED_BY_INDEX = name_set("scatter scatter_add index_add index_copy")
+_SAMPLED = name_set("grid_sampler_2d grid_sampler_3d")
 _SORTED = name_set("topk sort cummax cummin")
 _POINTWISE = name_set("add mul scale rectifier activation clip norm softmax identity") | {"log softmax"}  # kinds
 
@@ -220,6 +221,8 @@ class _Following:
             found = self._product(call, a, b, shape)
         elif name in _RESIZED:
             found = self._resize(call, known[0], shape)
+        elif name in _SAMPLED:
+            found = self._sample(call, known, shape)
         elif name in _REDUCED and len(call.operands) == 1:
             found = self._reduce(call, known[0], shape)
         elif name in _SORTED:
@@ -332,7 +335,9 @@ class _Following:
         dropped: list[tuple[Tensor, int]] = []
         for label, other, axis in ((a, b, -1), (b, a, -2)):
             for one in label:
-                first = one.narrow(axis, 0, 1).expand(shape)
+                axis = max(axis, -one.dim())
+                first = one.narrow(axis, 0, 1)
+                first = (first if one.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
                 is_key = False
                 if one.shape[axis] == 1 and len(label) == 2:  # the only key of a map over one key
                     is_key = any(equal(first, t.narrow(-3 - axis, 0, 1).expand(shape)) for t in other)
@@ -383,17 +388,26 @@ class _Following:
         return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if known else ()
 
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin."""
-        if not label or len(shape) < 3 or not all(constant_along(t, 1) for t in label):
+        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin; so do those of
+        several grids that lie along the channels."""
+        if not label or len(shape) < 3 or not constant_along(self.rows.sample[label[0]], 1):
             return ()
         first = label[0].narrow(1, 0, 1)
-        if first.shape[2:] == shape[2:]:
+        if first.shape[2:] == shape[2:] and all(constant_along(t, 1) for t in label):
             return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
         source = self.rows.families[int(self.rows.family[first].max())].source
         # the largest along the grid: padding is of no sample
         samples = self.rows.sample[first].amax(tuple(range(2, len(shape))), keepdim=True)
         samples = samples.expand(shape[0], 1, *shape[2:])
         return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
+
+    def _sample(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
+        """Values of a map ``[B, C, *grid]`` at places ``[B, *grid, axes]`` belong to the rows of the places; if these
+        are constants, rows begin."""
+        places = known[1]
+        if places and all(constant_along(t, -1) for t in places):
+            return tuple(t[..., 0].unsqueeze(1).expand(shape) for t in places)
+        return self._resize(call, known[0], shape)
 
     def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
         if call.name == "view_as_complex":

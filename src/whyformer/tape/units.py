@@ -54,6 +54,7 @@ class CallReader:
         # values that an activation made, also behind constant factors and shifts (True) or views (False)
         self.activated = {u.exit: True for u in regions if u.kind == "activation"}
         self.reduced: set[int] = set()  # made by a sum or a mean, or by scaling one: their roots are statistics
+        self.scaling: set[int] = set()  # made by a root or an inverse of these, or by scaling or clipping one
 
     def unit(self, call: Call) -> Unit:
         tape, carry, name = self.tape, self.carry, call.name
@@ -76,11 +77,13 @@ class CallReader:
             kind = "other"
         elif name in ("addcdiv", "lerp") and not several:
             kind = "scale"
+        elif kind == "solve" and places == [1]:
+            kind = "weighted sum"
         elif name == "pow":
             kind = _power(call)
         elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of the input itself
             kind = "norm"
-        if kind == "statistic" and name not in REDUCTIONS and first not in self.reduced:
+        if kind == "statistic" and name not in REDUCTIONS and first not in self.reduced | self.scaling:
             kind = "power"
         exits = tuple(r for r in call.results if carry[r] and r in self.needed)
         passing = kind in ("view", "shift", "scale") and not several
@@ -90,6 +93,8 @@ class CallReader:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
         if name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
             self.reduced.update(exits)
+        if kind == "statistic" or (first in self.scaling and (passing or kind == "clip")):
+            self.scaling.update(exits)
         return Unit(
             kind,
             name,
@@ -104,22 +109,15 @@ class CallReader:
         """Kind of an elementwise product or quotient of two branches, and the activated branch first."""
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
-        if call.name == "div" and (sizes[1] < sizes[0] or self._is_reduced(call.operands[places[1]])):
-            return "quotient", places  # one number divides many: it scales, it is no branch
-        inverse = [self._is_inverse(call.operands[i]) for i in places]
-        if call.name == "mul" and inverse[0] != inverse[1]:
-            return "quotient", places if inverse[1] else places[::-1]
+        scaling = [call.operands[i] in self.scaling for i in places]
+        divides = call.name == "div" and (sizes[1] < sizes[0] or scaling[1] or self._is_reduced(call.operands[places[1]]))
+        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # one number for many scales, it is no branch
+            return "quotient", places if divides or scaling[1] else places[::-1]
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
             if sizes[0] == sizes[1] or self.activated[branch]:
                 return "activated gate", places if gated[0] else places[::-1]
         return "gate", places
-
-
-    def _is_inverse(self, value: int) -> bool:
-        """Return True if a value is 1 over a number that was made of many along an axis, or over its root."""
-        made = self.tape.maker.get(value)
-        return made is not None and made.name in ("rsqrt", "reciprocal") and made.operands[0] in self.reduced
 
     def _is_reduced(self, value: int) -> bool:
         """Return True if a value is one number made of many along an axis, which may be as long as one."""
