@@ -387,6 +387,52 @@ def test_one_number_that_divides_a_row_takes_nothing() -> None:
     assert_equal(relevance(lambda x: x / x.prod(-1, keepdim=True).sum(-1, keepdim=True).exp(), x, deep_taylor(), r), r)
 
 
+SCALES: dict[str, Function] = {
+    "a root": lambda x: x * x.square().mean(-1, keepdim=True) ** 0.5,
+    "a root of another": lambda x: x * (x.roll(1, 0).square().mean(-1, keepdim=True) + 1e-3).sqrt() * 2,
+    "a norm that is clipped": lambda x: x * (2 / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0),
+    "a root over a root": lambda x: x * x.roll(1, 0).square().mean(-1, keepdim=True).sqrt() / x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt(),
+}
+
+
+@each
+@pytest.mark.parametrize("name", SCALES)
+def test_one_number_that_scales_a_row_takes_nothing(name: str, add: str) -> None:
+    x, r = random(5, D), random(5, D, seed=3)
+    assert_equal(relevance(SCALES[name], x, COMPOSITES[add], r), r)
+
+
+@each
+def test_where_something_is_sampled_takes_nothing(add: str) -> None:
+    """R_i = v_i Σ_p W_pi R_p / y_p: bilinear weights W, whatever they were computed of."""
+    x, r = random(2, 3, 4, 4), random(2, 3, 2, 5, seed=3)
+
+    def sampled(x: Tensor) -> Tensor:
+        return F.grid_sample(x * 2, x[:, :2, :2].repeat(1, 1, 1, 2)[..., :5].movedim(1, -1).tanh(), align_corners=False)
+
+    places = x[:, :2, :2].repeat(1, 1, 1, 2)[..., :5].movedim(1, -1).tanh()
+    (wanted,) = torch.autograd.functional.vjp(
+        lambda v: F.grid_sample(v * 2, places, align_corners=False), x, ratio(r, sampled(x))
+    )[1:]
+    assert_equal(relevance(sampled, x, COMPOSITES[add], r), x * wanted)
+
+
+@each
+@pytest.mark.parametrize("both", [False, True])
+def test_what_a_system_is_solved_by_takes_nothing(both: bool, add: str) -> None:
+    x, r, fixed = random(2, 4, 3), random(2, 4, 3, seed=3), torch.eye(4, dtype=torch.float64) * 2 + random(4, 4, seed=5).tril(-1)
+
+    def solved(x: Tensor) -> Tensor:
+        matrix = fixed + (x @ x.mT).tril(-1) if both else fixed.expand(2, 4, 4)
+        return torch.linalg.solve_triangular(matrix, x, upper=False)
+
+    matrix = fixed + (x @ x.mT).tril(-1) if both else fixed.expand(2, 4, 4)
+    (wanted,) = torch.autograd.functional.vjp(
+        lambda v: torch.linalg.solve_triangular(matrix, v, upper=False), x, ratio(r, solved(x))
+    )[1:]
+    assert_equal(relevance(solved, x, COMPOSITES[add], r), x * wanted)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x.amax(1), lambda x: x.max(1).values, lambda x: x.topk(1, 1).values[:, 0], lambda x: x.sort(1).values[:, -1]],

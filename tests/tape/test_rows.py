@@ -288,3 +288,41 @@ def test_numbers_that_are_put_by_index_are_of_no_row() -> None:
     places = torch.zeros(2, 6, 1, dtype=torch.long)
     found = numbers(lambda x: x.scatter(-1, places, -torch.inf), X)
     assert found.shape == X.shape
+
+
+def test_samples_of_a_map_are_of_the_rows_of_their_places() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    places = torch.rand(2, 5, 1, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 0.5
+
+    def moving(x: Tensor, p: Tensor) -> Tensor:
+        return F.grid_sample(x, p.tanh(), align_corners=False)
+
+    tape, output = record(moving, x, places)
+    rows = find_rows(tape, [Source("map", tape.number(x), 1), Source("places", tape.number(places), 3)])
+    label = rows.of(tape.number(output))
+    assert torch.equal(label, rows.of(tape.number(places))[..., :1].permute(0, 3, 1, 2).expand(label.shape))
+    tape, rows, n = rows_of(lambda x: F.grid_sample(x, places, align_corners=False), x, features=1)
+    label = rows.of(n)
+    assert torch.equal(rows.sample[label], torch.arange(2).view(2, 1, 1, 1).expand(label.shape))
+    assert len(label.unique()) == 10
+    assert not set(label.unique().tolist()) & set(rows.of(tape.number(x)).unique().tolist())
+
+
+def test_grids_along_the_channels_are_mixed_by_a_convolution() -> None:
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first, second, last = (torch.randn(c, d, k, k, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for c, d, k in ((4, 3, 2), (4, 3, 4), (2, 8, 1)))
+
+    def mixed(x: Tensor) -> Tensor:
+        finer, coarser = F.conv2d(x, first, stride=2), F.conv2d(x, second, stride=4)
+        return F.conv2d(torch.cat([finer, coarser.expand(-1, -1, 2, 2)], 1), last)
+
+    tape, rows, n = rows_of(mixed, x, features=1)
+    label = rows.of(n)
+    assert len(label.unique()) == 8
+    assert torch.equal(rows.sample[label], torch.arange(2).view(2, 1, 1, 1).expand(label.shape))
+
+
+def test_a_product_with_a_vector_keeps_the_rows() -> None:
+    weight = torch.randn(4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    tape, rows, n = rows_of(lambda x: torch.mv(x.reshape(12, 4), weight), X)
+    assert torch.equal(rows.of(n), rows.of(tape.number(X))[..., 0].reshape(12))
