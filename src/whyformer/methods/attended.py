@@ -23,7 +23,7 @@ from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.streams import Stream, is_passed, path_to, readout
+from whyformer.tape.streams import Block, Stream, is_passed, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
@@ -86,6 +86,12 @@ class MapPass:
         """Return what the map of an attention is the softmax of, ``[B, H, Q, K]``."""
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
+
+    def block_of(self, index: int) -> tuple[Stream, Block]:
+        """Return the stream and the block that an attention belongs to."""
+        attention = self.attentions[index]
+        blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
+        return next((stream, block) for stream, block in blocks if attention in block.attentions)
 
     def release(self) -> None:
         """Drop the values that were computed again."""

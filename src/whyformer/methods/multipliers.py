@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName, conservative
-from whyformer.engine.probes import BlockFlows
 from whyformer.engine.trace import Key
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
+from whyformer.methods.maps import streams
 from whyformer.methods.registry import Checked, method
 from whyformer.methods.task import MapWatch, Rules, Scores, Task
 from whyformer.rules.core import Composite
@@ -40,9 +40,7 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     if task.structure.plain:
         logits = task.walk(Rules.of(composite), MapWatch(wanted, entering=seen)).logits
     else:
-        recording = task.begin(composite, BlockFlows(frozenset(wanted), seen))
-        recording.backward(task.seed(recording.logits))
-        logits = recording.logits
+        logits = streams.walk_to_blocks(task, composite, wanted, seen)
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):

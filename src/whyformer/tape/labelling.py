@@ -388,8 +388,8 @@ class _Following:
         return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if known else ()
 
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin; so do those of
-        several grids that lie along the channels."""
+        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin. So do rows
+        where several grids lie along the channels."""
         if not label or len(shape) < 3 or not constant_along(self.rows.sample[label[0]], 1):
             return ()
         first = label[0].narrow(1, 0, 1)

@@ -110,7 +110,8 @@ class CallReader:
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
         scaling = [call.operands[i] in self.scaling for i in places]
-        divides = call.name == "div" and (sizes[1] < sizes[0] or scaling[1] or self._is_reduced(call.operands[places[1]]))
+        reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
+        divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
         if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # one number for many scales, it is no branch
             return "quotient", places if divides or scaling[1] else places[::-1]
         if gated[0] != gated[1]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, AttentionScores, Flows, Maps, Probe
+from whyformer.engine.probes import AttentionCall, AttentionScores, BlockFlows, Flows, Maps, Probe
 from whyformer.engine.run import Recording
 from whyformer.engine.survey import Structure
 from whyformer.engine.trace import Key
+from whyformer.methods.attended import MapPass
 from whyformer.methods.conservation import Balance
 from whyformer.methods.graphs import NOT_YET, UNREAD, shown
 from whyformer.methods.maps.aggregation import Aggregation
@@ -22,6 +24,7 @@ from whyformer.rules.core import Composite
 from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
 
 Fused = dict[int, Tensor]
+Entering = Callable[[int, Tensor, Tensor], None]
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
 
 
@@ -207,6 +210,45 @@ def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk
         recording.backward(seed, relevance=True)
     balance = Balance.of_recording(recording) if relevance else None
     return StreamWalk(recording.logits, readouts(task, recording.readouts), balance)
+
+
+def walk_to_blocks(task: Task, composite: Composite, wanted: Mapping[int, Key], seen: Entering) -> Tensor:
+    """Walk back to what enters some blocks, and return the logits ``[B, C]``.
+
+    Args:
+        composite: rules of multipliers.
+        wanted: call of a block -> the rows that enter it.
+        seen: called with the call of a block, what enters it, and what flows there, ``[B, N, D]``.
+    """
+    rules = task.tape_rules(Rules.of(composite))
+    passed = None if rules is None else task.map_pass_of_streams()
+    places = None if passed is None else _entries(task, passed, wanted)
+    if passed is None or rules is None or places is None:
+        recording = task.begin(composite, BlockFlows(frozenset(wanted), seen))
+        recording.backward(task.seed(recording.logits))
+        return recording.logits
+
+    def arrive(number: int, flow: Tensor | None) -> None:
+        call, own = places[number]
+        value, rows = passed.whole.tape[number], passed.layout.rows
+        flow = torch.zeros_like(value) if flow is None else flow
+        seen(call, *(rows.features(number, t, own).flatten(2) for t in (value, flow)))
+
+    passed.walk(task.seed(passed.logits), [rules], at={number: partial(arrive, number) for number in places})
+    return passed.logits
+
+
+def _entries(task: Task, passed: MapPass, wanted: Mapping[int, Key]) -> dict[int, tuple[int, Tensor]] | None:
+    """Number of what enters each block -> (its call, ``[B, N]`` its rows); None if a block is not found on the tape."""
+    found: dict[int, tuple[int, Tensor]] = {}
+    for call, key in wanted.items():
+        own = (i for i, a in enumerate(task.structure.attentions) if (a.block, a.queries) == (call, key))
+        number = next((i for i in own if i in passed.attentions), None)
+        if number is None:
+            return None
+        stream, block = passed.block_of(number)
+        found[block.entry] = call, stream.rows
+    return found if len(found) == len(wanted) else None
 
 
 def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:
