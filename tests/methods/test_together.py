@@ -184,7 +184,7 @@ def test_several_targets_keep_their_order_and_a_refusal_is_told_once():
 
 @pytest.mark.parametrize("of", ["several streams", "half precision"])
 def test_what_one_graph_may_not_serve_is_made_apart(of):
-    """Each method that does not walk over a tape records for itself, and relevance of half precision flows in a pass of float32."""
+    """All methods over several streams share one pass, and relevance of half precision flows in a pass of float32."""
     model, inputs = build("t5") if of == "several streams" else hf_vit()
     if of == "several streams":
         ready = begin(model, {**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
@@ -193,7 +193,7 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
     shared = Together()
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
-    assert shared.views == (4 if of == "half precision" else 3)
+    assert shared.views == 4
 
 
 def test_windows_have_a_pass_too_and_what_refuses_them_does():

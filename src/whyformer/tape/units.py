@@ -57,53 +57,53 @@ class CallReader:
         self.scaling: set[int] = set()  # made by a root or an inverse of these, or by scaling or clipping one
 
     def unit(self, call: Call) -> Unit:
-        tape, carry, name = self.tape, self.carry, call.name
-        places = [i for i, o in enumerate(call.operands) if carry[o]]
-        several, first = len({call.operands[i] for i in places}) > 1 or len(places) > 1, call.operands[places[0]]
+        """Return the unit of a call, one of whose operands carries."""
+        places = [i for i, o in enumerate(call.operands) if self.carry[o]]
+        several = len(places) > 1
+        kind, places = self.kind(call, places, several)
+        exits = tuple(r for r in call.results if self.carry[r] and r in self.needed)
+        self.note(call, kind, exits, kind in ("view", "shift", "scale") and not several)
+        entries = tuple(call.operands[i] for i in places)
+        return Unit(kind, call.name, entries, exits, (call.number,), tuple(places), axes=_axes(call, self.tape))
+
+    def kind(self, call: Call, places: list[int], several: bool) -> tuple[str, list[int]]:
+        """Return the kind of a call, and the positions of its entries in their order."""
+        name, first = call.name, call.operands[places[0]]
         kind = call.kind or KINDS.get(name, "other")
         if call.kind == HIDDEN_LAYER and several:
             kind = "product"
         elif kind == "linear":
             others = (o for i, o in enumerate(call.operands) if i not in places)
-            constants = all(self.weight[o] or not tape.floating(o) for o in others)  # whole numbers choose weights
+            constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # whole numbers choose weights
             kind = "product" if several else "layer" if constants else "weighted sum"
         elif kind == "add":
             kind = "add" if several else "shift"
         elif kind == "mul":
             kind, places = self.product(call, places) if several else ("scale", places)
-        elif kind == "mean":
+        elif kind == "mean" or (kind == "solve" and places == [1]):
             kind = "weighted sum"
         elif kind == "activation" and several:
             kind = "other"
         elif name in ("addcdiv", "lerp") and not several:
             kind = "scale"
-        elif kind == "solve" and places == [1]:
-            kind = "weighted sum"
         elif name == "pow":
             kind = _power(call)
         elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of the input itself
             kind = "norm"
-        if kind == "statistic" and name not in REDUCTIONS and first not in self.reduced | self.scaling:
-            kind = "power"
-        exits = tuple(r for r in call.results if carry[r] and r in self.needed)
-        passing = kind in ("view", "shift", "scale") and not several
+        is_statistic = name in REDUCTIONS or first in self.reduced or first in self.scaling
+        return "power" if kind == "statistic" and not is_statistic else kind, places
+
+    def note(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
+        """Note what is known of the results of a call; ``passing`` if they are those of a branch behind constants."""
+        first = next(o for o in call.operands if self.carry[o])
         if kind in ("activation", "rectifier"):
             self.activated.update(dict.fromkeys(exits, True))
         elif passing and first in self.activated:
             self.activated.update(dict.fromkeys(exits, kind != "view" and self.activated[first]))
-        if name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
+        if call.name in REDUCTIONS or (first in self.reduced and (passing or kind == "clip")):
             self.reduced.update(exits)
         if kind == "statistic" or (first in self.scaling and (passing or kind == "clip")):
             self.scaling.update(exits)
-        return Unit(
-            kind,
-            name,
-            tuple(call.operands[i] for i in places),
-            exits,
-            (call.number,),
-            tuple(places),
-            axes=_axes(call, tape),
-        )
 
     def product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
         """Kind of an elementwise product or quotient of two branches, and the activated branch first."""
