@@ -316,7 +316,7 @@ def test_grids_along_the_channels_are_mixed_by_a_convolution() -> None:
         finer, coarser = F.conv2d(x, first, stride=2), F.conv2d(x, second, stride=4)
         return F.conv2d(torch.cat([finer, coarser.expand(-1, -1, 2, 2)], 1), last)
 
-    tape, rows, n = rows_of(mixed, x, features=1)
+    _, rows, n = rows_of(mixed, x, features=1)
     label = rows.of(n)
     assert len(label.unique()) == 8
     assert torch.equal(rows.sample[label], torch.arange(2).view(2, 1, 1, 1).expand(label.shape))
