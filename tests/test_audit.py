@@ -18,10 +18,13 @@ def test_a_picture_model() -> None:
     (stream,) = found.streams
     assert (stream.name, stream.level, stream.size) == ("pixel_values", "patch", [4, 4])
     assert [(a.queries, a.keys, a.depth, a.block) for a in found.attentions] == [(["pixel_values"], ["pixel_values"], i + 1, i) for i in range(3)]
-    rules = {o.name: o.rules for o in found.operations}
-    assert rules["conv2d"]["lrp"] == "input layer"
-    assert rules["layer_norm"]["lrp_ln"] == "normalisation"
-    assert rules["layer_norm"]["lrp_ah"] == "its ordinary adjoint"
+    rules = {(o.name, o.kind): o.rules for o in found.operations}
+    assert rules["convolution", "layer"]["lrp"] == "separate, z^B at inputs"
+    assert rules["native_layer_norm", "norm"]["lrp_ln"] == "deviation constant"
+    assert rules["native_layer_norm", "norm"]["lrp_ah"] == "adjoint"
+    assert rules["_softmax", "softmax"]["lrp_ah"] == "constant"
+    products = [o for o in found.operations if o.kind == "product"]  # QKᵀ, at which nothing arrives under AH, and AV
+    assert sorted("lrp_ah" in o.rules for o in products) == [False, True]
     assert found.methods == dict.fromkeys(METHODS) | {m.name: "it explains text" for m in METHODS.values() if m.modality == "text"}
     e = whyformer.explain(model, pixels, "transformer_attribution", 1)
     share = [sum(own) / sum(e.diagnostics["conservation"]["start"]) for own in e.diagnostics["conservation"]["blocks"].values()]
@@ -42,9 +45,9 @@ def test_no_word_is_broken_on_a_narrow_terminal() -> None:
     narrow, wide = (plain(found, width) for width in (80, 400))
     assert max(map(len, narrow.splitlines())) <= 80
     assert set(narrow.split()) == set(wide.split())
-    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["layer_norm"])
-    assert "identity: transformer_attribution, lrp; adjoint: lrp_ah; normalisation: lrp_ln, lrp_ah_ln" in line
-    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["transpose"])
+    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["native_layer_norm"])
+    assert "identity: transformer_attribution, lrp; adjoint: lrp_ah; deviation constant: lrp_ln, lrp_ah_ln" in line
+    (line,) = (one for one in wide.splitlines() if one.split()[:1] == ["select"])
     assert line.rstrip().endswith("adjoint: all")
 
 
@@ -63,14 +66,17 @@ class Odd(nn.Module):
 def test_an_operation_without_a_rule_is_named() -> None:
     found = whyformer.audit(Odd().eval(), {"input_ids": torch.arange(4, 10)[None]})
     (odd,) = (o for o in found.operations if "i0" in o.name)
-    assert set(odd.rules.values()) == {None}
+    assert {name: rule is None for name, rule in odd.rules.items()} == {name: found.methods[name] is not None for name in odd.rules}
+    assert odd.rules["lrp"] is None
     assert "i0" in str(found.methods["lrp"])
-    assert found.methods["input_x_gradient"] is None
+    assert found.methods["lrp_ah"] is found.methods["input_x_gradient"] is None
     assert str(found.methods["rollout"]).startswith("has no meaning")
     said = str(found)
-    assert "no rule" in said
+    (unit,) = (u for u in found.program if u.unknown)
+    assert (unit.name, unit.unknown) == (odd.name, ["transformer_attribution", "lrp"])
+    assert "no rule: transformer_attribution, lrp" in said
     assert "input_ids" in said
-    assert set(found.to_dict()) == {"model", "streams", "attentions", "operations", "blocks", "lost", "sums", "methods"}
+    assert set(found.to_dict()) == {"model", "streams", "attentions", "operations", "program", "blocks", "lost", "sums", "methods"}
 
 
 def test_by_name_without_an_input() -> None:

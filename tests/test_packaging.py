@@ -43,7 +43,7 @@ ARROWS = {
     "recording": {"errors", "explaining", "inputs", "methods", "rules", "tape", "targets"},
     "comparing": RESULTS | {"explaining", "methods", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "composites", "targets"},
-    "auditing": {"errors", "explaining", "methods", "models", "composites", "engine", "rules", "targets", "show", "progress"},
+    "auditing": {"errors", "explaining", "methods", "models", "rules", "tape", "targets", "show", "progress"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},
     "evaluation": RESULTS | {"explaining", "comparing", "methods", "models", "inputs", "targets"},
     "jobs": RESULTS | {"comparing", "defaults", "evaluation", "explaining", "inputs", "methods", "models", "show", "targets"},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -230,17 +230,11 @@ class Ready:
             )
         resolver = self.resolver(target)
         task = replace(self.task(resolver, method, progress), together=together)
-        try:
-            with task.at_work():
-                scores = chosen.run(task, full)
-                check_samples(task, scores.logits)
-                scores = with_unscored(task, scores)
-                explanation = self.finish(scores, resolver, method, full)
-        except Exception as error:
-            told = self.told(error, task)
-            if told is None:
-                raise
-            raise told from error
+        with self.explaining_errors(task), task.at_work():
+            scores = chosen.run(task, full)
+            check_samples(task, scores.logits)
+            scores = with_unscored(task, scores)
+            explanation = self.finish(scores, resolver, method, full)
         note_claims(explanation, chosen, full)
         return explanation
 
@@ -256,6 +250,17 @@ class Ready:
         named = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         said = f"{text!r} is {len(ids)} tokens ({named}): the log-probability of this span is explained"
         return replace(self, inputs=lengthened(self.inputs, ids, tokenizer, said), _logits=[])
+
+    @contextmanager
+    def explaining_errors(self, task: Task) -> Iterator[None]:
+        """Raise errors of the model's forward with their cause and the way out."""
+        try:
+            yield
+        except Exception as error:
+            told = self.told(error, task)
+            if told is None:
+                raise
+            raise told from error
 
     def told(self, error: Exception, task: Task) -> WhyformerError | None:
         """What another kind of error is told as; None where it is the model's, the target's or the caller's."""

@@ -19,7 +19,7 @@ from whyformer.engine.declared import declared_around
 from whyformer.engine.hooks import around, put, tensors_of
 from whyformer.engine.isolation import inside, users_hooks_aside, without_autocast
 from whyformer.engine.mode import Interception
-from whyformer.engine.probes import BlockFlows, Probe, Tally
+from whyformer.engine.probes import BlockFlows, Probe
 from whyformer.engine.trace import Path
 from whyformer.errors import ModelError
 from whyformer.models.walking import modules
@@ -38,7 +38,7 @@ def refuse_unfit(
             "checkpoint=True runs the blocks of a model again, and none are found in this one (looked for an "
             f"nn.ModuleList or nn.Sequential of one class): put the blocks into an nn.ModuleList, or {_WITHOUT}"
         )
-    odd = next((type(p).__name__ for p in probes if not isinstance(p, BlockFlows | Tally)), None)
+    odd = next((type(p).__name__ for p in probes if not isinstance(p, BlockFlows)), None)
     if odd is not None:
         raise TypeError(f"the probe {odd} looks into blocks, which are run again")
     if any(map(_is_cache, (*feed[0], *feed[1].values()))):

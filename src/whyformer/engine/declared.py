@@ -114,19 +114,13 @@ def _is_linear(declared: Declared, composite: Composite, branches: int) -> bool:
     return one and composite.carrier == "relevance" and not _by_name(declared, composite)
 
 
-def _told(mode: Interception, name: str, declared: Declared, rule: Rule | None) -> Rule | None:
-    if mode.tally is not None:
-        mode.tally.add(name, declared.like or "a rule of its own", None if rule is None else rule.name)
-    return rule
-
-
 def run_declared(
     mode: Interception, declared: Declared, name: str, function: Callable[..., Any],
     args: tuple[Any, ...], kwargs: dict[str, Any], *, own: Sequence[Tensor] = (), epsilons: Sequence[float] = (),
 ) -> Any:  # fmt: skip
     """Run a call as it is declared; ``own`` parameters and ``epsilons`` are those that a module's norm may have."""
     operands, compute = _operands(function, args, kwargs)
-    rule = _told(mode, name, declared, rule_for(declared, mode.composite, len(operands)))
+    rule = rule_for(declared, mode.composite, len(operands))
     if rule is NATIVE or rule is None:
         before = {t.grad_fn for t in operands}
         result = function(*args, **kwargs)
@@ -284,7 +278,7 @@ def watch_function(mode: Interception, declared: Declared, node: Any, value: Ten
     inputs = getattr(node, "_whyformer_inputs", None)
     places = [] if inputs is None else [i for i, v in enumerate(inputs) if isinstance(v, Tensor)]
     needs = tuple(parent is not None for parent, _ in node.next_functions)
-    rule = _told(mode, function.__name__, declared, rule_for(declared, mode.composite, sum(needs)))
+    rule = rule_for(declared, mode.composite, sum(needs))
     if rule is None or rule is NATIVE:
         return rule is NATIVE
     if inputs is None or len(places) != len(needs) or (declared.like in _NORMS and rule.relevance is None):

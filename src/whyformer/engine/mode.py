@@ -24,7 +24,7 @@ from whyformer.engine.decompositions import DECOMPOSITIONS, NORMS, PARTS, PRODUC
 from whyformer.engine.functions import LookedInto
 from whyformer.engine.isolation import here
 from whyformer.engine.operations import Operation, is_in_place, operation, operation_name, out_of_place
-from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, Tally, asked
+from whyformer.engine.probes import Edit, Features, Flows, Maps, Probe, Projections, asked
 from whyformer.engine.readings import Reading, carries, is_map, is_parameter, is_statistic, is_view, largest, tensors
 from whyformer.engine.regions import RegionRun, kind_row, norm_of_values
 from whyformer.errors import ModelError, Strayed
@@ -71,7 +71,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
         self.own: set[int] = {id(t) for t in self.roots}
         self.maps, self.flows, self.edit = asked(self.probes, Maps), asked(self.probes, Flows), asked(self.probes, Edit)
         self.features, self.projections = asked(self.probes, Features), asked(self.probes, Projections)
-        self.tally = asked(self.probes, Tally)
         self.declared = gather()
         self.kept = packed.kept(self.model)
         self.open: dict[int, RegionRun | None] = {}
@@ -289,8 +288,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
         if not run.native:
             made = self._by_rule(row.name, row, reading, function, (entry,), {})
             self._see(made)
-        elif self.tally is not None:
-            self.tally.add(row.name, row.name, NATIVE.name)
         self._mark(row.name, reading, (entry,), {}, made)
         made = self._note(row.name, given, named, made)
         made = made if self.watch is None else self.watch(self, row.name, function, given, named, made)
@@ -335,9 +332,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
         elif row.kind == "matrix product" and is_map(args[0]):
             attention = self._written_attention
         if attention is not None:
-            if self.tally is not None and carried:
-                rule = self.composite.rule("scaled_dot_product_attention", "attention")
-                self.tally.add(name, "attention", None if rule is None else rule.name)
             mixed: Any = attention(func, *self._own_only(args, kwargs))
             if not self.aside and (not self.grouped or self.block is not None):
                 mixed._whyformer_mixed = ("mixed", self.attentions - 1)
@@ -409,8 +403,6 @@ class Interception(AttentionCapture, TorchFunctionMode):
     ) -> Any:
         composite = self.composite
         rule = composite.rule(reading.role, reading.kind)
-        if self.tally is not None:
-            self.tally.add(name, reading.role, None if rule is None else rule.name)
         several = row.name in PARTS and len({id(t) for t in tensors((*args, *kwargs.values())) if carries(t)}) > 1
         if rule is NATIVE and not several:
             return self._native(name, func, args, kwargs)

@@ -151,17 +151,6 @@ class BlockCalls:
     blocks: list[Block] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Tally:
-    """(operation, row of the composite) -> (name of its rule, None if it has none; calls), of operations that carry."""
-
-    found: dict[tuple[str, str], tuple[str | None, int]] = field(default_factory=dict)
-
-    def add(self, name: str, role: str, rule: str | None) -> None:
-        """Count one call."""
-        self.found[name, role] = (rule, self.found.get((name, role), (rule, 0))[1] + 1)
-
-
 # where the channels of what a layer returns stand
 _CHANNELS = {"linear": -1, "matmul": -1, "addmm": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
 
@@ -352,7 +341,6 @@ Probe = (
     | GraphShares
     | Until
     | FirstLayer
-    | Tally
 )
 
 

@@ -269,16 +269,25 @@ class Sources:
         both = composite if isinstance(composite, Rules) else Rules.of(composite)
         rules = self.tape_rules(both)
         graph: dict[str, Any] = {"values": values} if values else {}
-        relevance = both.graph.carrier == "relevance"
         if rules is None:
             return self.begin(both.graph, **graph)
         if values:
             changed = self._changed(values, roots)
             return RootedPass(*changed, rules, self.read, moved=True) if changed else self.begin(both.graph, **graph)
+        return self.rooted(rules) or self.begin(both.graph)
+
+    def rooted(self, rules: TapeComposite) -> RootedPass | None:
+        """One recorded pass on a tape, whose relevance is about to go back to all sources; None under autocast inside
+        of the model, or if what enters the first block is not of inputs alone.
+
+        Args:
+            rules: of the way back.
+        """
+        relevance = rules.carrier == "relevance"
         whole = self.passed(wide=relevance)
         found = None if relevance and whole.is_half else find_roots(whole, self.given, self.made)
-        if found is None:  # under autocast inside of the model; or what enters the first block is not of inputs alone
-            return self.begin(both.graph)
+        if found is None:
+            return None
         return RootedPass(whole, found, rules, self.read, whole.layout(self.given, self.read) if relevance else None)
 
     def _changed(self, values: Mapping[str, Tensor], roots: Roots | None) -> tuple[ForwardPass, Roots] | None:

@@ -136,21 +136,25 @@ def _warmer(p: Tensor, temperature: float, axis: int) -> Tensor:
 
 
 # -- composites ------------------------------------------------------------------------------------------------------
-_HELD = Rule(hold=(0,))
+_HELD = Rule(hold=(0,), name="constant")
 _HALF = Rule(share=0.5)
 
 # where something is sampled, and what a system of equations is divided by, is constant; "identity" is said by users
-_COMMON = {"sampling": Rule(hold=(1,)), "solve": _HELD, "identity": Rule(back=identity)}
+_COMMON = {
+    "sampling": Rule(hold=(1,), name="adjoint, places constant"),
+    "solve": Rule(hold=(0,), name="adjoint, matrix constant"),
+    "identity": Rule(back=identity, name="identity"),
+}
 AH = {"softmax": _HELD, "logsumexp": _HELD}
 LN = {
-    "norm": Rule(hold=("statistics",), back=detached_norm),
+    "norm": Rule(hold=("statistics",), back=detached_norm, name="deviation constant"),
     "statistic": _HELD,
-    "moments": Rule(back=mean_of_moments),
+    "moments": Rule(back=mean_of_moments, name="deviation constant"),
 }
-SECANT = {kind: Rule(back=secant) for kind in ("activation", "clip")}
+SECANT = {kind: Rule(back=secant, name="secant") for kind in ("activation", "clip")}
 HALVES = dict.fromkeys(("product", "gate", "activated gate"), _HALF)
-CONSTANT_GATE = {"activated gate": _HELD}
-WARM = {"softmax": Rule(back=partial(warm_softmax, temperature=2.0))}
+CONSTANT_GATE = {"activated gate": Rule(hold=(0,), name="adjoint, activated branch constant")}
+WARM = {"softmax": Rule(back=partial(warm_softmax, temperature=2.0), name="adjoint at temperature 2")}
 
 
 def _composite(name: str, *tables: dict[str, Rule]) -> Composite:

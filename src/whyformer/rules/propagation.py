@@ -211,28 +211,37 @@ def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
     raise _refused(step, "an operation without a rule for relevance")
 
 
-def _rules(share: Share, normalised: bool) -> dict[str, Rule]:
-    """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint."""
-    backs: dict[str, Back] = {
-        **dict.fromkeys(("activation", "rectifier", "softmax", "quotient", "identity"), identity),
-        "norm": norm_rule,
-        "scale": scale_rule(normalised),
-        "clip": clip_rule,
-        "layer": layer_rule(share),
-        HIDDEN_LAYER: hidden_layer_rule(share, z_rule),
-        "adjoint": refuse_adjoint,
-        "weighted sum": z_rule,
-        "product": product_rule,
-        "gate": gate_rule,
-        "activated gate": gate_rule,
-        "add": add_rule(normalised),
-        "shift": shift_rule(normalised),
-        "other": unknown,
+def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
+    """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint.
+
+    Args:
+        share, name: the rule of linear layers, and what an audit prints.
+        normalised: use the normalised add rule.
+    """
+    add, layers = "normalised add" if normalised else "add", f"{name}, z^B at inputs"
+    backs: dict[str, tuple[Back, str | None]] = {
+        **dict.fromkeys(("activation", "rectifier", "softmax", "quotient", "identity"), (identity, "identity")),
+        "norm": (norm_rule, "identity"),
+        "scale": (scale_rule(normalised), "identity"),
+        "clip": (clip_rule, "identity"),
+        "layer": (layer_rule(share), layers),
+        HIDDEN_LAYER: (hidden_layer_rule(share, z_rule), layers),
+        "adjoint": (refuse_adjoint, None),
+        "weighted sum": (z_rule, "z"),
+        "product": (product_rule, "z × 0.5"),
+        "gate": (gate_rule, "half to each"),
+        "activated gate": (gate_rule, "half to each"),
+        "add": (add_rule(normalised), add),
+        "shift": (shift_rule(normalised), f"identity for biases, else {add}"),
+        "other": (unknown, None),
     }
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
     # where something is sampled, and what a system of equations is divided by, is constant
-    held = {"sampling": Rule(hold=(1,), back=z_rule), "solve": Rule(hold=(0,), back=z_rule)}
-    return {kind: Rule(back=back) for kind, back in backs.items()} | refused | held
+    held = {
+        "sampling": Rule(hold=(1,), back=z_rule, name="z, places constant"),
+        "solve": Rule(hold=(0,), back=z_rule, name="z, matrix constant"),
+    }
+    return {kind: Rule(back=back, name=own) for kind, (back, own) in backs.items()} | refused | held
 
 
 @functools.cache  # a composite is known by its object
@@ -243,7 +252,8 @@ def deep_taylor(alpha: float = 1.0) -> Composite:
     Args:
         alpha: α of the αβ rule, with β = α − 1.
     """
-    return Composite(f"deep Taylor decomposition (alpha={alpha})", _rules(alpha_beta(alpha), True), "relevance")
+    name = f"alpha-beta (alpha={alpha:g})"
+    return Composite(f"deep Taylor decomposition (alpha={alpha})", _rules(alpha_beta(alpha), name, True), "relevance")
 
 
 @functools.cache
@@ -273,4 +283,4 @@ def layerwise(
     }
     share, setting = shares[rule]
     name = f"LRP ({rule}{setting}{', normalised add' if normalise_add else ''})"
-    return Composite(name, _rules(share, normalise_add), "relevance")
+    return Composite(name, _rules(share, rule.replace("_", "-"), normalise_add), "relevance")

@@ -113,7 +113,7 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
         parts = zip(entries, share(call, flow), step.live, strict=True)
         return [(e, part) for e, part, live in parts if live and part is not None]
 
-    return TapeRule(rule.hold, rule.share, back)
+    return TapeRule(rule.hold, rule.share, back, name=rule.name)
 
 
 def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declared:

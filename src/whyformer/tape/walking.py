@@ -37,6 +37,7 @@ __all__ = [
     "decisions",
     "for_each",
     "one_branch",
+    "plan",
     "repeat_unit",
     "replay",
     "walk_back",
@@ -59,12 +60,21 @@ class Rule:
         share: factor of each flow that is handed on.
         back: (walk, step, {exit: flow}) -> (value, flow) pairs. None for the ordinary adjoint.
         refuse: why no relevance may pass, as the end of a sentence. None if it may.
+        name: what an audit prints; None if ``back`` always raises.
     """
 
     hold: tuple[int | str, ...] = ()
     share: float = 1.0
     back: Callable[[Walk, Step, Flows], Parts] | None = None
     refuse: str | None = None
+    name: str | None = "adjoint"
+
+    @property
+    def title(self) -> str | None:
+        """What an audit prints, with the factor; None if no relevance may pass."""
+        if self.refuse is not None or self.name is None:
+            return None
+        return self.name if self.share == 1 else f"{self.name} × {self.share:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +106,7 @@ class Step:
         rule: the composite's rule for it.
         carry: for each entry, whether it depends on a root otherwise than through what the composite holds constant.
         live: for each entry, whether something is handed to it: it carries, and a wanted value lies before it.
+        visited: True if something is handed on, or a wanted value is its exit.
         wants: (call number, for each operand whether its flow is asked for) of each call.
     """
 
@@ -103,6 +114,7 @@ class Step:
     rule: Rule
     carry: tuple[bool, ...]
     live: tuple[bool, ...]
+    visited: bool
     wants: list[tuple[int, tuple[bool, ...]]]
 
 
@@ -126,15 +138,15 @@ def one_branch(kind: str) -> str:
     return _ONE_BRANCH.get(kind, kind)
 
 
-def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step | None]:
-    """What a walk to the wanted values visits, one entry a unit. With attention maps that are held constant, for one,
+def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
+    """Return what becomes of each unit on a walk to some values. With attention maps that are held constant, for one,
     the product of map and values has one branch."""
     key = composite, wanted
-    known: list[Step | None] | None = program.plans.get(key)
+    known: list[Step] | None = program.plans.get(key)
     if known is not None:
         return known
     carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
-    steps: list[Step | None] = []
+    steps: list[Step] = []
     for unit in program.units:
         branches = tuple(carry[e] for e in unit.entries)
         kind = one_branch(unit.kind) if sum(branches) < 2 else unit.kind
@@ -145,7 +157,8 @@ def _plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[
             carry[r] = carry[r] or any(p and b for p, b in zip(passed, branches, strict=True))
             live[r] = live[r] or any(to)
         visited = any(to) or any(r in wanted for r in unit.exits)
-        steps.append(Step(unit, rule, branches, to, _wants(unit, tape, rule, to)) if visited else None)
+        wants = _wants(unit, tape, rule, to) if visited else []
+        steps.append(Step(unit, rule, branches, to, visited, wants))
     return program.plans.put(key, steps)
 
 
@@ -223,12 +236,12 @@ def walk_back(
     flows = [dict(seed) for _, seed in runs]
     arrivals = _Arrivals(tape, flows, wanted, at)
     targets = frozenset((*wanted, *at))
-    plans = [_plan(program, tape, composite, targets) for composite, _ in runs]
+    plans = [plan(program, tape, composite, targets) for composite, _ in runs]
     with bare():
         for i in range(len(program.units) - 1, -1, -1):
             if not arrivals.left:
                 break
-            _visit(walk, program.units[i], [plan[i] for plan in plans], flows, arrivals, handed_on)
+            _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, handed_on)
         for n in sorted(arrivals.left, reverse=True):
             arrivals.at(n)
     return arrivals.found
@@ -258,19 +271,19 @@ class _Arrivals:
 def _visit(
     walk: Walk,
     unit: Unit,
-    steps: list[Step | None],
+    steps: list[Step],
     flows: list[Flows],
     arrivals: _Arrivals,
     handed_on: HandedOn | None,
 ) -> None:
     """Hand on what has arrived at a unit's exits, under the composite of each run."""
-    if any(step is not None for step in steps):
+    if any(step.visited for step in steps):
         for r in unit.exits:
             if r in arrivals.left:
                 arrivals.at(r)
     for run, (step, arriving) in enumerate(zip(steps, flows, strict=True)):
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
-        if step is not None and got and any(step.live):
+        if step.visited and got and any(step.live):
             parts = _hand_on(walk, step, got, arriving)
             if handed_on is not None:
                 handed_on(run, step, got, parts)

@@ -219,7 +219,7 @@ class AuditStream(_Record):
     input: str = _required("What the model made these ids of.")
     level: str | None
     size: list[int] | None
-    block: int | None = _required("First block call that they enter.")
+    blocks: int = _required("Number of blocks that its rows run through.")
 
 
 class AuditAttention(_Record):
@@ -229,16 +229,31 @@ class AuditAttention(_Record):
     keys: list[str]
     depth: int
     block: int | None
-    shape: list[int] = _required("Batch (0: unknown), queries, keys.")
+    shape: list[int] = _required("Samples, queries, keys.")
 
 
 class AuditOperation(_Record):
-    """One kind of operation, and the rule that each method has for it."""
+    """Units of one name and kind, and the rule that each method has for them."""
 
     name: str
-    role: str
+    kind: str
     count: int
-    rules: dict[str, str | None] = _required("Method to rule, null where it has none.")
+    rules: dict[str, str | None] = _required(
+        "Method to rule, null where it has none. Methods whose relevance does not arrive there are left out."
+    )
+
+
+class AuditUnit(_Record):
+    """A line of the program: calls of torch with one meaning."""
+
+    number: int = _required("Of the value that it makes.")
+    kind: str
+    name: str
+    shape: list[int]
+    entries: list[int] = _required("Numbers of the values that carry relevance into it.")
+    module: str
+    block: int = _required("In the order of execution; -1 outside of all.")
+    unknown: list[str] = _required("Methods without a rule for it.")
 
 
 class AuditOutput(_Command):
@@ -249,10 +264,11 @@ class AuditOutput(_Command):
     streams: list[AuditStream] = _required("The rows of each input.")
     attentions: list[AuditAttention]
     operations: list[AuditOperation]
+    program: list[AuditUnit]
     blocks: dict[str, dict[str, float]] = _required(
-        "Method to block call to relevance at its input, as a share of what started."
+        "Method to block to relevance at its input, as a share of what started."
     )
-    lost: dict[str, dict[str, float]] = _required("Method to rule to relevance lost, in that share.")
+    lost: dict[str, dict[str, float]] = _required("Method to kind of unit to relevance lost, in that share.")
     sums: dict[str, float] = _required("Method to sum of scores, as a share of the target's value.")
     methods: dict[str, str | None] = _required("Method to why it does not apply, null where it does.")
 
