@@ -2,8 +2,6 @@
 
 import gc
 import weakref
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -11,80 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import whyformer
+from row_orders import PERMUTED, SIDE, Folded, Mixed, Stem, picture, unfolded
 from whyformer.engine import places as room
-from whyformer.engine.places import Places, picture_places
+from whyformer.engine.places import picture_places
 from whyformer.errors import MethodNotApplicable
 from whyformer.models.facts import facts
 from whyformer.models.structure import find_blocks
-from zoo import CLASSES, HEADS, IMAGES, WIDTH, WINDOWED, build, randomise
-
-SIDE = 8
-
-
-class Unfolded(nn.Module):
-    """A ViT without a convolution: patches by unfold, in any order, with rows of no patch before or after them."""
-
-    def __init__(self, grid: tuple[int, int], before: int = 1, after: int = 0, order: Sequence[int] | None = None) -> None:
-        super().__init__()
-        cells = grid[0] * grid[1]
-        self.patches = nn.Linear(3 * SIDE * SIDE, WIDTH)
-        self.before, self.after = (nn.Parameter(torch.randn(1, n, WIDTH)) for n in (before, after))
-        self.positions = nn.Parameter(torch.randn(1, before + cells + after, WIDTH) * 0.1)
-        self.order = torch.arange(cells) if order is None else torch.tensor(order)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        cells = self.patches(F.unfold(x, SIDE, stride=SIDE).transpose(1, 2))
-        cells = cells[:, self.order] if len(self.order) == cells.shape[1] else cells
-        around = [part.expand(len(x), -1, -1) for part in (self.before, self.after)]
-        hidden = self.encoder(torch.cat([around[0], cells, around[1]], 1) + self.positions)
-        return self.head(hidden[:, 0] if self.before.shape[1] else hidden.mean(1))
-
-
-class Stem(nn.Module):
-    """Overlapping convolutions before the blocks, as hybrids have."""
-
-    def __init__(self, layers: Sequence[tuple[int, int, int]]) -> None:
-        super().__init__()
-        widths = [3, *[WIDTH] * len(layers)]
-        self.stem = nn.Sequential(*(nn.Sequential(nn.Conv2d(widths[i], WIDTH, k, s, p), nn.ReLU()) for i, (k, s, p) in enumerate(layers)))
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.stem(x).flatten(2).transpose(1, 2)).mean(1))
-
-
-class Mixed(Unfolded):
-    """Every row is made of the whole picture."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(torch.fft.fft2(x).real)
-
-
-class Folded(Unfolded):
-    """Each row stands for two places: the halves of the picture lie on each other."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(sum(x.chunk(2, -1)))  # type: ignore[arg-type]
-
-
-def unfolded(*given: Any, **options: Any) -> nn.Module:
-    return randomise(Unfolded(*given, **options)).double()
-
-
-def picture(rows: int, columns: int, batch: int = 1) -> Tensor:
-    return torch.randn(batch, 3, rows * SIDE, columns * SIDE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+from whyformer.tape.places import Places, box_cells
+from zoo import HEADS, IMAGES, WIDTH, WINDOWED, build, randomise
 
 
 def measured(model: nn.Module, x: Tensor, block: int | None = None) -> Places | None:
     return picture_places(model, ((x[:1],), {}), 0, block)
-
-
-PERMUTED = [7, 2, 11, 0, 5, 9, 1, 10, 3, 8, 6, 4]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +73,7 @@ def test_margins_and_sizes() -> None:
     ],
 )
 def test_cells(fed: list[list[int]], cells: list[list[int]] | None) -> None:
-    found = room._cells(torch.tensor(fed))
+    found = box_cells(torch.tensor(fed))
     assert (None if found is None else found.tolist()) == cells
 
 
@@ -297,7 +233,7 @@ def test_measured_once_for_a_model_and_a_size_without_keeping_the_model(monkeypa
     model: nn.Module | None = unfolded((3, 4))
     assert model is not None
     for _ in range(3):
-        whyformer.explain(model, picture(3, 4, 2), "rollout")
+        assert measured(model, picture(3, 4)) is not None
     assert len(times) == 1
     alive = weakref.ref(model)
     model = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +17,11 @@ from whyformer.engine.run import Feed, Root, record, running
 from whyformer.models.facts import Block, facts
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
+from whyformer.tape.places import Places, box_cells, row_of_each
 
 PICTURES = 16  # at most, to find the centres of what feeds each row below overlapping convolutions
 MOST_KNOWN = 1024  # measurements kept for one model
 _GRADIENT = Composite("gradient", "multiplier", audit=False)
-
-
-@dataclass(frozen=True)
-class Places:
-    """The token rows that stand for the cells of a picture.
-
-    Attributes:
-        rows: ``[P]`` the row of each cell, cells in reading order. Rows that are not among them are fed by no pixel
-            (CLS, registers, detection tokens).
-        grid: (rows, columns) of the cells, or (steps of time, rows, columns) of a video's; None where they have none.
-        tokens: number of token rows, N.
-    """
-
-    rows: Tensor
-    grid: tuple[int, ...] | None
-    tokens: int
 
 
 _ENTERING: weakref.WeakKeyDictionary[nn.Module, dict[Any, list[Places | None]]] = weakref.WeakKeyDictionary()
@@ -153,7 +137,7 @@ def _laid_out(
     ``each`` how many pictures a sample has; ``holes``: cells of tiles may feed no row (what was padded), −1."""
     fed = _fed(leaf, rows, sample=sample, each=each)
     fed = fed.flatten(0, -3) if fed is not None and fed.dim() > 3 else fed  # tiles of several pictures
-    cells = None if fed is None else _cells(fed, merged=each > 1, holes=holes)
+    cells = None if fed is None else box_cells(fed, merged=each > 1, holes=holes)
     if cells is not None:
         grid = tuple(int(n) for n in cells.shape) if cells.dim() in (2, 3) else None
         return Places(cells.flatten(), grid, len(rows))
@@ -228,60 +212,18 @@ def _fed(
         sample: the one whose rows these are; each: how many pictures it has.
         single: whether each number of ``[B, F]`` is an element by itself.
     """
-    half = rows.dtype in (torch.float16, torch.bfloat16)
-    base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
-    drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
-    numbers = torch.arange(len(rows), device=rows.device)
 
-    def flow(weights: Tensor) -> Tensor:
-        """``[directions · C, ..., H, W]``"""
-        seeds = [weights.to(rows)[:, None] * direction for direction in drawn]
-        flows = [torch.autograd.grad(rows, picture, s, retain_graph=True, allow_unused=True)[0] for s in seeds]
-        whole = [torch.zeros_like(picture) if f is None else f for f in flows]
+    def flow(seed: Tensor) -> Tensor:
+        whole = torch.autograd.grad(rows, picture, seed, retain_graph=True, materialize_grads=True)[0]
         if single:
-            whole = [f[..., None] for f in whole]
+            whole = whole[..., None]
         elif each > 1:
-            whole = [f.unflatten(0, (-1, each)) for f in whole]
+            whole = whole.unflatten(0, (-1, each))
         elif axis == -1 and picture.dim() > 3:  # packed patches of vectors of several axes
-            whole = [f.flatten(1) for f in whole]
-        return torch.cat([f if f.dim() == 2 else f[sample] for f in whole], axis).double()
+            whole = whole.flatten(1)
+        return (whole if whole.dim() == 2 else whole[sample]).movedim(axis, 0)
 
-    plain = flow(torch.ones_like(numbers))
-    power = plain.square().sum(axis)
-    place = torch.zeros_like(power, dtype=torch.long)
-    for scale in (base**k for k in range(len(rows).bit_length()) if base**k < len(rows)):
-        # digit by digit, so that rounding cannot reach the next row
-        digit = (flow(numbers // scale % base) * plain).sum(axis) / torch.where(power > 0, power, 1)
-        if bool(((digit - digit.round()).abs() > tolerance).any()):
-            return None
-        place += scale * digit.round().long()
-    return place.masked_fill(power == 0, -1).cpu()
-
-
-def _cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor | None:
-    """``[..., rows, columns]`` the row of each cell, if the pixels of each row are one box of a lattice.
-
-    Of a picture cut into many (axis 0) a tower may have ``merged`` several into one row, and left some out (``holes``).
-    """
-    cells, holes = fed, holes and fed.dim() == 3
-    empty = (fed < 0).flatten(1).all(1) if holes else torch.zeros(len(fed), dtype=torch.bool)
-    for axis in range(fed.dim()):
-        lines = cells.movedim(axis, 0)
-        begins = torch.ones(len(lines), dtype=torch.bool)
-        begins[1:] = (lines[1:] != lines[:-1]).flatten(1).any(1)
-        if axis == 0 and bool(empty.any()):  # tiles that were filled up keep their number
-            begins |= empty
-            if not bool(begins.all()):  # steps of a video, several in a cell
-                return None
-        cells = lines[begins].movedim(0, axis)
-    for axis in range(int(bool(empty.any())), fed.dim()):  # margins that feed nothing
-        lines = cells.movedim(axis, 0)
-        cells = lines[(lines >= 0).flatten(1).any(1)].movedim(0, axis)
-    pictures = cells if merged and cells.dim() == 3 and cells[0].numel() == 1 else cells[None]
-    holes = holes and bool((cells >= 0).any())
-    counted = [one[one >= 0] if holes else one for one in pictures]
-    once = cells.numel() > 0 and all(len(one.unique()) == one.numel() for one in counted)
-    return cells if once and (holes or bool((cells >= 0).all())) else None
+    return row_of_each(flow, rows)
 
 
 def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:

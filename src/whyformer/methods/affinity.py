@@ -43,6 +43,21 @@ def spread(task: Task, scores: Scores) -> Scores:
 
 def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     """``[B, P, D]`` what enters the last block in the rows that stand for the picture's cells."""
+    attended = task.attended()
+    if attended is None:
+        hidden, rows = _of_graph(task, scores)
+    else:
+        number = attended.stream.blocks[-1].entry
+        hidden = attended.features(number, attended.whole.tape[number])
+        rows = (scores.places or task.places(hidden.shape[1])).rows[None]
+    if rows.shape[-1] != scores.values.shape[-1] or int(rows.max()) >= hidden.shape[1] or int(rows.min()) < 0:
+        raise task.refuse("its last block has other rows than its first, so affinities of patches are unknown")
+    rows = rows.to(hidden.device).expand(len(hidden), -1)
+    return hidden.detach().gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+
+
+def _of_graph(task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
+    """(``[B, N, D]`` what enters the last block, ``[B, P]`` the row of each cell)."""
     structure, name = task.structure, task.inputs.name
     key = None if structure.plain else next((key for key in structure.firsts if name in key), None)
     if not task.blocks() or (not structure.plain and (key is None or key not in structure.outputs)):
@@ -54,8 +69,5 @@ def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     hidden = until.found[0][0] if until.found else None
     if hidden is None or hidden.dim() != 3 or len(hidden) != task.inputs.batch:
         raise task.refuse("what enters its last block is no [batch, tokens, width] matrix")
-    rows = (scores.places or task.places(hidden.shape[1])).rows[None] if key is None else task.rows(name, key)[1]
-    if rows.shape[-1] != scores.values.shape[-1] or int(rows.max()) >= hidden.shape[1] or int(rows.min()) < 0:
-        raise task.refuse("its last block has other rows than its first, so affinities of patches are unknown")
-    rows = rows.to(hidden.device).expand(len(hidden), -1)
-    return hidden.detach().gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+    places = scores.places or task.places(hidden.shape[1]) if key is None else None
+    return hidden, task.rows(name, key)[1] if places is None else places.rows[None]

@@ -21,6 +21,7 @@ from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
+from whyformer.tape.places import Places, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, is_passed, path_to, readout
@@ -186,6 +187,10 @@ class AttendedPass(MapPass):
     def tokens(self) -> int:
         """Number of rows of each sample."""
         return int(self.stream.rows.shape[1])
+
+    def places(self, picture: str) -> Places | None:
+        """Return where the cells of a picture lie among the rows; None if that cannot be read off the pass."""
+        return find_places(self.whole.tape, self.layout.rows, self.stream, picture)
 
     @cached_property
     def program(self) -> Program:

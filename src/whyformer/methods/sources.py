@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.engine.mixing import enters
-from whyformer.engine.places import Places, entering_places
+from whyformer.engine.places import entering_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Feed, Recording, Root
 from whyformer.engine.survey import Structure, survey
@@ -33,6 +33,7 @@ from whyformer.models.output import Output
 from whyformer.models.precision import HALF
 from whyformer.rules.core import Composite
 from whyformer.rules.registered import with_own_rules
+from whyformer.tape.places import Places
 from whyformer.tape.walking import Composite as TapeComposite
 
 Recorded = RootedPass | Recording
@@ -73,6 +74,7 @@ class Sources:
     checkpoint: bool
     replay: Replay | None
     recordings: list[weakref.ref[Recording]]
+    placed: list[Places | None]
 
     def blocks(self) -> int:
         """Number of blocks."""
@@ -231,8 +233,11 @@ class Sources:
         if relevance and whole.is_half:  # under autocast inside of the model
             return None
         attended = attended_pass(whole, self.sources, self.read)
-        counted = attended is not None and len(attended.attentions) == len(self.structure.attentions)
-        return attended if counted else None
+        if attended is None or len(attended.attentions) != len(self.structure.attentions):
+            return None
+        if self.inputs.modality == "image":
+            self.placed.append(attended.places(self.inputs.name))
+        return attended
 
     def map_pass_of_streams(self, *, relevance: bool = False) -> MapPass | None:
         """A recorded pass on a tape, with the attentions of several sequences as the structure numbers them; None if
@@ -277,12 +282,8 @@ class Sources:
         return self.rooted(rules) or self.begin(both.graph)
 
     def rooted(self, rules: TapeComposite) -> RootedPass | None:
-        """One recorded pass on a tape, whose relevance is about to go back to all sources; None under autocast inside
-        of the model, or if what enters the first block is not of inputs alone.
-
-        Args:
-            rules: of the way back.
-        """
+        """:meth:`recorded` on a tape; None under autocast inside of the model, or if what enters the first block is not
+        of inputs alone."""
         relevance = rules.carrier == "relevance"
         whole = self.passed(wide=relevance)
         found = None if relevance and whole.is_half else find_roots(whole, self.given, self.made)

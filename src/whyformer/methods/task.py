@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whyformer.composites.gradient import GRADIENT
 from whyformer.engine.isolation import alone
-from whyformer.engine.places import Places, picture_places
+from whyformer.engine.places import picture_places
 from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
@@ -31,6 +31,7 @@ from whyformer.models.facts import Block
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.rules.core import Composite
+from whyformer.tape.places import Places
 from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
 
 __all__ = ["MapWatch", "Rules", "Scores", "Task", "readout_row"]
@@ -46,7 +47,7 @@ class Task(Sources):
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         last: whether it is that of the last real token, so that a language model need not compute any other.
         progress: wraps an iterable of long work; checkpoint: whether blocks are run again on the way back.
-        recordings: what was recorded for it and for its copies.
+        recordings, placed: what was recorded for it and for its copies, and where rows lie in the picture.
         replay, together: where one recorded pass serves several targets or several methods, what they share.
     """
 
@@ -60,6 +61,7 @@ class Task(Sources):
     last: bool = False
     checkpoint: bool = False
     recordings: list[weakref.ref[Recording]] = field(default_factory=list, repr=False)
+    placed: list[Places | None] = field(default_factory=list, repr=False)
     replay: Replay | None = field(default=None, repr=False)
     together: Together | None = field(default=None, repr=False)
 
@@ -266,6 +268,9 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: that cannot be measured.
         """
+        read = next((p for p in self.placed if p is not None and p.tokens == tokens), None)
+        if read is not None:
+            return read
         firsts = [] if self.structure.plain else [key for key in self.structure.firsts if self.inputs.name in key]
         for known, rows, grid in (self.rows(self.inputs.name, key) for key in firsts):
             if known == tokens and bool((rows == rows[:1]).all()) and bool((rows >= 0).all()):
