@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.composites.gradient import GRADIENT
+from whyformer.errors import MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.methods.task import MapWatch, Rules
 from whyformer.tape.labelling import find_sources
 from whyformer.tape.recording import record_call
-from zoo import bert, gpt2, hf_vit
+from zoo import HEADS, WIDTH, bert, gpt2, hf_vit, randomise
 
 MODELS: dict[str, Callable[..., tuple[nn.Module, Any]]] = {"vit": hf_vit, "bert": bert, "gpt2": gpt2}
 
@@ -76,3 +77,33 @@ def test_the_features_of_a_video_are_the_channels_of_its_first_convolution(order
     tape, _ = record_call(Embeds().eval(), [frames], {})
     (source,) = find_sources(tape, {"frames": frames})
     assert source.features == axis
+
+
+class Echo(nn.Module):
+    """An encoder that reads each token twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, WIDTH)
+        self.positions = nn.Parameter(torch.randn(1, 16, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        x = torch.cat([x, x], 1)
+        return self.head(self.encoder(x + self.positions[:, : x.shape[1]]).mean(1))
+
+
+def test_rows_that_are_looked_at_twice_have_no_map() -> None:
+    """A token has two rows there, so that no map is over the tokens; relevance of the token is that of both."""
+    model, ids = randomise(Echo()).double(), torch.arange(4, 10)[None]
+    for method in ("rollout", "gae", "transformer_attribution", "gradcam", "decompx", "value_zeroing"):
+        with pytest.raises(MethodNotApplicable, match="cannot be measured"):
+            whyformer.explain(model, {"input_ids": ids}, method, target=1)
+    words = model.words(ids).detach().requires_grad_()
+    hidden = model.encoder(torch.cat([words, words], 1) + model.positions[:, :12])
+    (gradient,) = torch.autograd.grad(model.head(hidden.mean(1))[:, 1].sum(), words)
+    found = whyformer.explain(model, {"input_ids": ids}, "input_x_gradient", target=1)
+    assert torch.allclose(found.scores, (words * gradient).sum(-1))

@@ -242,9 +242,10 @@ class RootedPass:
         """What a walk needs to share relevance within each sample, and to add it up."""
         if self.layout is None:
             return {}
-        sums = Sums(self.layout.rows, starts, seed)
+        borders = self.layout.borders(program)
+        sums = Sums(self.layout.rows, starts, seed, is_checked=bool(borders))
         self._sums.append(sums)
-        at = {entry: sums.entering(block, entry) for entry, block in self.layout.borders(program).items()}
+        at = {entry: sums.entering(block, entry) for entry, block in borders.items()}
         return {"at": at, "samples": sums.samples, "handed_on": sums.handed_on}
 
     @property

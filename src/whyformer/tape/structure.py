@@ -275,6 +275,8 @@ def _labelled(
         return None
     if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # diagonals of a map, one a row
         return _Labelled(piece, None, None)
+    if _repeats(label[over[0]], axis):  # a row that is looked at twice has no one place in a map
+        return _Labelled(piece, None, None)
     keys, factors = at_map[over[0]], _factors(scores, rows, makers)
     if len(factors) == 2:
         piece = replace(piece, query=factors[1 - over[0]], key=factors[over[0]])
@@ -293,6 +295,12 @@ def _changes(label: Tensor, axis: int) -> bool:
     label = slim(label)
     least = label.masked_fill(label == 0, int(label.max())).amin(axis)
     return bool((label.amax(axis) > least).any())
+
+
+def _repeats(label: Tensor, axis: int) -> bool:
+    """Return True if a row stands twice along an axis."""
+    numbers = slim(label).sort(axis).values
+    return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
 def _learned(map_: int, held: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
