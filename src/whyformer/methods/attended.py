@@ -73,6 +73,11 @@ class MapPass:
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
 
+    @property
+    def roots(self) -> list[int]:
+        """The values in which the rows of the inputs that are explained begin."""
+        return list(self.layout.rows.begun.values())
+
     @cached_property
     def logits(self) -> Tensor:
         """``[B, C]``, the row of logits that the target is about."""
@@ -129,7 +134,7 @@ class MapPass:
         for name, stream in self.ends.items():
             watchers[stream.last].append(partial(self._ended, walked, name))
         run = next((i for i, c in enumerate(composites) if c.carrier == "relevance"), None)
-        program = read_program(tape, rows.begun.values(), starts)
+        program = read_program(tape, self.roots, starts)
         if run is not None:
             borders, first = self.layout.borders(program), min(watchers)
             walked.sums = Sums(rows, starts, seed, run, bool(borders))
@@ -175,7 +180,13 @@ class MapPass:
 
 @dataclass(frozen=True, eq=False)
 class AttendedPass(MapPass):
-    """A recorded pass of one sequence of rows, which attend to one another once in each block."""
+    """A recorded pass of one sequence of rows, which attend to one another once in each block. Inputs that are not in
+    it are constant."""
+
+    @property
+    def roots(self) -> list[int]:
+        begun = self.layout.rows.begun
+        return [begun[name] for name in (begun if len(self.layout.streams) == 1 else self.stream.names)]
 
     @property
     def stream(self) -> Stream:
@@ -196,7 +207,7 @@ class AttendedPass(MapPass):
     def program(self) -> Program:
         """The units between the rows and the logits."""
         starts = self.whole.starts(self.read, torch.ones_like(self.logits))
-        return read_program(self.whole.tape, self.layout.rows.begun.values(), starts)
+        return read_program(self.whole.tape, self.roots, starts)
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
         """Return the position behind a norm that follows a value on a path, with its weight and bias.
@@ -299,17 +310,20 @@ def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
         watcher(*flows)
 
 
-def attended_pass(whole: ForwardPass, sources: Mapping[str, Inputs], read: Read) -> AttendedPass | None:
+def attended_pass(
+    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, name: str | None = None
+) -> AttendedPass | None:
     """Return the pass with the one sequence of rows that attends in it; None if there is no such sequence.
 
     Args:
         whole: a recorded pass.
         sources: the inputs by name.
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        name: an input whose rows are in the sequence that is meant, where others attend too.
     """
     layout = whole.layout(sources, read)
-    read_out = [s for s in layout.streams if s.is_read]
-    if len(layout.streams) != 1 or len(read_out) != 1:
+    read_out = [s for s in layout.streams if s.is_read and name in (None, *s.names)]
+    if len(read_out) != 1 or (name is None and len(layout.streams) != 1):
         return None
     (stream,) = read_out
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}

@@ -6,7 +6,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,7 @@ from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.rules import Rules
+from whyformer.methods.scores import Scores
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
@@ -37,31 +38,6 @@ from whyformer.tape.places import Places
 from whyformer.tape.walking import Composite as TapeComposite
 
 Recorded = RootedPass | Recording
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A method's result.
-
-    Attributes:
-        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
-            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
-            ("patch"), ``[B, H, W]`` ("pixel").
-        logits: ``[B, C]`` of the plain forward pass.
-        grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
-        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
-        parts: scores of the model's other inputs, by name.
-        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
-    """
-
-    values: Tensor
-    logits: Tensor
-    kind: str = "sequence"
-    diagnostics: dict[str, Any] = field(default_factory=dict)
-    grid: tuple[int, ...] | None = None
-    inputs: Inputs | None = None
-    places: Places | None = None
-    parts: Mapping[str, Scores] = field(default_factory=dict)
 
 
 class Sources:
@@ -224,7 +200,7 @@ class Sources:
             relevance: relevance is walked back.
             row_alone: rows behind the one that a target reads play no part.
         """
-        if not self.structure.plain or not self.structure.attentions:
+        if not self.one_sequence or not self.structure.attentions:
             return None
         if self.replay is not None and not row_alone:
             raise Apart
@@ -232,8 +208,10 @@ class Sources:
         whole = changed[0] if changed else self.passed(wide=relevance)
         if relevance and whole.is_half:  # under autocast inside of the model
             return None
-        attended = attended_pass(whole, self.sources, self.read)
-        if attended is None or len(attended.attentions) != len(self.structure.attentions):
+        alone = None if self.structure.plain else self.structure.alone(self.inputs.name)
+        own = sum(alone in (None, a.queries) for a in self.structure.attentions)
+        attended = attended_pass(whole, self.sources, self.read, None if alone is None else self.inputs.name)
+        if attended is None or len(attended.attentions) != own:
             return None
         if self.inputs.modality == "image":
             self.placed.append(attended.places(self.inputs.name))

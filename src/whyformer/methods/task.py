@@ -25,7 +25,8 @@ from whyformer.methods.passes import ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.rules import Rules
-from whyformer.methods.sources import Scores, Sources, readout_row
+from whyformer.methods.scores import Scores
+from whyformer.methods.sources import Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.facts import Block
 from whyformer.models.output import Output

@@ -112,7 +112,7 @@ def _is_in_order(seen: Tensor, family: Family) -> bool:
 
 # -- measured on the values -------------------------------------------------------------------------------------------
 def _of_patches(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """The places of cells that are cut out of a picture: which row each pixel feeds, of the first sample."""
+    """The places of cells that are cut out of a picture: which row each pixel feeds, the same in all samples."""
     picture, entry = rows.begun[source], stream.blocks[0].entry
     shape, own = tape.shapes[picture], stream.rows
     if len(shape) not in (4, 5) or shape[0] != len(own):
@@ -122,15 +122,16 @@ def _of_patches(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places |
     channels = 1 if len(shape) == 4 else 2
 
     def flow(seed: Tensor) -> Tensor:
-        whole = torch.zeros_like(like)
-        whole[0] = seed.view_as(like[0])
+        whole = seed.view_as(like[0]).expand_as(like)
         seeds = {entry: rows.with_features(entry, torch.zeros_like(tape[entry]), own, whole)}
         (found,) = walk_back(program, tape, [(GRADIENT, seeds)], wanted=[picture])
-        return found[picture][0].movedim(channels - 1, 0)
+        return found[picture].movedim(channels, 0)
 
     fed = row_of_each(flow, like[0].flatten(1))
     tape.release()
-    cells = None if fed is None else box_cells(fed)
+    if fed is None or not bool((fed == fed[:1]).all()):
+        return None
+    cells = box_cells(fed[0])
     if cells is None:
         return None
     return Places(cells.flatten(), tuple(cells.shape), own.shape[1])

@@ -83,8 +83,8 @@ def beyond_intuition(
 
 def _integrated(task: Task, block: int, steps: int, rules: Rules) -> Tensor:
     """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
-    # over several sequences the walks below use the graph, so that its roots are meant
-    recorded = task.recorded(Rules.of(GRADIENT)) if task.structure.plain else task.begin(GRADIENT)
+    # the walks below are over the graph if there is no such pass, so that its roots are meant
+    recorded = task.begin(GRADIENT) if task.attended() is None else task.recorded(Rules.of(GRADIENT))
     begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
     roots = recorded.roots if isinstance(recorded, RootedPass) else None
     copies, found = task.copies(1, recorded.logits.detach()), list[Tensor]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -74,7 +73,7 @@ def tis(
     cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
-    counts = []
+    counts, again = [], _again_on_graph if attended is None else _Shortened()
     for b, own in enumerate(cells):
         features = torch.cat([state[b, own] for state in states], -1).T.double().cpu().numpy()
         clusters = KMeans(min(masks, len(features)), n_init=1, random_state=seed).fit(features).cluster_centers_
@@ -82,9 +81,8 @@ def tis(
         order = torch.from_numpy(clusters).argsort(dim=1, descending=True, stable=True)[:, :kept].to(own.device)
         chosen = torch.zeros(len(order), rows.shape[1], dtype=torch.bool, device=rows.device)
         chosen[:, own] = torch.zeros(len(order), len(own), dtype=torch.bool, device=own.device).scatter(1, order, True)
-        again = _again_on_graph if attended is None else partial(_again_on_tape, attended)
 
-        def value(copies: Task, kept: Tensor, b: int = b, again: Again = again) -> Tensor:
+        def value(copies: Task, kept: Tensor, b: int = b) -> Tensor:
             return values_of(target, again(copies, kept), [b] * len(kept), logits)
 
         scores = _scores(task, b, rows[b], chosen, own, batch_size, value).to(values.dtype)
@@ -109,23 +107,30 @@ def _states_of_graph(task: Task) -> tuple[Tensor, Tensor, list[Tensor]]:
     return recording.logits.detach(), rows, states
 
 
-def _again_on_tape(attended: AttendedPass, copies: Task, kept: Tensor) -> Tensor:
-    """The logits of copies of a sample if these rows ``[k, n, D]`` enter the first block."""
-    entry, rows, queries = attended.stream.blocks[0].entry, attended.layout.rows, attended.stream.rows
-    shape, label = attended.whole.tape.shapes[entry], rows.of(entry)
-    if len(shape) != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
-        raise ValueError("what enters the first block is no [batch, tokens, width]")
-    is_batch_first = torch.equal(label[..., 0], queries)
-    plain = [len(kept), *shape[1:]] if is_batch_first else [shape[0], len(kept), shape[2]]
+class _Shortened:
+    """Passes in which only some rows enter the first block."""
 
-    def entering(value: Tensor) -> Tensor:
-        if list(value.shape) != plain:
-            raise ValueError("other calls come before the first block if several samples are given")
-        return kept if is_batch_first else kept.transpose(0, 1)
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[int, bool]] = {}  # samples at once -> (what enters, whether samples come first)
 
-    feed, samples = copies.fed(copies.inputs), copies.inputs.samples
-    changed = record_pass(copies.model, feed, samples, {entry: entering}, checkpoint=True)
-    return changed.logits(copies.read)
+    def __call__(self, copies: Task, kept: Tensor) -> Tensor:
+        """Return the logits of copies of a sample if the rows ``[k, n, D]`` enter the first block."""
+        if len(kept) not in self._entries:
+            self._entries[len(kept)] = self._entry(copies)
+        entry, samples_first = self._entries[len(kept)]
+        change = {entry: lambda _: kept if samples_first else kept.transpose(0, 1)}
+        feed, samples = copies.fed(copies.inputs), copies.inputs.samples
+        return record_pass(copies.model, feed, samples, change, checkpoint=True).logits(copies.read)
+
+    def _entry(self, copies: Task) -> tuple[int, bool]:
+        attended = copies.attended()
+        if attended is None:
+            raise ValueError("the model takes another way if several samples are given")
+        entry, rows, queries = attended.stream.blocks[0].entry, attended.layout.rows, attended.stream.rows
+        label = rows.of(entry)
+        if label.dim() != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
+            raise ValueError("what enters the first block is no [batch, tokens, width]")
+        return entry, torch.equal(label[..., 0], queries)
 
 
 def _again_on_graph(copies: Task, kept: Tensor) -> Tensor:

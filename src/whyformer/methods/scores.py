@@ -1,0 +1,39 @@
+"""What a method returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from whyformer.inputs import Inputs
+from whyformer.tape.places import Places
+
+__all__ = ["Scores"]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A method's result.
+
+    Attributes:
+        values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
+            "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
+            ("patch"), ``[B, H, W]`` ("pixel").
+        logits: ``[B, C]`` of the plain forward pass.
+        grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
+        inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
+        parts: scores of the model's other inputs, by name.
+        places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
+    """
+
+    values: Tensor
+    logits: Tensor
+    kind: str = "sequence"
+    diagnostics: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] | None = None
+    inputs: Inputs | None = None
+    places: Places | None = None
+    parts: Mapping[str, Scores] = field(default_factory=dict)
