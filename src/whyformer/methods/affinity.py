@@ -69,5 +69,6 @@ def _of_graph(task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
     hidden = until.found[0][0] if until.found else None
     if hidden is None or hidden.dim() != 3 or len(hidden) != task.inputs.batch:
         raise task.refuse("what enters its last block is no [batch, tokens, width] matrix")
-    places = scores.places or task.places(hidden.shape[1]) if key is None else None
-    return hidden, task.rows(name, key)[1] if places is None else places.rows[None]
+    if key is not None:
+        return hidden, task.rows(name, key)[1]
+    return hidden, (scores.places or task.places(hidden.shape[1])).rows[None]
