@@ -275,9 +275,9 @@ def _labelled(
         return None
     if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # diagonals of a map, one a row
         return _Labelled(piece, None, None)
-    if _repeats(label[over[0]], axis):  # a row that is looked at twice has no one place in a map
-        return _Labelled(piece, None, None)
     keys, factors = at_map[over[0]], _factors(scores, rows, makers)
+    if _repeats(keys, axis):  # a row that is looked at twice has no one place in a map
+        return _Labelled(piece, None, None)
     if len(factors) == 2:
         piece = replace(piece, query=factors[1 - over[0]], key=factors[over[0]])
     if len(label) == 2:
