@@ -149,7 +149,7 @@ def _scores(
     for start in task.progress(spans, f"TIS {sample + 1}", len(spans)):
         some = chosen[start : start + batch_size] | always
         kept = torch.stack([rows[mask] for mask in some])
-        copies = one.with_tensor(one.tensor.repeat_interleave(len(kept), 0))
+        copies = replace(one.with_tensor(one.tensor.repeat_interleave(len(kept), 0)), others=task.inputs.others)
         try:
             found.append(value(replace(task, inputs=copies), kept))
         except (RuntimeError, ValueError, IndexError) as error:
