@@ -19,6 +19,9 @@ from whyformer.methods.passes import record_pass
 from whyformer.methods.perturbation.vit_cx import outcome
 from whyformer.methods.registry import Count, Natural, method
 from whyformer.methods.task import Scores, Task
+from whyformer.tape.tables import KINDS
+from whyformer.tape.units import reach
+from whyformer.tape.values import Tape
 
 Again = Callable[[Task, Tensor], Tensor]
 Ratio = Annotated[float, ("a number between 0 and 1", lambda v: not isinstance(v, bool) and 0 < v < 1)]
@@ -111,18 +114,21 @@ class _Shortened:
     """Passes in which only some rows enter the first block."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[int, bool]] = {}  # samples at once -> (what enters, whether samples come first)
+        self._entries: dict[int, tuple[int, bool, int]] = {}  # samples -> what enters, whether they come first, rows
 
     def __call__(self, copies: Task, kept: Tensor) -> Tensor:
         """Return the logits of copies of a sample if the rows ``[k, n, D]`` enter the first block."""
         if len(kept) not in self._entries:
             self._entries[len(kept)] = self._entry(copies)
-        entry, samples_first = self._entries[len(kept)]
+        entry, samples_first, count = self._entries[len(kept)]
         change = {entry: lambda _: kept if samples_first else kept.transpose(0, 1)}
         feed, samples = copies.fed(copies.inputs), copies.inputs.samples
-        return record_pass(copies.model, feed, samples, change, checkpoint=True).logits(copies.read)
+        changed = record_pass(copies.model, feed, samples, change, checkpoint=True)
+        if kept.shape[1] < count and _reads_more_of_rows(changed.tape, entry, kept.shape[1]):
+            raise ValueError("masks or positions of the rows are made anew for those that are left")
+        return changed.logits(copies.read)
 
-    def _entry(self, copies: Task) -> tuple[int, bool]:
+    def _entry(self, copies: Task) -> tuple[int, bool, int]:
         attended = copies.attended()
         if attended is None:
             raise ValueError("the model takes another way if several samples are given")
@@ -130,7 +136,22 @@ class _Shortened:
         label = rows.of(entry)
         if label.dim() != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
             raise ValueError("what enters the first block is no [batch, tokens, width]")
-        return entry, torch.equal(label[..., 0], queries)
+        return entry, torch.equal(label[..., 0], queries), queries.shape[1]
+
+
+def _reads_more_of_rows(tape: Tape, entry: int, rows: int) -> bool:
+    """Return True if what is computed of the rows reads constants that were computed for so many rows: a mask, or
+    positions. The model made them for the rows that are left, as if these were the first."""
+    carry = reach(tape, [entry])
+    read = {o for call in tape.calls if any(carry[o] for o in call.operands) for o in call.operands}
+    return any(not carry[o] and rows in tape.shapes[o] and not _is_given(tape, o) for o in read)
+
+
+def _is_given(tape: Tape, value: int) -> bool:
+    """Return True if a value is a parameter, buffer or input, or rearranges one."""
+    while value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
+        value = tape.maker[value].operands[0]
+    return value not in tape.maker
 
 
 def _again_on_graph(copies: Task, kept: Tensor) -> Tensor:
