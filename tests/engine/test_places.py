@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import whyformer
 from row_orders import PERMUTED, SIDE, Folded, Mixed, Stem, picture, unfolded
 from whyformer.engine import places as room
-from whyformer.engine.places import picture_places
+from whyformer.engine.places import picture_places, row_of_each
 from whyformer.errors import MethodNotApplicable
 from whyformer.models.facts import facts
 from whyformer.models.structure import find_blocks
@@ -89,6 +89,18 @@ def test_lattice(shape: tuple[int, int]) -> None:
     assert torch.equal(order[found], torch.arange(len(whole)).reshape(shape))
     if min(shape) > 1:
         assert room._lattice((whole + 30 * scatter)[order]) is None
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+def test_rows_are_counted_digit_by_digit(rows: int) -> None:
+    weights = torch.randn(rows, 5, 4, dtype=torch.float64)  # row i is made of the pixels that `feeds` gives it
+    feeds = torch.randperm(rows)
+    found = row_of_each(lambda flow: torch.einsum("nd,ndc->cn", flow, weights)[:, feeds], torch.zeros(rows, 5, dtype=torch.float64))
+    assert found is not None
+    assert torch.equal(found, feeds)
+    # a pixel that feeds two rows alike has no row, also where the mean of their numbers is that of a third
+    twice = row_of_each(lambda flow: (flow + flow.roll(2, 0)).sum(1)[None], torch.zeros(rows, 5, dtype=torch.float64))
+    assert twice is None
 
 
 def yolos() -> tuple[nn.Module, Tensor]:

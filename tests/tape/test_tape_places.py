@@ -14,8 +14,8 @@ from whyformer.inputs import prepare
 from whyformer.methods.attended import attended_pass
 from whyformer.methods.passes import record_pass
 from whyformer.models.readout import row_of
-from whyformer.tape.places import Places, row_of_each
-from zoo import IMAGES, randomise
+from whyformer.tape.places import Places, find_places
+from zoo import IMAGES, WINDOWED, build, randomise
 
 
 def places(model: nn.Module, x: Tensor) -> Places | None:
@@ -80,13 +80,37 @@ def test_a_patch_of_a_stem_stands_where_it_is(layers: Sequence[tuple[int, int, i
         assert int((moved[1] - moved[0]).norm(dim=0).argmax()) == row
 
 
-def test_a_turned_picture_has_its_cells_in_reading_order() -> None:
-    found = places(randomise(Turned([(8, 8, 0)])).double(), torch.randn(1, 3, 48, 32, dtype=torch.float64))
+@pytest.mark.parametrize("layers", [[(8, 8, 0)], [(3, 2, 1)] * 3])
+def test_a_turned_picture_has_its_cells_in_reading_order(layers: Sequence[tuple[int, int, int]]) -> None:
+    found = places(randomise(Turned(layers)).double(), torch.randn(1, 3, 48, 32, dtype=torch.float64))
     assert found is not None
     assert found.grid == (6, 4)
     assert torch.equal(found.rows, torch.arange(24).view(4, 6).T.flatten())
-    # rows that overlap have no pixels of their own
-    assert places(randomise(Turned([(3, 2, 1)] * 3)).double(), torch.randn(1, 3, 48, 32, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_merged_patches_are_larger_cells(name: str) -> None:
+    """Each row of a later stage is made of the pixels of its cell, and no others but its windows' are."""
+    model, x = build(name)
+    inputs = prepare(model, x)
+    whole = record_pass(model, inputs.feed)
+    first, last = whole.layout({inputs.name: inputs}).streams
+    for stream, side in ((first, 16), (last, 8)):
+        found = find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, stream, inputs.name)
+        assert found is not None
+        assert (found.grid, found.rows.sort().values.tolist()) == ((side, side), list(range(side * side)))
+    # a fine row is in the coarse cell that its place says
+    fine, coarse = (find_places(whole.tape, whole.layout({inputs.name: inputs}).rows, s, inputs.name) for s in (first, last))
+    rows = whole.layout({inputs.name: inputs}).rows
+    merge = next(c for c in whole.tape.calls if rows.families[int(rows.family[last.rows[0, 0]])].value in c.results)
+    label = next(rows.labels[o][0] for o in merge.operands if len(rows.labels.get(o, ())) == 1)
+    made = rows.of(merge.results[0])[..., 0]
+    for cell in (0, 9, 63):
+        row = int(last.rows[0, coarse.rows[cell]])
+        own = label[made == row].unique()
+        top, left = divmod(cell, 8)
+        wanted = [int(first.rows[0, fine.rows[(2 * top + i) * 16 + 2 * left + j]]) for i in (0, 1) for j in (0, 1)]
+        assert own.tolist() == sorted(wanted)
 
 
 class Halved(Unfolded):
@@ -102,18 +126,17 @@ def test_what_is_not_read_is_no_cell() -> None:
     assert (found.grid, found.rows.tolist()) == ((3, 2), list(range(1, 7)))
 
 
+class FoldedStem(Stem):
+    """Convolutions of the halves of a picture that lie on each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(sum(x.chunk(2, -1)))  # type: ignore[arg-type]
+
+
+def test_convolutions_of_several_places_have_none() -> None:
+    assert places(randomise(FoldedStem([(8, 8, 0)])).double(), torch.randn(2, 3, 48, 64, dtype=torch.float64)) is None
+
+
 @pytest.mark.parametrize("kind", [Mixed, Folded])
 def test_rows_of_several_places_have_none(kind: type[Unfolded]) -> None:
     assert places(randomise(kind((3, 4 if kind is Mixed else 2))).double(), picture(3, 4)) is None
-
-
-@pytest.mark.parametrize("rows", [3, 300])
-def test_rows_are_counted_digit_by_digit(rows: int) -> None:
-    weights = torch.randn(rows, 5, 4, dtype=torch.float64)  # row i is made of the pixels that `feeds` gives it
-    feeds = torch.randperm(rows)
-    found = row_of_each(lambda flow: torch.einsum("nd,ndc->cn", flow, weights)[:, feeds], torch.zeros(rows, 5, dtype=torch.float64))
-    assert found is not None
-    assert torch.equal(found, feeds)
-    # a pixel that feeds two rows alike has no row, also where the mean of their numbers is that of a third
-    twice = row_of_each(lambda flow: (flow + flow.roll(2, 0)).sum(1)[None], torch.zeros(rows, 5, dtype=torch.float64))
-    assert twice is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from whyformer.engine.run import Feed, Root, record, running
 from whyformer.models.facts import Block, facts
 from whyformer.models.readout import anything
 from whyformer.rules.core import Composite, Pass
-from whyformer.tape.places import Places, box_cells, row_of_each
+from whyformer.tape.places import Places, box_cells
 
 PICTURES = 16  # at most, to find the centres of what feeds each row below overlapping convolutions
 MOST_KNOWN = 1024  # measurements kept for one model
@@ -224,6 +225,42 @@ def _fed(
         return (whole if whole.dim() == 2 else whole[sample]).movedim(axis, 0)
 
     return row_of_each(flow, rows)
+
+
+def row_of_each(flow: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor | None:
+    """Return ``[...]``, the number of the row that each pixel feeds, −1 for none; None if one feeds several.
+
+    With a fixed random direction r and g(w) = ∂/∂x Σᵢ wᵢ⟨hᵢ, r⟩: where a pixel feeds one row only, g(i)/g(1) is the
+    number of that row in every channel, and g(i²)/g(1) its square.
+
+    Args:
+        flow: ``[N, D]``, what flows to the rows -> ``[C, ...]``, what flows to the pixels.
+        rows: ``[N, D]``, the rows h.
+    """
+    half = rows.dtype in (torch.float16, torch.bfloat16)
+    base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
+    drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
+    numbers = torch.arange(len(rows), device=rows.device)
+
+    def flows(weights: Tensor) -> Tensor:
+        """``[directions · C, ...]``"""
+        return torch.cat([flow(weights.to(rows)[:, None] * direction) for direction in drawn]).double()
+
+    plain = flows(torch.ones_like(numbers))
+    power = plain.square().sum(0)
+    place = torch.zeros_like(power, dtype=torch.long)
+    for scale in (base**k for k in range(len(rows).bit_length()) if base**k < len(rows)):
+        # digit by digit, so that rounding cannot reach the next row
+        digits = numbers // scale % base
+        digit, square = (
+            (flows(w) * plain).sum(0) / torch.where(power > 0, power, 1) for w in (digits, digits.square())
+        )
+        mixed = (digit - digit.round()).abs() > tolerance
+        mixed |= (square - digit.square()).abs() > tolerance + 1e-5 * digit.square()
+        if bool(mixed.any()):
+            return None
+        place += scale * digit.round().long()
+    return place.masked_fill(power == 0, -1).cpu()
 
 
 def _overlapping(picture: Tensor, rows: Tensor) -> Places | None:

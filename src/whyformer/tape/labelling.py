@@ -131,6 +131,7 @@ class _Following:
         self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each element of an integer input
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
+        self.blends = False  # the call at hand makes elements of several rows of one family
         for source in sources:
             self._begin(source)
         for call in calls:
@@ -216,6 +217,7 @@ class _Following:
             self._move(call, known)
             return
         found: Label = ()
+        self.blends = False
         if name in _PRODUCTS:
             a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
             found = self._product(call, a, b, shape)
@@ -237,6 +239,7 @@ class _Following:
         for r in call.results:
             if found and self.tape.floating(r) and self.tape.shapes[r] == shape:
                 self.labels[r] = found
+                self.rows.blended.update([r] if self.blends else [])
 
     def _follow_ids(self, call: Call) -> None:
         """Integers that stand for elements of an input, through what rearranges or shifts them."""
@@ -324,10 +327,19 @@ class _Following:
             return tuple(found[:2])
         whole = [label for label, own in known if own == shape]
         most = max(whole, key=len)
+        self.blends = any(self._blend(most, label) for label in whole)
         if len(most) == 1 and not bool(thin(most[0]).all()):  # added to what was not filled in yet
             for label in whole:
                 most = (torch.where(most[0] == 0, label[0], most[0]),)
         return most
+
+    def _blend(self, a: Label, b: Label) -> bool:
+        """Return True if other rows of the same family stand at the same places."""
+        if len(a) != 1 or len(b) != 1 or equal(a[0], b[0]):
+            return False
+        one, other = slim(a[0]), slim(b[0])
+        family = self.rows.family
+        return bool(((one != other) & (one > 0) & (other > 0) & (family[one] == family[other])).any())
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
         """A product keeps the rows that do not change along the axis that it sums over."""

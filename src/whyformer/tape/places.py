@@ -3,24 +3,24 @@
     places = find_places(tape, rows, stream, "pixel_values")
     scores[:, places.rows]  # of each cell, in reading order
 
-A cell is the part of a picture or video that one row stands for: a patch, or what a stem of convolutions made of one.
+A cell is the part of a picture or video that one row stands for: a patch, what a stem of convolutions made of one, or
+several patches that a layer merged. Rows begin in convolutions, pools and layers; which rows such a call reads is
+known (:mod:`whyformer.tape.rows`), so that cells are followed from the pixels on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from whyformer.tape.program import read_program
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import GRADIENT, walk_back
 
-__all__ = ["Places", "box_cells", "find_places", "row_of_each"]
+__all__ = ["Places", "box_cells", "find_places"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Places:
 
 
 def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """Return where the cells of a picture lie among the rows of a stream; None if they have no place.
+    """Return where the cells of a picture lie among the rows of a stream; None if they have no place, or another one
+    in each sample.
 
     Args:
         tape: a recorded pass.
@@ -50,127 +51,93 @@ def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places |
     """
     key = "places", id(stream.rows), source
     if key not in rows.cache:
-        found = _of_convolutions(tape, rows, stream, source) or _of_patches(tape, rows, stream, source)
-        if found is None:  # what was measured may be due to the values of this pass
-            return None
-        rows.cache[key] = found
-    known: Places = rows.cache[key]
+        rows.cache[key] = _find_places(tape, rows, stream, source)
+    known: Places | None = rows.cache[key]
     return known
 
 
-# -- read off the labels ----------------------------------------------------------------------------------------------
-def _of_convolutions(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """The places of cells that convolutions and pools make of a picture: the grid of the last of them."""
+def _find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
     inside = {int(f) for f in rows.family[stream.rows].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
-    if len(families) != 1 or not _is_upright(tape, rows, families[0], source):
+    cells = _cells_of(tape, rows, families[0], source) if len(families) == 1 else None
+    if cells is None or cells.dim() not in (2, 3):
         return None
     (family,), (samples, count) = families, stream.rows.shape
     place = torch.full((len(rows),), -1)
     place[stream.rows] = torch.arange(count).expand(samples, count)
-    cells = place[family.numbers]
-    if bool((cells < 0).any()) or not bool((cells == cells[:1]).all()):
+    found = place[family.numbers][:, cells.flatten()]
+    if bool((found < 0).any()) or not bool((found == found[:1]).all()):
         return None
-    return Places(cells[0], family.grid, count)
+    return Places(found[0], tuple(cells.shape), count)
 
 
-def _is_upright(tape: Tape, rows: Rows, family: Family, source: str) -> bool:
-    """Return True if convolutions and pools made a family of a picture, whose axes none of them sees turned."""
-    while family.value != rows.begun[source]:
-        call = tape.maker[family.value]
-        label = rows.labels.get(call.operands[0], ())
-        before = [f for f in rows.families if f.source == source and f.value < family.value]
-        if "conv" not in call.name and "pool" not in call.name:
-            return False
-        if len(label) != 1 or len(family.grid) not in (2, 3) or label[0].dim() != len(family.grid) + 2:
-            return False
-        seen = label[0][0, 0]
-        made = next((f for f in before if bool((f.numbers.flatten() == seen.max()).any())), None)
-        if made is None or len(made.grid) != seen.dim() or not _is_in_order(seen, made):
-            return False
-        family = made
-    return len(family.grid) in (2, 3)
+def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Tensor | None:
+    """``[rows, columns]``, which of a family's M rows stands for each cell of a picture, the same in all samples; None
+    if that is unknown."""
+    if family.numbers.dim() < 2:
+        return None
+    if family.value == rows.begun[source]:
+        return torch.arange(family.numbers.shape[1]).view(family.grid)
+    call = tape.maker[family.value]
+    label = next((label for o in call.operands if len(label := rows.labels.get(o, ())) == 1), ())
+    before = None if not label else _family_of(rows, label[0])
+    if before is None or before.source != source or any(before.value < n < family.value for n in rows.blended):
+        return None
+    cells = _cells_of(tape, rows, before, source)
+    if cells is None:
+        return None
+    if "conv" in call.name or "pool" in call.name:
+        return _convolved(label[0], family, before, cells)
+    return _contracted(label[0], rows.of(family.value), family, before, cells)
 
 
-def _is_in_order(seen: Tensor, family: Family) -> bool:
-    """Return True if the rows of a family stand along the axes of its grid; 0 is what was put beside them."""
-    own = family.numbers[0]
-    there = torch.isin(seen, own)
-    if bool(((seen > 0) != there).any()):
+def _family_of(rows: Rows, label: Tensor) -> Family | None:
+    """The one family of all rows of a label."""
+    numbers = rows.family[rows.distinct(label)].unique()
+    return rows.families[int(numbers)] if len(numbers) == 1 else None
+
+
+def _convolved(label: Tensor, family: Family, before: Family, cells: Tensor) -> Tensor | None:
+    """The cells of what a convolution or a pool makes of cells that lie along its axes."""
+    axes = cells.dim()
+    if label.dim() != axes + 2 or len(family.grid) != axes:
+        return None
+    own, made = before.numbers[0][cells], torch.arange(family.numbers.shape[1]).view(family.grid)
+    orders = (order for order in permutations(range(axes)) if _lies_in_order(label[0, 0], own.permute(order)))
+    order = next(orders, None)
+    return None if order is None else made.permute(sorted(range(axes), key=order.__getitem__))
+
+
+def _lies_in_order(seen: Tensor, own: Tensor) -> bool:
+    """Return True if the rows that an operation sees lie along its axes as those of a grid do; 0 is no row."""
+    place = torch.full((max(int(own.max()), int(seen.max())) + 1,), -1)
+    place[own.flatten()] = torch.arange(own.numel())
+    there = seen > 0
+    if bool((place[seen[there]] < 0).any()):
         return False
-    coordinates = torch.unravel_index((seen - own.min()).clamp(min=0), family.grid)
-    for axis, coordinate in enumerate(coordinates):
-        low = coordinate.masked_fill(~there, coordinate.max() + 1).movedim(axis, 0).flatten(1)
-        high = coordinate.masked_fill(~there, -1).movedim(axis, 0).flatten(1)
-        lines = there.movedim(axis, 0).flatten(1).any(1)
-        if not torch.equal(low[lines].amin(1), high[lines].amax(1)):
-            return False
-        if bool((high[lines].amax(1).diff() < 0).any()):
+    for axis, coordinate in enumerate(torch.unravel_index(place[seen].clamp(min=0), tuple(own.shape))):
+        low = coordinate.masked_fill(~there, own.shape[axis]).movedim(axis, 0).flatten(1).amin(1)
+        high = coordinate.masked_fill(~there, -1).movedim(axis, 0).flatten(1).amax(1)
+        lines = high >= 0
+        if not torch.equal(low[lines], high[lines]) or bool((high[lines].diff() < 0).any()):
             return False
     return True
 
 
-# -- measured on the values -------------------------------------------------------------------------------------------
-def _of_patches(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """The places of cells that are cut out of a picture: which row each pixel feeds, the same in all samples."""
-    picture, entry = rows.begun[source], stream.blocks[0].entry
-    shape, own = tape.shapes[picture], stream.rows
-    if len(shape) not in (4, 5) or shape[0] != len(own):
+def _contracted(label: Tensor, made: Tensor, family: Family, before: Family, cells: Tensor) -> Tensor | None:
+    """The cells of what a layer makes of several rows each, if these are one box of cells."""
+    if label.shape[:-1] != made.shape[:-1]:
         return None
-    like = rows.features(entry, tape[entry], own)
-    program = read_program(tape, [picture], [entry])
-    channels = 1 if len(shape) == 4 else 2
-
-    def flow(seed: Tensor) -> Tensor:
-        whole = seed.view_as(like[0]).expand_as(like)
-        seeds = {entry: rows.with_features(entry, torch.zeros_like(tape[entry]), own, whole)}
-        (found,) = walk_back(program, tape, [(GRADIENT, seeds)], wanted=[picture])
-        return found[picture].movedim(channels, 0)
-
-    fed = row_of_each(flow, like[0].flatten(1))
-    tape.release()
-    if fed is None or not bool((fed == fed[:1]).all()):
-        return None
-    cells = box_cells(fed[0])
-    if cells is None:
-        return None
-    return Places(cells.flatten(), tuple(cells.shape), own.shape[1])
-
-
-def row_of_each(flow: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor | None:
-    """Return ``[...]``, the number of the row that each pixel feeds, −1 for none; None if one feeds several.
-
-    With a fixed random direction r and g(w) = ∂/∂x Σᵢ wᵢ⟨hᵢ, r⟩: where a pixel feeds one row only, g(i)/g(1) is the
-    number of that row in every channel, and g(i²)/g(1) its square.
-
-    Args:
-        flow: ``[N, D]``, what flows to the rows -> ``[C, ...]``, what flows to the pixels.
-        rows: ``[N, D]``, the rows h.
-    """
-    half = rows.dtype in (torch.float16, torch.bfloat16)
-    base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
-    drawn = torch.randn(directions, rows.shape[-1], generator=torch.Generator().manual_seed(1)).to(rows)
-    numbers = torch.arange(len(rows), device=rows.device)
-
-    def flows(weights: Tensor) -> Tensor:
-        """``[directions · C, ...]``"""
-        return torch.cat([flow(weights.to(rows)[:, None] * direction) for direction in drawn]).double()
-
-    plain = flows(torch.ones_like(numbers))
-    power = plain.square().sum(0)
-    place = torch.zeros_like(power, dtype=torch.long)
-    for scale in (base**k for k in range(len(rows).bit_length()) if base**k < len(rows)):
-        # digit by digit, so that rounding cannot reach the next row
-        digits = numbers // scale % base
-        digit, square = (
-            (flows(w) * plain).sum(0) / torch.where(power > 0, power, 1) for w in (digits, digits.square())
-        )
-        mixed = (digit - digit.round()).abs() > tolerance
-        mixed |= (square - digit.square()).abs() > tolerance + 1e-5 * digit.square()
-        if bool(mixed.any()):
-            return None
-        place += scale * digit.round().long()
-    return place.masked_fill(power == 0, -1).cpu()
+    into = torch.zeros(int(max(label.max(), made.max())) + 1, dtype=torch.long)
+    new = made[..., :1].expand(label.shape)
+    into[label.flatten()] = new.flatten()
+    into[0] = 0
+    if not bool((into[label] == torch.where(label > 0, new, 0)).all()):
+        return None  # a row that feeds several
+    position = torch.full((len(into),), -1)
+    position[family.numbers.flatten()] = torch.arange(family.numbers.shape[1]).repeat(len(family.numbers))
+    fed = position[into[before.numbers[:, cells]]]
+    return box_cells(fed[0]) if bool((fed == fed[:1]).all()) else None
 
 
 def box_cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor | None:

@@ -130,6 +130,7 @@ class Rows:
         families: all families, in the order of execution; the first stands for row 0.
         family: ``[R]`` position of each row's family.
         beside: family -> another one whose rows stand beside its own in some value.
+        blended: values whose elements are made of several rows of one family, of which the label names one.
         indices: integer and boolean values that decided which rows lie where.
     """
 
@@ -138,6 +139,7 @@ class Rows:
     families: list[Family] = field(default_factory=lambda: [Family("", -1, torch.zeros(1, 0, dtype=torch.long), ())])
     family: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     beside: dict[int, int] = field(default_factory=dict)
+    blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what was read off these rows
 
