@@ -23,7 +23,7 @@ from torch import Tensor
 
 from whyformer.errors import ModelError
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Rows, constant_along, first_places, slim
+from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -275,9 +275,9 @@ def _labelled(
         return None
     if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # diagonals of a map, one a row
         return _Labelled(piece, None, None)
-    keys, factors = at_map[over[0]], _factors(scores, rows, makers)
-    if _repeats(keys, axis):  # a row that is looked at twice has no one place in a map
+    if _repeats(label, over[0], axis):  # a row that is looked at twice has no one place in a map
         return _Labelled(piece, None, None)
+    keys, factors = at_map[over[0]], _factors(scores, rows, makers)
     if len(factors) == 2:
         piece = replace(piece, query=factors[1 - over[0]], key=factors[over[0]])
     if len(label) == 2:
@@ -297,9 +297,12 @@ def _changes(label: Tensor, axis: int) -> bool:
     return bool((label.amax(axis) > least).any())
 
 
-def _repeats(label: Tensor, axis: int) -> bool:
-    """Return True if a row stands twice along an axis."""
-    numbers = slim(label).sort(axis).values
+def _repeats(label: Label, keys: int, axis: int) -> bool:
+    """Return True if a row stands twice along the axis of a softmax. A sink stands there as the row that looks."""
+    numbers = slim(label[keys])
+    if len(label) == 2:
+        numbers = numbers.masked_fill(numbers == slim(label[1 - keys]), 0)
+    numbers = numbers.sort(axis).values
     return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
