@@ -21,7 +21,7 @@ from zoo import IMAGES, WINDOWED, build, randomise
 def places(model: nn.Module, x: Tensor) -> Places | None:
     inputs = prepare(model.eval(), x)
     attended = attended_pass(record_pass(model, inputs.feed), {inputs.name: inputs}, row_of)
-    return None if attended is None else attended.places(inputs.name)
+    return None if attended is None else attended.places(inputs.name, attended.stream)
 
 
 @pytest.mark.parametrize(

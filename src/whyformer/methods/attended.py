@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,7 +21,7 @@ from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
-from whyformer.tape.places import Places, find_places
+from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, is_passed, path_to, readout
@@ -29,11 +29,27 @@ from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["AttendedPass", "MapPass", "Walked", "attended_pass", "map_pass"]
+__all__ = ["AttendedPass", "Key", "MapPass", "NamedAttention", "Walked", "attended_pass", "block_pass", "map_pass"]
 
 Seen = Callable[..., None]
-Known = tuple[Any, Any, tuple[int, int]]
-"""Of an attention: the name of its queries' rows, that of its keys' rows, and how many there are of each."""
+Key = frozenset[str]
+"""A name of rows: the inputs that have elements among them; a name of its own for rows of learned vectors."""
+
+
+@dataclass(frozen=True)
+class NamedAttention:
+    """An attention, by the names of its rows.
+
+    Attributes:
+        queries, keys: names of the rows that look, and of those that are looked at.
+        depth: the largest number of attentions on a path to its output.
+        layer: position of its block in the stream of the queries.
+    """
+
+    queries: Key
+    keys: Key
+    depth: int
+    layer: int
 
 
 @dataclass(eq=False)
@@ -57,7 +73,7 @@ class Walked:
 
 @dataclass(frozen=True, eq=False)
 class MapPass:
-    """A recorded pass whose maps of attention can be looked at.
+    """A recorded pass whose maps of attention and blocks can be looked at.
 
     Attributes:
         whole: the pass.
@@ -65,6 +81,8 @@ class MapPass:
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
         attentions: those that lead to the target, by number.
         ends: name -> stream that the target reads.
+        pictures: names of the inputs that are pictures.
+        inputs: name of rows -> input that gets their scores, where the names differ.
     """
 
     whole: ForwardPass
@@ -72,6 +90,8 @@ class MapPass:
     read: Read
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
+    pictures: frozenset[str] = frozenset()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[int]:
@@ -93,11 +113,151 @@ class MapPass:
         attention = self.attentions[index]
         return attention.arrange(*(self.whole.tape[p.scores] for p in attention.pieces))
 
+    # -- whose rows attend to whose
+    @cached_property
+    def named(self) -> dict[int, NamedAttention]:
+        """Number of each attention -> the names of its rows."""
+        names, found = self._names, dict[int, NamedAttention]()
+        for number, attention in self.attentions.items():
+            stream, block = self.block_of(number)
+            layer = stream.blocks.index(block)
+            queries, keys = (names[id(side)] for side in (attention.queries, attention.keys))
+            found[number] = NamedAttention(queries, keys, attention.depth, layer)
+        return found
+
+    @cached_property
+    def _names(self) -> dict[int, Key]:
+        """Names of the rows of all attentions, by the identity of their numbers."""
+        found: dict[int, Key] = {}
+        for attention in self.attentions.values():
+            for numbers in (attention.queries, attention.keys):
+                if numbers is not None and id(numbers) not in found:
+                    name = frozenset(self.inputs.get(n, n) for n in self._sources(numbers))
+                    alike = name in found.values() or not name
+                    found[id(numbers)] = name | {f"rows {len(found)}"} if alike else name
+        return found
+
+    def _sources(self, numbers: Tensor) -> set[str]:
+        """The sources of some rows, those of learned vectors that attended left out."""
+        rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
+        families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
+        return {f.source for f in families if f.source and f.value not in products}
+
+    def name_of(self, stream: Stream) -> Key:
+        """Return the name of the rows of a stream."""
+        return self._names[id(stream.rows)]
+
+    def elements(self, name: str, key: Key) -> tuple[int, Elements] | None:
+        """Return how many rows a name stands for, and which of them stand for the elements of an input; None if that
+        is unknown.
+
+        Args:
+            name: of the input.
+            key: of the rows.
+        """
+        sides = (side for a in self.attentions.values() for side in (a.queries, a.keys))
+        numbers = next((n for n in sides if n is not None and self._names[id(n)] == key), None)
+        found = None if numbers is None else self._elements(name, numbers)
+        return None if numbers is None or found is None else (int(numbers.shape[1]), found)
+
+    def _elements(self, name: str, numbers: Tensor) -> Elements | None:
+        source = next((s for s, n in self.inputs.items() if n == name), name)
+        return find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
+
+    # -- blocks
+    def blocks_of(self, name: str) -> list[tuple[Stream, Block]]:
+        """Return the blocks that the rows of an input go through, in the order of execution: where they are in several
+        streams, those of the one that the target reads; where patches are merged on the way, the blocks before too."""
+        holding = [s for s in self.layout.streams if s.blocks and name in s.names]
+        last = next((s for s in reversed(holding) if s.is_read), holding[-1] if holding else None)
+        return [(s, b) for s in holding if last is not None and set(s.names) == set(last.names) for b in s.blocks]
+
     def block_of(self, index: int) -> tuple[Stream, Block]:
         """Return the stream and the block that an attention belongs to."""
         attention = self.attentions[index]
         blocks = ((stream, block) for stream in self.layout.streams for block in stream.blocks)
         return next((stream, block) for stream, block in blocks if attention in block.attentions)
+
+    def places(self, picture: str, stream: Stream) -> Places | None:
+        """Return where the cells of a picture lie among the rows of a stream; None if that cannot be read off the
+        pass."""
+        return find_places(self.whole.tape, self.layout.rows, stream, picture)
+
+    def input_of_attention(self, stream: Stream, block: Block) -> int:
+        """Return the number of what a block normalises first, if that comes before its attention; else of what enters
+        the block."""
+        path = self.path(stream, block.entry, block.attentions[0].map)
+        return path[self.behind_norm(path)]
+
+    def path(self, stream: Stream, first: int, last: int) -> list[int]:
+        """Return the values through which all paths from one value of a stream to another lead, without those inside of
+        units.
+
+        Args:
+            stream: whose rows both values hold.
+            first: number of a value of its spine.
+            last: number of another one, or of a map of its attention.
+        """
+        found = path_to(self.program.dominator, last) if last not in stream.spine else list(stream.spine)
+        if first not in found:
+            return [first]
+        return [first, *(n for n in found[found.index(first) + 1 :] if n in self._makers and n <= last)]
+
+    def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
+        """Return the position behind a norm that follows a value on a path, with its weight and bias.
+
+        Args:
+            path: numbers of values through which all paths from the first to the last lead.
+            first: position of the value, which is returned if no norm follows it.
+        """
+        found, kinds = first, frozenset(("view", "norm"))
+        for i in range(first + 1, len(path)):
+            unit = self._makers[path[i]]
+            if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
+                break
+            if unit.kind == "norm" or found > first:
+                found, kinds = i, frozenset(("view", "scale", "shift"))
+        return found
+
+    def _is_of_features(self, unit: Unit) -> bool:
+        """Return True if what a unit adds or multiplies by is the same for all rows, as the bias of a norm is and
+        positions are not."""
+        if unit.kind not in ("scale", "shift"):
+            return True
+        tape, samples = self.whole.tape, RowSamples(self.layout.rows)
+        others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}
+        return all(samples.is_shared(unit.exit, tape.shapes[o]) for o in others)
+
+    @cached_property
+    def _makers(self) -> dict[int, Unit]:
+        return {r: u for u in self.program.units for r in u.exits}
+
+    @cached_property
+    def program(self) -> Program:
+        """The units between the rows and the logits."""
+        starts = self.whole.starts(self.read, torch.ones_like(self.logits))
+        return read_program(self.whole.tape, self.roots, starts)
+
+    def holds(self, value: int, stream: Stream) -> bool:
+        """Return True if a value holds the rows of a stream and no other."""
+        rows = self.layout.rows
+        label = rows.labels.get(value, ())
+        return len(label) == 1 and torch.equal(rows.distinct(label[0]), stream.rows.flatten().sort().values)
+
+    def features_of(self, stream: Stream, value: int, tensor: Tensor) -> Tensor:
+        """Return ``[B, N, D]``, the features of each row of a stream.
+
+        Args:
+            stream: whose rows are meant.
+            value: number of a value that is no map.
+            tensor: of its shape, such as a flow.
+
+        Raises:
+            ModelError: its rows are unknown, or others than those of the stream.
+        """
+        if not self.holds(value, stream):
+            raise ModelError(f"the rows of value {value} are not those that attend")
+        return self.layout.rows.features(value, tensor, stream.rows).flatten(2)
 
     def release(self) -> None:
         """Drop the values that were computed again."""
@@ -199,48 +359,6 @@ class AttendedPass(MapPass):
         """Number of rows of each sample."""
         return int(self.stream.rows.shape[1])
 
-    def places(self, picture: str) -> Places | None:
-        """Return where the cells of a picture lie among the rows; None if that cannot be read off the pass."""
-        return find_places(self.whole.tape, self.layout.rows, self.stream, picture)
-
-    @cached_property
-    def program(self) -> Program:
-        """The units between the rows and the logits."""
-        starts = self.whole.starts(self.read, torch.ones_like(self.logits))
-        return read_program(self.whole.tape, self.roots, starts)
-
-    def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
-        """Return the position behind a norm that follows a value on a path, with its weight and bias.
-
-        Args:
-            path: numbers of values through which all paths from the first to the last lead.
-            first: position of the value, which is returned if no norm follows it.
-        """
-        found, kinds = first, frozenset(("view", "norm"))
-        for i in range(first + 1, len(path)):
-            unit = self._makers[path[i]]
-            if unit.kind not in kinds or unit.entries[0] != path[i - 1]:
-                break
-            if unit.kind == "norm" or found > first:
-                found, kinds = i, frozenset(("view", "scale", "shift"))
-        return found
-
-    def path(self, first: int, last: int) -> list[int]:
-        """Return the values through which all paths from one to another lead, without those inside of units."""
-        found = path_to(self.program.dominator, last)
-        return [first, *(n for n in found[found.index(first) + 1 :] if n in self._makers)]
-
-    @cached_property
-    def _makers(self) -> dict[int, Unit]:
-        return {r: u for u in self.program.units for r in u.exits}
-
-    def input_of_attention(self, index: int) -> int:
-        """Return the number of what a block normalises first, if that comes before its attention; else of what enters
-        the block."""
-        block = self.stream.blocks[index]
-        path = self.path(block.entry, block.attentions[0].map)
-        return path[self.behind_norm(path)]
-
     def features(self, value: int, tensor: Tensor) -> Tensor:
         """Return ``[B, N, D]``, the features of each row of the sequence.
 
@@ -251,19 +369,12 @@ class AttendedPass(MapPass):
         Raises:
             ModelError: its rows are unknown, or others than those of the sequence.
         """
-        return self.layout.rows.features(value, tensor, self._rows_in(value)).flatten(2)
+        return self.features_of(self.stream, value, tensor)
 
     def laid_out(self, value: int, features: Tensor) -> Tensor:
         """Return ``[B, N, D]`` in the layout of a value: the inverse of :meth:`features`. What is no row gets zeros."""
-        rows, empty, own = self.layout.rows, torch.zeros_like(self.whole.tape[value]), self._rows_in(value)
+        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.whole.tape[value])
         return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
-
-    def _rows_in(self, value: int) -> Tensor:
-        """``[B, N]`` the rows of the sequence, if they are those of a value."""
-        rows, own = self.layout.rows, self.stream.rows
-        if not torch.equal(rows.distinct(rows.of(value)), own.flatten().sort().values):
-            raise ModelError(f"the rows of value {value} are not those that attend")
-        return own
 
     def with_value(self, value: int, other: Tensor) -> AttendedPass:
         """Record another pass of the model in which a value is another one, of the same shape.
@@ -327,58 +438,56 @@ def attended_pass(
         return None
     (stream,) = read_out
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}
-    attended = AttendedPass(whole, layout, read, attentions, {"": stream})
+    attended = AttendedPass(whole, layout, read, attentions, {"": stream}, _pictures(sources))
     once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
-    # the target may read something else than its last state
-    return attended if once and not stream.is_mixed and is_passed(attended.program, stream.last) else None
+    if not once or not _has_one_resolution(layout):
+        return None
+    return attended if is_passed(attended.program, stream.last) else None  # the target may read something else
+
+
+def _has_one_resolution(layout: Layout) -> bool:
+    """Return False if the rows of an input attend, are merged, and attend again."""
+    blocks = [stream for stream in layout.streams if stream.blocks]
+    return len({frozenset(stream.names) for stream in blocks}) == len(blocks)
 
 
 def map_pass(
-    whole: ForwardPass,
-    sources: Mapping[str, Inputs],
-    read: Read,
-    known: Mapping[int, Known],
-    ends: Container[Any],
+    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
 ) -> MapPass | None:
-    """Return the pass with the attentions of several sequences; None if they are not those that are known.
+    """Return the pass with the attentions of several sequences; None if which rows attend to which is unknown.
 
     Args:
         whole, sources, read: as for :func:`attended_pass`.
-        known: number of each attention -> what is known of it, in the order of execution.
-        ends: names of the rows that the target reads.
+        made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
     """
     layout = whole.layout(sources, read)
     own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    named = _named(sorted(own, key=lambda a: a.map), known)
-    if named is None or len(own) < len(layout.attentions) or any(stream.is_mixed for stream in layout.streams):
+    pools = [a for a in layout.attentions if a not in own]
+    if any(a.queries is None or a.keys is None for a in own) or not all(a.is_learned for a in pools):
         return None
-    names = {id(a.queries): known[number][0] for number, a in named.items()}
-    read_out = {names[id(stream.rows)]: stream for stream in layout.streams if stream.is_read and stream.blocks}
-    return MapPass(whole, layout, read, named, read_out) if read_out and all(n in ends for n in read_out) else None
+    if not _has_one_resolution(layout) or not all(map(_is_complete, layout.streams)):
+        return None
+    found = block_pass(whole, sources, read, made)
+    passed = replace(found, attentions=dict(enumerate(sorted(own, key=lambda a: a.map))))
+    read_out = {passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks}
+    return replace(passed, ends=read_out) if read_out else None
 
 
-def _named(attentions: Sequence[Attention], known: Mapping[int, Known]) -> dict[int, Attention] | None:
-    """Number of each attention among those that are known, some of which may lead nowhere; None if that is not sure."""
-    found, names, dead = dict[int, Attention](), dict[int, Any](), set[Any]()
-    left = iter(known.items())
-    for attention in attentions:
-        if attention.queries is None or attention.keys is None:
-            return None
-        number, one = next(left, (-1, None))
-        while one is not None and not _fits(attention, one, names):
-            dead.add(one[:2])
-            number, one = next(left, (-1, None))
-        if one is None or one[:2] in dead:
-            return None
-        found[number] = attention
-        names |= zip((id(attention.queries), id(attention.keys)), one[:2], strict=True)
-    return found if len(set(names.values())) == len(names) else None
+def _is_complete(stream: Stream) -> bool:
+    """Return True if the rows of a stream look at themselves in all of its blocks or in none. Else the first of them
+    did so before they depended on any input, as learned queries do, and that attention is not on the tape."""
+    looks = [any(a.is_self for a in block.attentions) for block in stream.blocks]
+    return all(looks) or not any(looks)
 
 
-def _fits(attention: Attention, known: Known, names: Mapping[int, Any]) -> bool:
-    """Return True if an attention can be that which is known; ``names`` are those of the rows so far."""
-    queries, keys, shape = known
-    rows = [(attention.queries, queries), (attention.keys, keys)]
-    sizes = [0 if own is None else own.shape[1] for own, _ in rows]
-    alike = all(names.get(id(own), name) == name for own, name in rows)
-    return alike and attention.is_self == (queries == keys) and tuple(sizes) == shape
+def block_pass(
+    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
+) -> MapPass:
+    """Return the pass with the blocks of several sequences; arguments as for :func:`map_pass`."""
+    layout = whole.layout(sources, read)
+    inputs = {source: name for name, source in (made or {}).items()}
+    return MapPass(whole, layout, read, {}, {}, _pictures(sources), inputs)
+
+
+def _pictures(sources: Mapping[str, Inputs]) -> frozenset[str]:
+    return frozenset(name for name, side in sources.items() if side.modality == "image")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName, conservative
-from whyformer.engine.trace import Key
+from whyformer.engine.probes import BlockFlows
+from whyformer.methods.attended import Key
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
 from whyformer.methods.maps import streams
 from whyformer.methods.registry import Checked, method
@@ -30,29 +31,41 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     Raises:
         MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
     """
-    calls = _calls(task, share)
-    wanted = {call: key for key, own in calls.items() for call in own}
-    found: dict[Key, list[Tensor]] = defaultdict(list)
+    rules, found = Rules.of(composite), defaultdict[Key, list[Tensor]](list)
+    several = None if task.structure.plain else streams.begin(task, rules)
 
-    def seen(call: int, value: Tensor, flow: Tensor) -> None:
-        found[wanted[call]].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
+    def seen(key: Key, value: Tensor, flow: Tensor) -> None:
+        found[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    if task.structure.plain:
-        logits = task.walk(Rules.of(composite), MapWatch(wanted, entering=seen)).logits
-    else:
-        logits = streams.walk_to_blocks(task, composite, wanted, seen)
+    logits = None if several is None else several.walk_to_blocks(rules, share, seen)
+    if logits is None:
+        logits = _walk_graph(task, composite, share, seen)
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
             raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
     figure = _conservation(task, logits, found)
-    if task.structure.plain:
+    if several is None:
         (values,) = summed.values() or [None]
         if values is None:
             raise task.refuse("nothing arrives at its blocks")
         return Scores(values, logits, diagnostics=figure)
-    return task.of_sources(summed, logits, figure)
+    return several.scores(summed, logits, figure)
+
+
+def _walk_graph(task: Task, composite: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]) -> Tensor:
+    """Walk back to what enters blocks that are counted by the engine; one sequence may be on a tape all the same."""
+    wanted = {call: key for key, own in _calls(task, share).items() for call in own}
+
+    def entered(call: int, value: Tensor, flow: Tensor) -> None:
+        seen(wanted[call], value, flow)
+
+    if task.structure.plain:
+        return task.walk(Rules.of(composite), MapWatch(wanted, entering=entered)).logits
+    recording = task.begin(composite, BlockFlows(frozenset(wanted), entered))
+    recording.backward(task.seed(recording.logits))
+    return recording.logits
 
 
 def _calls(task: Task, share: float) -> dict[Key, list[int]]:

@@ -91,11 +91,11 @@ def partial_lrp(
         maps[index] = relevance.clamp(min=0).mean(1)
 
     if not task.structure.plain:
-        chosen = streams.wanted(task, Aggregation(layers=[first]))
-        over_streams = streams.walk(task, rules, MapWatch(chosen, observe))
-        found, balance = over_streams.paths(task, maps).mean_of_rows(), over_streams.balance
+        several = streams.begin(task, rules)
+        over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
+        found, balance = several.paths(maps, over_streams.readouts).mean_of_rows(), over_streams.balance
         assert balance is not None
-        return task.of_sources(found, over_streams.logits, balance.diagnostics(promised=promised))
+        return several.scores(found, over_streams.logits, balance.diagnostics(promised=promised))
     walked = task.walk(rules, MapWatch([first], observe, again=maps.clear))
     (fused,) = task.global_maps(maps, walked.row.shape[-1])
     values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)

@@ -22,7 +22,7 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import AttendedPass, MapPass, attended_pass, map_pass
+from whyformer.methods.attended import AttendedPass, MapPass, attended_pass, block_pass, map_pass
 from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
@@ -52,7 +52,7 @@ class Sources:
     recordings: list[weakref.ref[Recording]]
     placed: list[Places | None]
 
-    def blocks(self) -> int:
+    def blocks(self, unknown: str | None = None) -> int:
         """Number of blocks."""
         raise TypeError("only a whole task has blocks")
 
@@ -214,12 +214,11 @@ class Sources:
         if attended is None or len(attended.attentions) != own:
             return None
         if self.inputs.modality == "image":
-            self.placed.append(attended.places(self.inputs.name))
+            self.placed.append(attended.places(self.inputs.name, attended.stream))
         return attended
 
     def map_pass_of_streams(self, *, relevance: bool = False) -> MapPass | None:
-        """A recorded pass on a tape, with the attentions of several sequences as the structure numbers them; None if
-        these are not the same on the tape.
+        """A recorded pass on a tape, with the attentions of several sequences; None if these are not known.
 
         Args:
             relevance: relevance is walked back.
@@ -231,13 +230,20 @@ class Sources:
         whole = self.passed(wide=relevance)
         if relevance and whole.is_half:  # under autocast inside of the model
             return None
-        attentions, names = self.structure.attentions, self.sources.keys()
-        places = {(a.queries, a.keys, a.depth, a.block) for a in attentions}
-        if len(places) < len(attentions):  # heads one by one, or two maps that are subtracted
+        passed = map_pass(whole, self.given, self.read, self.made)
+        if passed is None:
             return None
-        numbered = {i: (a.queries, a.keys, a.shape[1:]) for i, a in enumerate(attentions)}
-        known = {i: one for i, one in numbered.items() if not names.isdisjoint(one[0])}  # others are learned queries
-        return map_pass(whole, self.given, self.read, known, self.structure.ends())
+        ends = {key: len(stream.blocks) for key, stream in passed.ends.items()}
+        known = {key: self.structure.depth_of(key) for key in self.structure.ends()}
+        return passed if max(ends.values()) == max(known.values(), default=0) else None
+
+    def block_pass(self) -> MapPass | None:
+        """A recorded pass on a tape, with the blocks of the main input; None if these are not those that are
+        counted."""
+        if self.replay is not None:
+            raise Apart
+        passed = block_pass(self.passed(), self.given, self.read, self.made)
+        return passed if len(passed.blocks_of(self.inputs.name)) == self.blocks() else None
 
     def recorded(
         self, composite: Composite | Rules, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
@@ -297,6 +303,13 @@ class Sources:
             raise self.refuse(said, verdict="is not supported yet")
         return found
 
+    def located(self, name: str, key: Key, passed: MapPass | None = None) -> tuple[int, Tensor, tuple[int, ...] | None]:
+        """:meth:`rows`, as far as possible read off a recorded pass."""
+        known = None if passed is None else passed.elements(name, key)
+        if known is not None:
+            return known[0], known[1].rows, known[1].grid
+        return self.rows(name, key if key in self.structure.firsts else key & self.sources.keys())
+
     def _fed(self, name: str, call: int, samples: int) -> tuple[int, Tensor, tuple[int, ...] | None] | None:
         """What :meth:`rows` says of the rows that enter a block call, None where it cannot be measured."""
         side, lookup = self.sources[name], self.structure.lookups.get(name)
@@ -308,14 +321,16 @@ class Sources:
             return None
         return known[0].tokens, torch.stack([places.rows for places in known]), known[0].grid
 
-    def real_rows(self, key: Key, shape: Sequence[int], call: int | None = None) -> Tensor:
+    def real_rows(
+        self, key: Key, shape: Sequence[int], call: int | None = None, passed: MapPass | None = None
+    ) -> Tensor:
         """``[B, N]`` True at rows that stand for no padding: of a text alone, those of its real tokens; ``call`` as for
-        :meth:`rows`."""
+        :meth:`rows`, ``passed`` as for :meth:`located`."""
         found = torch.ones(*shape, dtype=torch.bool)
         for name, side in self.sources.items():
             if name not in key or side.modality != "text" or side.mask is None:
                 continue
-            count, rows, _ = self.rows(name, key, call)
+            count, rows, _ = self.rows(name, key, call) if passed is None else self.located(name, key, passed)
             if count != shape[1]:
                 raise self.refuse(f"it has {shape[1]} rows where {count} enter its first block")
             rows = rows.cpu().expand(len(found), -1)
@@ -374,15 +389,21 @@ class Sources:
         tokens = self.inputs.side(name).tensor.shape[1]
         return values.new_zeros(len(values), tokens).scatter_add(1, places.clamp(min=0), values * (places >= 0))
 
-    def of_sources(self, found: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
-        """Scores of the inputs' elements from scores ``[B, N]`` of rows."""
+    def of_sources(
+        self,
+        found: Mapping[Key, Tensor],
+        logits: Tensor,
+        diagnostics: dict[str, Any],
+        passed: MapPass | None = None,
+    ) -> Scores:
+        """Scores of the inputs' elements from scores ``[B, N]`` of rows; ``passed`` as for :meth:`located`."""
         made = {}
         for name, side in self.sources.items():
             key = next((k for k in found if name in k), None)
             if key is None:
                 continue
             values = found[key]
-            tokens, rows, grid = self.rows(name, key)
+            tokens, rows, grid = self.located(name, key, passed)
             if tokens != values.shape[1]:
                 raise self.refuse(f"its maps are over {values.shape[1]} of {tokens} rows")
             values = _at_elements(values, rows)

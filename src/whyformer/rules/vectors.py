@@ -1,8 +1,8 @@
 """Rules that hand forward, apart from one another, the values of each head and what enters a block.
 
 Behind attention everything is linear and works row by row, but for the deviations of norms, which are factors of a
-row. So the value vectors of each head walk forward as if each row attended to itself alone, and the map comes in at the
-end (Kobayashi et al., 2020 and 2021).
+row. So the value vectors of each head walk forward as if row i attended to row i of the keys alone, and the map comes
+in at the end (Kobayashi et al., 2020 and 2021).
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ class VectorRules(ShareRules):
         rows: which row each element of a value belongs to.
         attention: whose vectors are followed.
         behind: number of the sum that the attention is added to.
+        first: row i attends to row ``first`` + i of the keys, or to none if there is none: as many keys are followed at
+            a time as there are queries.
 
     Attributes:
         factors: value -> ``[R]``, by which row i of the heads' shares has to be multiplied. None for 1.
     """
 
-    def __init__(self, tape: Tape, rows: Rows, attention: Attention, behind: int) -> None:
+    def __init__(self, tape: Tape, rows: Rows, attention: Attention, behind: int, first: int = 0) -> None:
         super().__init__(tape, rows, torch.ones(1, 1, dtype=torch.bool), attention.heads + 1)
-        self.attention, self.behind = attention, behind
+        self.attention, self.behind, self.first = attention, behind, first
         self.factors: dict[int, Tensor | None] = dict.fromkeys(p.product for p in attention.pieces)
         self._left_out: set[int] = set()
 
@@ -119,8 +121,17 @@ class VectorRules(ShareRules):
         (made,) = super()._normed(unit, {entry: Shares(fixed[None])})
         return made.parts[0].norm(dim=axes[0], keepdim=True)
 
+    def _keys_of(self) -> Tensor:
+        """``[R]`` the row of the keys that each row of the queries attends to; 0 for none."""
+        queries, keys = self.attention.queries, self.attention.keys
+        assert queries is not None
+        assert keys is not None
+        found, own = torch.zeros(len(self.rows), dtype=torch.long), keys[:, self.first : self.first + queries.shape[1]]
+        found[queries[:, : own.shape[1]]] = own
+        return found
+
     def _by_heads(self, piece: Piece, count: Tensor) -> Tensor:
-        """``[H, ...]`` the value of each head in the layout of A·V, as if each row attended to itself alone.
+        """``[H, ...]`` the value of each head in the layout of A·V, as if each row attended to one key alone.
 
         Args:
             piece: of the attention.
@@ -136,13 +147,15 @@ class VectorRules(ShareRules):
         given, asked = (label[0].movedim(width, -1)[..., 0].flatten(0, -2) for label in labels)
         if given.shape[0] != asked.shape[0]:
             raise ModelError("its values are those of several heads")
+        wanted = self._keys_of()[asked]
         places = torch.full((len(given), len(self.rows)), value.shape[-2])
         places.scatter_(1, given, torch.arange(value.shape[-2]).expand(given.shape))
-        found = places.gather(1, asked)
+        found = places.gather(1, wanted).masked_fill(wanted == 0, 0)
         if bool((found == value.shape[-2]).any()):
             raise ModelError("its rows do not attend to themselves")
         index = found[..., None].expand(*found.shape, value.shape[-1]).to(value.device)
         own = value.reshape(len(given), *value.shape[-2:]).gather(1, index)
+        own = own * (wanted > 0)[..., None].to(own)
         head = (occurrences(asked.flatten()) + count[asked.flatten()]).reshape(asked.shape)
         count += asked.flatten().bincount(minlength=len(count))
         each = torch.arange(self.attention.heads)[:, None, None]

@@ -10,6 +10,7 @@ known (:mod:`whyformer.tape.rows`), so that cells are followed from the pixels o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -20,7 +21,7 @@ from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
 
-__all__ = ["Places", "box_cells", "find_places"]
+__all__ = ["Elements", "Places", "box_cells", "find_elements", "find_places"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,55 @@ class Places:
     tokens: int
 
 
+@dataclass(frozen=True, eq=False)
+class Elements:
+    """The rows that stand for the elements of an input: for tokens, vectors, or cells of a picture.
+
+    Attributes:
+        rows: ``[B, P]``, the row of each element, those of a picture in reading order; −1 for elements without a row,
+            such as a placeholder in whose place a picture was put.
+        grid: of the cells of a picture, see :class:`Places`; None for other inputs.
+    """
+
+    rows: Tensor
+    grid: tuple[int, ...] | None
+
+
+def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
+    """Return which of some rows stand for the elements of an input; None if none does, or that is unknown.
+
+    Args:
+        tape: a recorded pass.
+        rows: of the pass.
+        numbers: ``[B, N]`` row numbers.
+        source: name of the input.
+        is_picture: its elements are the cells of a picture, and not tokens or vectors.
+    """
+    key = "elements", id(numbers), source, is_picture
+    if key not in rows.cache:
+        rows.cache[key] = _find_elements(tape, rows, numbers, source, is_picture), numbers
+    known: Elements | None = rows.cache[key][0]
+    return known
+
+
+def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
+    inside = {int(f) for f in rows.family[numbers].unique()}
+    families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
+    if len(families) != 1 or families[0].numbers.shape[:-1] != numbers.shape[:1]:
+        return None
+    own, grid = families[0].numbers, None
+    if is_picture:
+        cells = _cells_of(tape, rows, families[0], source)
+        if cells is None or cells.dim() not in (2, 3):
+            return None
+        own, grid = own[:, cells.flatten()], tuple(cells.shape)
+    elif families[0].value != rows.begun[source]:
+        return None  # mixtures of several elements
+    place = torch.full((len(rows),), -1)
+    place[numbers] = torch.arange(numbers.shape[1]).expand(numbers.shape)
+    return Elements(place[own], grid)
+
+
 def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
     """Return where the cells of a picture lie among the rows of a stream; None if they have no place, or another one
     in each sample.
@@ -49,32 +99,16 @@ def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places |
         stream: one of its streams.
         source: name of the picture.
     """
-    key = "places", id(stream.rows), source
-    if key not in rows.cache:
-        rows.cache[key] = _find_places(tape, rows, stream, source)
-    known: Places | None = rows.cache[key]
-    return known
-
-
-def _find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    inside = {int(f) for f in rows.family[stream.rows].unique()}
-    families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
-    cells = _cells_of(tape, rows, families[0], source) if len(families) == 1 else None
-    if cells is None or cells.dim() not in (2, 3):
+    found = find_elements(tape, rows, stream.rows, source, is_picture=True)
+    if found is None or bool((found.rows < 0).any()) or not bool((found.rows == found.rows[:1]).all()):
         return None
-    (family,), (samples, count) = families, stream.rows.shape
-    place = torch.full((len(rows),), -1)
-    place[stream.rows] = torch.arange(count).expand(samples, count)
-    found = place[family.numbers][:, cells.flatten()]
-    if bool((found < 0).any()) or not bool((found == found[:1]).all()):
-        return None
-    return Places(found[0], tuple(cells.shape), count)
+    return Places(found.rows[0], found.grid, stream.rows.shape[1])
 
 
 def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Tensor | None:
     """``[rows, columns]``, which of a family's M rows stands for each cell of a picture, the same in all samples; None
     if that is unknown."""
-    if family.numbers.dim() < 2:
+    if family.numbers.dim() < 2 or family.numbers.shape[1] != math.prod(family.grid):  # packed patches
         return None
     if family.value == rows.begun[source]:
         return torch.arange(family.numbers.shape[1]).view(family.grid)

@@ -197,11 +197,12 @@ class _Members:
         for call in tape.calls:
             behind = any(carry[o] for o in call.operands)
             for r in call.results:
-                carry[r] = program.carry[r] and (self.holds(r) if behind else self.is_whole(r))
+                carry[r] = program.carry[r] and (self.is_part(r) if behind else self.is_whole(r))
         return carry
 
-    def holds(self, value: int) -> bool:
-        """Return True if one side of the value, or all of it, holds rows of the stream, or nothing is filled in yet."""
+    def is_part(self, value: int) -> bool:
+        """Return True if one side of the value, or all of it, holds rows of the stream and no other, or nothing is
+        filled in yet."""
         return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
 
     def is_whole(self, value: int) -> bool:
@@ -222,7 +223,7 @@ class _Members:
         numbers = self.rows.distinct(label)
         if id(numbers) not in self.known:
             inside = int(self.inside[numbers].sum())
-            self.known[id(numbers)] = not len(numbers) or inside > 0, len(numbers) == inside == self.count
+            self.known[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
         return self.known[id(numbers)]
 
 

@@ -13,6 +13,8 @@ from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import Features as BlockFeatures
 from whyformer.methods.registry import is_block, method
 from whyformer.methods.task import Rules, Scores, Task
+from whyformer.tape.places import Places
+from whyformer.tape.streams import Stream
 
 BlockList = Annotated[
     int | list[int],
@@ -22,8 +24,8 @@ BlockList = Annotated[
     ),
 ]
 
-Features = tuple[Tensor, list[Tensor], list[Tensor]]
-"""(logits, features ``[B, N, D]`` of each block, what flows to them)."""
+Features = tuple[Tensor, list[Tensor], list[Tensor], Places | None]
+"""(logits, features ``[B, N, D]`` of each block, what flows to them, where the rows lie in a picture)."""
 
 
 @method(
@@ -46,17 +48,19 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     """
     numbers = [blocks] if isinstance(blocks, int) else list(blocks)
     chosen = sorted({task.block(b, "blocks") for b in numbers})
-    logits, rows, flows = _on_tape(task, chosen, composite) or _on_graph(task, chosen, composite)
+    logits, rows, flows, places = _on_tape(task, chosen, composite) or _on_graph(task, chosen, composite)
     picture = task.inputs.modality == "image"
     if len({r.shape[:2] for r in rows}) > 1:
         raise task.refuse(f"its blocks {chosen} have different numbers of tokens; give blocks of one stage")
     if len(rows[0]) != task.inputs.rows:
         raise task.refuse(f"its blocks {chosen} see parts of a sample one by one, so their features are no one map")
-    places, real = None, torch.ones_like(rows[0][..., 0])
+    real = torch.ones_like(rows[0][..., 0])
     if picture:
-        cells = task.cells(rows[0].shape[1], chosen[-1]).to(real.device)
-        real = torch.zeros_like(real).scatter(1, cells.expand(len(real), -1), 1)
-        if task.structure.plain or task.structure.alone(task.inputs.name) is None:
+        cells = task.cells(rows[0].shape[1], chosen[-1]) if places is None else places.rows[None]
+        real = torch.zeros_like(real).scatter(1, cells.to(real.device).expand(len(real), -1), 1)
+        if not task.structure.plain and task.structure.alone(task.inputs.name) is not None:
+            places = None
+        elif places is None:
             places = task.places(rows[0].shape[1], chosen[-1])
     elif task.inputs.row_mask is not None:
         mask, entry = task.inputs.row_mask, task.structure.entries.get(task.inputs.name)
@@ -70,24 +74,28 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
     return Scores(torch.stack(maps).mean(0), logits, places=places)
 
 
-def _on_tape(task: Task, blocks: list[int], composite: CompositeName) -> Features | None:
+def _on_tape(task: Task, numbers: list[int], composite: CompositeName) -> Features | None:
     """The features of blocks and what flows to them; None if the blocks are not read off a tape."""
     rules = task.tape_rules(Rules.of(COMPOSITES[composite]))
-    attended = None if rules is None else task.attended()
-    if attended is None or rules is None:
+    passed = None if rules is None else task.block_pass()
+    if passed is None or rules is None:
+        return None
+    own = passed.blocks_of(task.inputs.name)
+    chosen = [(stream, passed.input_of_attention(stream, block)) for stream, block in (own[n] for n in numbers)]
+    if not all(passed.holds(number, stream) for stream, number in chosen):
         return None
     found: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def arrive(block: int, number: int, flow: Tensor | None) -> None:
-        value = attended.whole.tape[number]
+    def arrive(stream: Stream, number: int, flow: Tensor | None) -> None:
+        value = passed.whole.tape[number]
         flow = torch.zeros_like(value) if flow is None else flow
-        found[block] = attended.features(number, value), attended.features(number, flow)
+        found[number] = passed.features_of(stream, number, value), passed.features_of(stream, number, flow)
 
-    numbers = {block: attended.input_of_attention(block) for block in blocks}
-    at = {number: partial(arrive, block, number) for block, number in numbers.items()}
-    attended.walk(task.seed(attended.logits), [rules], at=at)
-    rows, flows = zip(*(found[block] for block in blocks), strict=True)
-    return attended.logits, list(rows), list(flows)
+    at = {number: partial(arrive, stream, number) for stream, number in chosen}
+    passed.walk(task.seed(passed.logits), [rules], at=at)
+    rows, flows = zip(*(found[number] for _, number in chosen), strict=True)
+    places = passed.places(task.inputs.name, chosen[-1][0]) if task.inputs.modality == "image" else None
+    return passed.logits, list(rows), list(flows), places
 
 
 def _on_graph(task: Task, blocks: list[int], composite: CompositeName) -> Features:
@@ -105,7 +113,7 @@ def _on_graph(task: Task, blocks: list[int], composite: CompositeName) -> Featur
         own = batch_first(features, recording.run)
         return own.flatten(1, -2) if picture or own.dim() < 4 else own.flatten(2)
 
-    return recording.logits, [lined_up(r.detach()) for r in recording.roots], [lined_up(f) for f in flows]
+    return recording.logits, [lined_up(r.detach()) for r in recording.roots], [lined_up(f) for f in flows], None
 
 
 def _cam(rows: Tensor, gradient: Tensor, real: Tensor) -> Tensor:

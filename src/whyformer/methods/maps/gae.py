@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.trace import Key
 from whyformer.errors import InputError
+from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
@@ -88,14 +88,16 @@ def normalised_excess(relevance: Tensor) -> Tensor:
 def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) -> Scores:
     """Streams that look at one another: R_ss = I at the input of each stream s; layer by layer R_sx += Ā R_sx for all x
     where s looks at itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs where s looks at q."""
-    how = streams.within(task, how)
-    chosen, maps = streams.wanted(task, how, start), {}
+    rules = Rules.of(COMPOSITES[composite])
+    several = streams.begin(task, rules)
+    how = several.within(how)
+    chosen, maps = several.wanted(how, start), {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         maps[index] = how.fuse(positive_product(weights, flow))
 
-    walked = streams.walk(task, Rules.of(COMPOSITES[composite]), MapWatch(chosen, observe))
-    paths = walked.paths(task, maps)
+    walked = several.walk(rules, MapWatch(chosen, observe))
+    paths = several.paths(maps, walked.readouts)
     sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {
@@ -125,4 +127,4 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         if s in paths.readouts:
             row = torch.einsum("bq,bqn->bn", paths.readouts[s].to(matrix.dtype), matrix)
             found[x] = found[x] + row if x in found else row
-    return task.of_sources(found, walked.logits, {})
+    return several.scores(found, walked.logits)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.trace import Key
+from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
@@ -66,18 +66,19 @@ def gradcam_attention(
 def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
     """Streams that look at one another: all that the rows that are read out look at in that layer, each map with the
     heads' weights over its own rows."""
-    structure = task.structure
-    chosen = streams.wanted(task, Aggregation(layers=[layer]))
+    rules = Rules.of(COMPOSITES[composite])
+    several = streams.begin(task, rules)
+    chosen = several.wanted(Aggregation(layers=[layer]))
     seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         seen[index] = (weights, flow)
 
-    walked = streams.walk(task, Rules.of(COMPOSITES[composite]), MapWatch(chosen, observe))
+    walked = several.walk(rules, MapWatch(chosen, observe))
     readouts = walked.readouts
     maps: dict[Key, list[Tensor]] = defaultdict(list)
     for number, (weights, gradient) in sorted(seen.items()):
-        queries, keys = structure.attentions[number].queries, structure.attentions[number].keys
+        queries, keys = several.attentions[number].queries, several.attentions[number].keys
         if queries not in readouts:
             continue
         row = readouts[queries].to(weights.dtype)
@@ -85,12 +86,12 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
         picture = next((n for n, side in task.sources.items() if n in keys and side.modality == "image"), None)
         if picture is not None:
             along_row = torch.einsum("bq,bhqk->bhk", row, gradient)
-            cells = task.rows(picture, keys)[1].to(mixed.device)[:, None]
+            cells = several.cells(picture, keys).to(mixed.device)[:, None]
             head = along_row.gather(-1, cells.expand(*along_row.shape[:2], -1)).mean(-1)
         else:
             sides = [(queries, weights.shape[-2]), (keys, weights.shape[-1])]
             real = [
-                (torch.ones(len(row), n) if count_padding else task.real_rows(key, (len(row), n))).to(gradient)
+                (torch.ones(len(row), n) if count_padding else several.real_rows(key, n)).to(gradient)
                 for key, n in sides
             ]
             head = torch.einsum("bhqk,bq,bk->bh", gradient, *real) / (real[0].sum(-1) * real[1].sum(-1))[:, None]
@@ -98,4 +99,4 @@ def _across(task: Task, layer: int, count_padding: bool, composite: CompositeNam
     if not maps:
         raise task.refuse(f"no attention was seen in its block {layer}")
     found = {keys: torch.cat(heads, 1).mean(1).clamp(min=0) for keys, heads in maps.items()}
-    return task.of_sources(found, walked.logits, {})
+    return several.scores(found, walked.logits)

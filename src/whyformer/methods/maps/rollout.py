@@ -108,20 +108,21 @@ def over_gradients(
     few heads are there at a time.
     """
     plain, maps, heads = task.structure.plain, dict[int, Tensor](), dict[int, int]()
-    how = how.within(task.blocks()) if plain else streams.within(task, how)
+    rules = Rules.of(COMPOSITES[composite])
+    several = None if plain else streams.begin(task, rules)
+    how = how.within(task.blocks()) if several is None else several.within(how)
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
         maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
         heads[index] = heads.get(index, 0) + new
 
-    rules = Rules.of(COMPOSITES[composite])
-    if plain:
+    if several is None:
         wanted = [index for index in range(task.blocks()) if how.wants(index, start)]
         walked = task.walk(rules, MapWatch(wanted, observe, scores=scores, by_heads=how.by_heads))
         listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, walked.row.shape[-1])
         return Scores(how.reduce(listed, walked.row, task.inputs.row_mask), walked.logits)
-    chosen = streams.wanted(task, how, start)
-    over_streams = streams.walk(task, rules, MapWatch(chosen, observe, scores=scores, by_heads=how.by_heads))
-    paths = over_streams.paths(task, {number: finish(fused) for number, fused in maps.items()})
-    return task.of_sources(streams.reduce(task, how, paths), over_streams.logits, {})
+    chosen = several.wanted(how, start)
+    walked_streams = several.walk(rules, MapWatch(chosen, observe, scores=scores, by_heads=how.by_heads))
+    paths = several.paths({number: finish(fused) for number, fused in maps.items()}, walked_streams.readouts)
+    return several.scores(streams.reduce(task, how, paths), walked_streams.logits)

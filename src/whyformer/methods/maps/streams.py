@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, AttentionScores, BlockFlows, Flows, Maps, Probe
+from whyformer.engine.probes import AttentionCall, AttentionScores, Flows, Maps, Probe
 from whyformer.engine.run import Recording
-from whyformer.engine.survey import Structure
-from whyformer.engine.trace import Key
-from whyformer.methods.attended import MapPass
+from whyformer.methods.attended import Key, MapPass, NamedAttention
 from whyformer.methods.conservation import Balance
 from whyformer.methods.graphs import NOT_YET, UNREAD, shown
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.task import MapWatch, Rules, Scores, Task, readout_row
 from whyformer.rules.core import Composite
+from whyformer.tape.streams import Stream
 from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
 
-Fused = dict[int, Tensor]
-Entering = Callable[[int, Tensor, Tensor], None]
+Entering = Callable[[Key, Tensor, Tensor], None]
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
 
 
@@ -74,19 +74,6 @@ class Paths:
         return {keys: torch.stack(rows).mean(0) for keys, rows in found.items()}
 
 
-def by_depth(structure: Structure, maps: Mapping[int, Tensor]) -> list[Step]:
-    """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one depth
-    are heads of one."""
-    found = []
-    for numbers in structure.layers():
-        heads: dict[tuple[Key, Key], list[Tensor]] = defaultdict(list)
-        for number in (n for n in numbers if n in maps):
-            attention = structure.attentions[number]
-            heads[attention.queries, attention.keys].append(maps[number])
-        found.append({pair: torch.stack(some).mean(0) if len(some) > 1 else some[0] for pair, some in heads.items()})
-    return [step for step in found if step]
-
-
 def normalised(step: Step) -> Step:
     """Rows divided by their sums over all that their stream looks at."""
     sums = {q: torch.stack([one.sum(-1) for (p, _), one in step.items() if p == q]).sum(0) for q, _ in step}
@@ -105,38 +92,16 @@ def reduce(task: Task, how: Aggregation, paths: Paths, *, kept: bool = False) ->
     return paths.mean_of_rows()
 
 
-def within(task: Task, how: Aggregation) -> Aggregation:
-    """Layers that are numbers, counted in the stream that is read out."""
-    structure = task.structure
-    return how.within(max((structure.depth_of(key) for key in structure.ends()), default=0))
-
-
-def wanted(task: Task, how: Aggregation, start: int = 0) -> dict[int, int]:
-    """Number of each attention whose map is needed -> its level; refuses maps that are not over all tokens."""
-    structure = task.structure
-    if structure.windowed:
-        raise task.refuse(
-            "its attention works in windows or at several resolutions, so there is no map over all tokens"
-        )
-    if structure.partly is not None:
-        attending, blocks = structure.partly
-        raise task.refuse(
-            f"only {attending} of its {blocks} blocks attend, the others mix tokens in ways without a map"
-        )
-    levels = {number: structure.level(number) for number in range(len(structure.attentions))}
-    return {number: level for number, level in levels.items() if how.wants(level, start)}
-
-
 def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Tensor], Tensor]) -> Scores:
     """Fuse the heads of each map as it appears; the readouts come from the gradient of ½‖logits‖²."""
-    how = within(task, how)
-    chosen, maps = wanted(task, how, start), dict[int, Tensor]()
-    passed = task.map_pass_of_streams()
+    streams = begin(task)
+    how, maps = streams.within(how), dict[int, Tensor]()
+    chosen, passed = streams.wanted(how, start), streams.passed
     if passed is not None:
-        for number in chosen.keys() & passed.attentions.keys():
+        logits, rows = streams.read_rows(passed)
+        for number in chosen:
             maps[number] = prune(how.fuse(passed.map(number)))
             passed.release()
-        logits, rows = passed.logits, _read(task, passed.walk(passed.logits, [GRADIENT_ON_TAPE]).read)
     else:
 
         def watch(call: AttentionCall) -> None:
@@ -145,11 +110,10 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
 
         recording, rows = readout_pass(task, Maps(watch))
         logits = recording.logits
-    found = reduce(task, how, Paths(by_depth(task.structure, maps), rows))
-    return task.of_sources(found, logits, {})
+    return streams.scores(reduce(task, how, streams.paths(maps, rows)), logits)
 
 
-# -- walks back from the target ----------------------------------------------------------------------------------------
+# -- a task on several streams -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class StreamWalk:
     """What a method knows besides maps of attention over several streams.
@@ -164,31 +128,137 @@ class StreamWalk:
     readouts: Mapping[Key, Tensor]
     balance: Balance | None = None
 
-    def paths(self, task: Task, maps: Fused) -> Paths:
+
+@dataclass(frozen=True)
+class StreamTask:
+    """A task on a model whose attention mixes several streams, with its attentions by number, in the order of
+    execution.
+
+    Attributes:
+        task: the model, the inputs and the target.
+        passed: a recorded pass on a tape; None if the attentions are those of the engine's graph.
+    """
+
+    task: Task
+    passed: MapPass | None
+
+    @property
+    def attentions(self) -> Mapping[int, NamedAttention]:
+        """Number of each attention -> the names of its rows, its depth and its layer."""
+        if self.passed is not None:
+            return self.passed.named
+        known = self.task.structure
+        return {
+            i: NamedAttention(a.queries, a.keys, a.depth, known.level(i)) for i, a in enumerate(known.attentions)
+        }
+
+    def within(self, how: Aggregation) -> Aggregation:
+        """Layers that are numbers, counted in the stream that is read out."""
+        structure = self.task.structure
+        return how.within(max((structure.depth_of(key) for key in structure.ends()), default=0))
+
+    def wanted(self, how: Aggregation, start: int = 0) -> dict[int, int]:
+        """Number of each attention whose map is needed -> its layer; refuses maps that are not over all tokens."""
+        structure = self.task.structure
+        if structure.windowed:
+            raise self.task.refuse(
+                "its attention works in windows or at several resolutions, so there is no map over all tokens"
+            )
+        if structure.partly is not None:
+            attending, blocks = structure.partly
+            raise self.task.refuse(
+                f"only {attending} of its {blocks} blocks attend, the others mix tokens in ways without a map"
+            )
+        return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
+
+    def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
+        """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one
+        depth are heads of one."""
+        heads: dict[int, dict[tuple[Key, Key], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+        for number, fused in sorted(maps.items()):
+            attention = self.attentions[number]
+            heads[attention.depth][attention.queries, attention.keys].append(fused)
+        listed = [heads[depth] for depth in sorted(heads)]
+        return [{p: torch.stack(some).mean(0) if len(some) > 1 else some[0] for p, some in s.items()} for s in listed]
+
+    def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
         """Those over fused maps, by the number of their attention."""
-        return Paths(by_depth(task.structure, maps), self.readouts)
+        return Paths(self.steps(maps), readouts)
+
+    def read_rows(self, passed: MapPass) -> tuple[Tensor, dict[Key, Tensor]]:
+        """(logits, rows -> ``[B, N]`` how much ½‖logits‖² reads each, which is the same for every class)."""
+        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT_ON_TAPE]).read)
+
+    def real_rows(self, key: Key, count: int) -> Tensor:
+        """``[B, N]`` True at those of N rows that stand for no padding."""
+        return self.task.real_rows(key, (self.task.inputs.rows, count), passed=self.passed)
+
+    def cells(self, picture: str, key: Key) -> Tensor:
+        """``[B, P]`` which row stands for each cell of a picture."""
+        return self.task.located(picture, key, self.passed)[1]
+
+    def scores(
+        self, found: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any] | None = None
+    ) -> Scores:
+        """Scores of the inputs' elements from scores ``[B, N]`` of rows."""
+        return self.task.of_sources(found, logits, diagnostics or {}, self.passed)
+
+    def walk(self, rules: Rules, watch: MapWatch) -> StreamWalk:
+        """Do :meth:`Task.walk` over several streams: ``watch`` names attentions by number."""
+        task, passed, on_tape = self.task, self.passed, self.task.tape_rules(rules)
+        relevance = rules.graph.carrier == "relevance"
+        if passed is None or on_tape is None:
+            return _walk_graph(task, rules.graph, watch)
+        first_run = [GRADIENT_ON_TAPE] if watch.gradient or relevance else []
+
+        def at_map(number: int, *flows: Tensor) -> None:
+            shown = passed.scores(number) if watch.scores else passed.map(number)
+            assert watch.seen is not None
+            watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
+
+        walked = passed.walk(task.seed(passed.logits), [*first_run, on_tape], at_map, watch.blocks)
+        balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
+        return StreamWalk(passed.logits, _read(task, walked.read), balance)
+
+    def walk_to_blocks(self, rules: Rules, share: float, seen: Entering) -> Tensor | None:
+        """Walk back to what enters the first ``share`` of the blocks of each stream, and return the logits ``[B, C]``;
+        None if the blocks are not on a tape.
+
+        Args:
+            rules: they carry multipliers.
+            share: from 0 to 1.
+            seen: called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``.
+        """
+        passed, on_tape = self.passed, self.task.tape_rules(rules)
+        if passed is None or on_tape is None:
+            return None
+        at: dict[int, Callable[..., None]] = {}
+        for stream in (s for s in passed.layout.streams if s.blocks):
+            for block in stream.blocks[: math.ceil(share * len(stream.blocks))]:
+                at[block.entry] = partial(_enter, passed, stream, block.entry, seen)
+        passed.walk(self.task.seed(passed.logits), [on_tape], at=at)
+        return passed.logits
 
 
-def walk(task: Task, rules: Rules, watch: MapWatch) -> StreamWalk:
-    """Do :meth:`Task.walk` over several streams: ``watch`` names attentions, in the order of execution."""
-    relevance, on_tape = rules.graph.carrier == "relevance", task.tape_rules(rules)
-    passed = None if on_tape is None else task.map_pass_of_streams(relevance=relevance)
-    if passed is None or on_tape is None:
-        return _walk_graph(task, rules.graph, watch)
-    first_run = [GRADIENT_ON_TAPE] if watch.gradient or relevance else []
+def _enter(passed: MapPass, stream: Stream, number: int, seen: Entering, flow: Tensor | None) -> None:
+    value = passed.whole.tape[number]
+    flow = torch.zeros_like(value) if flow is None else flow
+    seen(passed.name_of(stream), *(passed.features_of(stream, number, t) for t in (value, flow)))
 
-    def at_map(number: int, *flows: Tensor) -> None:
-        shown = passed.scores(number) if watch.scores else passed.map(number)
-        assert watch.seen is not None
-        watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
-    walked = passed.walk(task.seed(passed.logits), [*first_run, on_tape], at_map, watch.blocks)
-    balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
-    return StreamWalk(passed.logits, _read(task, walked.read), balance)
+def begin(task: Task, rules: Rules | None = None) -> StreamTask:
+    """Return the task with the attentions of a recorded pass, or of the engine's graph if they are not on a tape.
+
+    Args:
+        rules: of a walk back from the target.
+    """
+    relevance = rules is not None and rules.graph.carrier == "relevance"
+    on_tape = rules is None or task.tape_rules(rules) is not None
+    return StreamTask(task, task.map_pass_of_streams(relevance=relevance) if on_tape else None)
 
 
 def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk:
-    """The same by the engine."""
+    """Do :meth:`StreamTask.walk` by the engine."""
     asked, gradients, chosen = AttentionScores(), dict[int, Tensor](), watch.blocks
     relevance = composite.carrier == "relevance"
 
@@ -210,45 +280,6 @@ def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk
         recording.backward(seed, relevance=True)
     balance = Balance.of_recording(recording) if relevance else None
     return StreamWalk(recording.logits, readouts(task, recording.readouts), balance)
-
-
-def walk_to_blocks(task: Task, composite: Composite, wanted: Mapping[int, Key], seen: Entering) -> Tensor:
-    """Walk back to what enters some blocks, and return the logits ``[B, C]``.
-
-    Args:
-        composite: rules of multipliers.
-        wanted: call of a block -> the rows that enter it.
-        seen: called with the call of a block, what enters it, and what flows there, ``[B, N, D]``.
-    """
-    rules = task.tape_rules(Rules.of(composite))
-    passed = None if rules is None else task.map_pass_of_streams()
-    places = None if passed is None else _entries(task, passed, wanted)
-    if passed is None or rules is None or places is None:
-        recording = task.begin(composite, BlockFlows(frozenset(wanted), seen))
-        recording.backward(task.seed(recording.logits))
-        return recording.logits
-
-    def arrive(number: int, flow: Tensor | None) -> None:
-        call, own = places[number]
-        value, rows = passed.whole.tape[number], passed.layout.rows
-        flow = torch.zeros_like(value) if flow is None else flow
-        seen(call, *(rows.features(number, t, own).flatten(2) for t in (value, flow)))
-
-    passed.walk(task.seed(passed.logits), [rules], at={number: partial(arrive, number) for number in places})
-    return passed.logits
-
-
-def _entries(task: Task, passed: MapPass, wanted: Mapping[int, Key]) -> dict[int, tuple[int, Tensor]] | None:
-    """Number of what enters each block -> (its call, ``[B, N]`` its rows); None if a block is not found on the tape."""
-    found: dict[int, tuple[int, Tensor]] = {}
-    for call, key in wanted.items():
-        own = (i for i, a in enumerate(task.structure.attentions) if (a.block, a.queries) == (call, key))
-        number = next((i for i in own if i in passed.attentions), None)
-        if number is None:
-            return None
-        stream, block = passed.block_of(number)
-        found[block.entry] = call, stream.rows
-    return found if len(found) == len(wanted) else None
 
 
 def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:

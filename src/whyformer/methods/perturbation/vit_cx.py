@@ -16,6 +16,7 @@ from whyformer.explanation import views
 from whyformer.inputs.removal import values_of
 from whyformer.methods.registry import Amount, Count, Natural, method
 from whyformer.methods.task import Scores, Task
+from whyformer.tape.places import Places
 from whyformer.targets import Logit, Probability
 
 
@@ -62,11 +63,12 @@ def vit_cx(
     except ImportError as error:
         raise MissingExtra('vit_cx needs scikit-learn: pip install "whyformer[methods]"') from error
     task.blocks("the last block")
-    logits, rows = _features(task)
+    logits, rows, places = _features(task)
     target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
-    features = _feature_grid(task, rows.to(task.inputs.tensor.device))
+    places = places or task.places(rows.shape[1], task.block(-1))
+    features = _feature_grid(task, rows.to(task.inputs.tensor.device), places)
     size = task.inputs.image_size
     assert size is not None
     clean = target(logits)
@@ -96,16 +98,20 @@ def vit_cx(
     return Scores(saliency, logits, "pixel", {"masks": counts, "forwards": [2 * k + 1 for k in counts]})
 
 
-def _features(task: Task) -> tuple[Tensor, Tensor]:
-    """(logits, ``[B, N, D]`` what the last block's attention reads, behind its first normalisation)."""
-    attended = task.attended()
-    if attended is not None:
-        number = attended.input_of_attention(-1)
-        return attended.logits, attended.features(number, attended.whole.tape[number])
+def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
+    """(logits, ``[B, N, D]`` what the last block's attention reads, behind its first normalisation, and where its rows
+    lie in the picture)."""
+    passed = task.block_pass()
+    if passed is not None:
+        stream, block = passed.blocks_of(task.inputs.name)[-1]
+        number = passed.input_of_attention(stream, block)
+        if passed.holds(number, stream):
+            found = passed.features_of(stream, number, passed.whole.tape[number])
+            return passed.logits, found, passed.places(task.inputs.name, stream)
     recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
     if not recording.roots:
         raise task.refuse("its last block was not entered, so there are no features")
-    return recording.logits.detach(), batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2)
+    return recording.logits.detach(), batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2), None
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
@@ -117,9 +123,8 @@ def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tenso
     return Probability(target.index, several or logits.shape[-1] == 1)
 
 
-def _feature_grid(task: Task, features: Tensor) -> Tensor:
+def _feature_grid(task: Task, features: Tensor, places: Places) -> Tensor:
     """``[B, d, rows, columns]`` from the last block's ``[B, N, d]``; tokens of no cell are left out."""
-    places = task.places(features.shape[1], task.block(-1))
     if places.grid is None or len(places.grid) != 2:
         raise task.refuse("its input is no picture")
     features = features if features.dtype in (torch.float32, torch.float64) else features.float()

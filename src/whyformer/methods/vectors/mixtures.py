@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError, UnknownOperation
-from whyformer.methods.attended import AttendedPass
+from whyformer.methods.attended import AttendedPass, MapPass
 from whyformer.methods.task import Task
 from whyformer.rules.vectors import VectorRules
+from whyformer.tape.streams import path_to
 from whyformer.tape.walking import walk_forward
 
-__all__ = ["Mixture", "Place", "VectorPass", "vectors_on_tape"]
+__all__ = ["AttentionVectors", "Mixture", "Place", "VectorPass", "vectors_on_tape"]
 
 Place = Literal["sum", "norm", "output"]
 """Where vectors are looked at: at the sum behind attention, behind a norm that follows it, or behind the second such
@@ -26,8 +27,9 @@ class Mixture:
     """The vectors that one attention mixes. N · H of them stand for N².
 
     Attributes:
-        weights: α ``[B, H, N, N]``, with the deviations of norms, which are factors of row i.
-        parts: f_h(x_j) ``[B, H, N, D]``.
+        weights: α ``[B, H, N, N]``, with the deviations of norms, which are factors of row i; ``[B, H, N, M]`` where
+            rows look at M rows of another stream.
+        parts: f_h(x_j) ``[B, H, N, D]``, or ``[B, H, M, D]``.
         residual: x_i ``[B, N, D]``, or None.
         constant: what belongs to no row, such as biases, ``[D]`` or ``[B, N, D]``; None for nothing.
     """
@@ -113,48 +115,36 @@ def vectors_on_tape(task: Task) -> VectorPass | None:
     attended = task.attended()
     if attended is None:
         return None
-    return _TapeVectors(task, attended, task.row_read(attended))
+    return _SequenceVectors(task, attended, task.row_read(attended))
 
 
-class _TapeVectors:
-    def __init__(self, task: Task, attended: AttendedPass, row: Tensor) -> None:
-        self.task, self.attended, self._row = task, attended, row
-        self.others: dict[int, bool] = {}  # block -> whether another branch is added to the same sum
+class AttentionVectors:
+    """The vectors of the attentions of a recorded pass, by number."""
 
-    @property
-    def logits(self) -> Tensor:
-        return self.attended.logits
+    def __init__(self, task: Task, passed: MapPass) -> None:
+        self.task, self.passed = task, passed
+        self.others: dict[int, bool] = {}  # attention -> whether another branch is added to the same sum
 
-    @property
-    def row(self) -> Tensor:
-        return self._row
+    def is_state(self, number: int) -> bool:
+        """Return True if the vectors at the sum add up to a state of the model."""
+        if number not in self.others:
+            self.at(number, "sum")
+        return not self.others[number]
 
-    @property
-    def blocks(self) -> list[int]:
-        return list(range(len(self.attended.attentions)))
-
-    def is_state(self, block: int) -> bool:
-        if block not in self.others:
-            self.at(block, "sum")
-        return not self.others[block]
-
-    def at(self, block: int, place: Place) -> Mixture:
-        attended, tape, attention = self.attended, self.attended.whole.tape, self.attended.attentions[block]
-        places = self._places(block)
+    def at(self, number: int, place: Place) -> Mixture:
+        """Return the mixture of an attention; see :class:`VectorPass`."""
+        passed, places = self.passed, self._places(number)
         if places is None:
             raise self.task.refuse("no sum follows its attention", verdict="is not supported yet")
-        rules = VectorRules(tape, attended.layout.rows, attention, places["sum"])
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
-            start = rules.begin_block(attended.stream.blocks[block].entry)
-            found = walk_forward(attended.program, start, wanted, rules)
-            self.others[block] = not rules.is_whole(attended.program, places["sum"])
-            mixtures = {n: self._mixture(block, rules, n, found[n].parts, found[n].rest) for n in wanted if n in found}
-            state = attended.features(places[first], tape[places[first]])
+            mixtures = self._mixtures(number, places["entry"], places["sum"], wanted)
+            value = places[first]
+            state = passed.features_of(passed.block_of(number)[0], value, passed.whole.tape[value])
         except (UnknownOperation, ModelError) as error:
             raise self.task.refuse(f"the vectors of its attention are unknown: {error}") from error
         finally:
-            attended.release()
+            passed.release()
         if mixtures.keys() != wanted or not self.task.same_rows(mixtures[places[first]].total(), state):
             raise self.task.refuse(
                 "what its attention puts out is changed behind its projection before it is added, in a way that these "
@@ -162,21 +152,61 @@ class _TapeVectors:
             )
         return mixtures[places[place]]
 
-    def _mixture(self, block: int, rules: VectorRules, n: int, parts: Tensor, rest: Tensor | None) -> Mixture:
-        arranged = torch.stack([self.attended.features(n, p) for p in parts], 1)
-        weights, factor = self.attended.map(block).to(parts.dtype), rules.factors.get(n)
+    def _mixtures(self, number: int, entry: int, behind: int, wanted: set[int]) -> dict[int, Mixture]:
+        """The mixtures at some values: the vectors of as many keys as there are queries at a time."""
+        passed, attention = self.passed, self.passed.attentions[number]
+        assert attention.queries is not None
+        assert attention.keys is not None
+        queries, keys = attention.queries.shape[1], attention.keys.shape[1]
+        found: dict[int, Mixture] = {}
+        for first in range(0, keys, queries):
+            rules = VectorRules(passed.whole.tape, passed.layout.rows, attention, behind, first)
+            walked = walk_forward(passed.program, rules.begin_block(entry), wanted, rules)
+            self.others[number] = not rules.is_whole(passed.program, behind)
+            for n in wanted & walked.keys():
+                more = self._mixture(number, rules, n, walked[n].parts, walked[n].rest)
+                parts = [*([found[n].parts] if n in found else []), more.parts[:, :, : keys - first]]
+                found[n] = replace(more, parts=torch.cat(parts, 2))
+        return found
+
+    def _mixture(self, number: int, rules: VectorRules, n: int, parts: Tensor, rest: Tensor | None) -> Mixture:
+        passed, (stream, _) = self.passed, self.passed.block_of(number)
+        arranged = torch.stack([passed.features_of(stream, n, p) for p in parts], 1)
+        weights, factor = passed.map(number).to(parts.dtype), rules.factors.get(n)
         if factor is not None:
-            queries = self.attended.stream.rows.to(factor.device)
-            weights = weights * factor[queries][:, None, :, None]
-        constant = None if rest is None else self.attended.features(n, rest)
+            weights = weights * factor[stream.rows.to(factor.device)][:, None, :, None]
+        constant = None if rest is None else passed.features_of(stream, n, rest)
         return Mixture(weights, arranged[:, :-1], arranged[:, -1], constant)
 
-    def _places(self, block: int) -> dict[Place, int] | None:
-        """The numbers of the values at which a block's vectors are looked at."""
-        own = self.attended.stream.blocks[block]
-        path = self.attended.path(own.entry, own.exit)
-        if len(path) < 2:
+    def _places(self, number: int) -> dict[str, int] | None:
+        """The numbers of what an attention reads and is added to, and of the values at which its vectors are looked
+        at."""
+        passed, (stream, block) = self.passed, self.passed.block_of(number)
+        piece, path = passed.attentions[number].pieces[0], passed.path(stream, block.entry, block.exit)
+        before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
+        entry = max((i for i, n in enumerate(path) if n in before), default=0)
+        if entry + 1 >= len(path):
             return None
-        first = self.attended.behind_norm(path, 1)
-        second = self.attended.behind_norm(path, min(first + 1, len(path) - 1)) if first > 1 else first
-        return {"sum": path[1], "norm": path[first], "output": path[second]}
+        first = passed.behind_norm(path, entry + 1)
+        second = passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > entry + 1 else first
+        return {"entry": path[entry], "sum": path[entry + 1], "norm": path[first], "output": path[second]}
+
+
+class _SequenceVectors(AttentionVectors):
+    """The vectors of the one sequence that attends in a pass."""
+
+    def __init__(self, task: Task, attended: AttendedPass, row: Tensor) -> None:
+        super().__init__(task, attended)
+        self._row = row
+
+    @property
+    def logits(self) -> Tensor:
+        return self.passed.logits
+
+    @property
+    def row(self) -> Tensor:
+        return self._row
+
+    @property
+    def blocks(self) -> list[int]:
+        return list(self.passed.attentions)

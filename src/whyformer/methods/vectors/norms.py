@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.mixtures import Mixture, Place, VectorPass, vectors_on_tape
+from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, VectorPass, vectors_on_tape
 from whyformer.methods.vectors.projections import GraphVectors, WatchedAttentions, behind
 
 Scope = Literal["heads", "attention", "residual", "norm"]
@@ -61,42 +62,59 @@ def norm_attention(
 def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> Scores:
     """Streams that look at one another: where rows of q look at rows of k, v_ij is what they get from there and v_ii
     what they keep, x_i; the rows of [‖v_ii‖, ‖v_ij‖] are divided by their sums together."""
-    how, kept = streams.within(task, how), scope in ("residual", "norm")
-    chosen, structure = streams.wanted(task, how), task.structure
-    watched = WatchedAttentions(chosen)
-    recording, readouts = streams.readout_pass(task, *watched.probes)
+    several, kept = streams.begin(task), scope in ("residual", "norm")
+    how = several.within(how)
+    chosen = several.wanted(how)
+    passed = several.passed
+    if passed is None:
+        logits, readouts, mixtures = _of_graph(task, scope, chosen, several)
+    else:
+        logits, readouts = several.read_rows(passed)
+        vectors = AttentionVectors(task, passed)
+        mixtures = ((n, vectors.at(n, "norm" if scope == "norm" else "sum")) for n in sorted(chosen))
     maps: dict[int, Tensor] = {}
     own: dict[int, Tensor] = {}
-    for group in watched.groups(task):
-        first = structure.attentions[group[0]]
-        if len({(structure.attentions[n].queries, structure.attentions[n].keys, chosen.get(n)) for n in group}) > 1:
-            raise task.refuse("one projection takes what several attentions mix", verdict="is not supported yet")
-        mixture = watched.mixture(task, group)
+    for number, mixture in mixtures:
+        attention = several.attentions[number]
         if scope == "heads":
-            maps[group[0]] = how.fuse(mixture.by_heads())
+            maps[number] = how.fuse(mixture.by_heads())
             continue
-        if scope == "norm":
-            mixture = behind(mixture, watched.projection(group).norm)
         mixture = mixture if kept else mixture.of_attention
-        if first.queries != first.keys and mixture.residual is not None:
-            own[group[0]] = mixture.own_norms()
+        if attention.queries != attention.keys and mixture.residual is not None:
+            own[number] = mixture.own_norms()
             mixture = replace(mixture, residual=None)
-        maps[group[0]] = mixture.norms()
-    steps = streams.by_depth(structure, maps)
-    for numbers in structure.layers():
-        alike = [(structure.attentions[n].queries, structure.attentions[n].keys) for n in numbers if n in maps]
-        if len(set(alike)) < len(alike):  # with a residual and a projection each
-            raise task.refuse(
-                "attentions that are heads of one have projections of their own", verdict="is not supported yet"
-            )
+        maps[number] = mixture.norms()
+    alike = [(a.depth, a.queries, a.keys) for a in (several.attentions[n] for n in maps)]
+    if len(set(alike)) < len(alike):  # with a residual and a projection each
+        raise task.refuse(
+            "attentions that are heads of one have projections of their own", verdict="is not supported yet"
+        )
+    steps = several.steps(maps)
     for number, norms in own.items():
-        queries, keys = structure.attentions[number].queries, structure.attentions[number].keys
+        queries, keys = several.attentions[number].queries, several.attentions[number].keys
         step = next(step for step in steps if step.get((queries, keys)) is maps[number])
         step[queries, queries] = torch.diag_embed(norms)
     if kept and rolled_out:
         steps = [streams.normalised(step) for step in steps]
-    found = streams.reduce(task, how, streams.Paths(steps, readouts), kept=kept)
-    return task.of_sources(found, recording.logits, {})
+    return several.scores(streams.reduce(task, how, streams.Paths(steps, readouts), kept=kept), logits)
+
+
+def _of_graph(
+    task: Task, scope: Scope, chosen: Mapping[int, int], several: streams.StreamTask
+) -> tuple[Tensor, dict[Key, Tensor], Iterator[tuple[int, Mixture]]]:
+    """(logits, readouts, the number of the first of the attentions that share a projection with their mixture)."""
+    watched = WatchedAttentions(chosen)
+    recording, readouts = streams.readout_pass(task, *watched.probes)
+
+    def mixtures() -> Iterator[tuple[int, Mixture]]:
+        for group in watched.groups(task):
+            attentions = [several.attentions[n] for n in group]
+            if len({(a.queries, a.keys, chosen.get(n)) for n, a in zip(group, attentions, strict=True)}) > 1:
+                raise task.refuse("one projection takes what several attentions mix", verdict="is not supported yet")
+            mixture = watched.mixture(task, group)
+            yield group[0], behind(mixture, watched.projection(group).norm) if scope == "norm" else mixture
+
+    return recording.logits, readouts, mixtures()
 
 
 def vectors_of(task: Task) -> VectorPass:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
 from whyformer.engine.trace import Key
 from whyformer.errors import MethodNotApplicable
-from whyformer.methods.attended import AttendedPass
+from whyformer.methods.attended import AttendedPass, MapPass
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
@@ -73,6 +74,9 @@ def value_zeroing(
     if block is not None:
         task.layer(block, "block")
     if not task.one_sequence:
+        several = streams.begin(task)
+        if several.passed is not None and not _decides(several.passed):
+            return _of_streams(task, several, several.passed, how, distance, int(batch_size))
         return _across(task, how, distance, int(batch_size))
     attended = task.attended()
     if attended is not None and not _decides(attended):
@@ -110,19 +114,22 @@ def _scaled(maps: Tensor) -> Tensor:
 
 
 # -- on a tape -------------------------------------------------------------------------------------------------------
-def _values(attended: AttendedPass, block: int) -> list[int]:
-    """Numbers of what the maps of a block weigh."""
-    return [piece.value for piece in attended.attentions[block].pieces if piece.value is not None]
+Sides = Mapping[int, tuple[Tensor, Tensor]]
+"""Number of each attention -> which of its queries and of its keys are no padding, ``[B, Q]`` and ``[B, K]``."""
 
 
-def _decides(attended: AttendedPass) -> bool:
+def _values(passed: MapPass, number: int) -> list[int]:
+    """Numbers of what the maps of an attention weigh."""
+    return [piece.value for piece in passed.attentions[number].pieces if piece.value is not None]
+
+
+def _decides(passed: MapPass) -> bool:
     """True if a block decides by what attention made, as with experts, so that it cannot be repeated with a change; or
     if what its maps weigh is unknown."""
-    tape, blocks = attended.whole.tape, attended.stream.blocks
-    for index, block in enumerate(blocks):
-        values, last = _values(attended, index), tape.maker[block.exit].number
-        known = len(values) == len(attended.attentions[index].pieces)
-        if not known or any(call.number <= last for call in decisions(tape, values)):
+    tape = passed.whole.tape
+    for number, attention in passed.attentions.items():
+        values, last = _values(passed, number), tape.maker[passed.block_of(number)[1].exit].number
+        if len(values) < len(attention.pieces) or any(call.number <= last for call in decisions(tape, values)):
             return True
     return False
 
@@ -130,29 +137,69 @@ def _decides(attended: AttendedPass) -> bool:
 def _on_tape(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
     how, row = how.within(len(attended.attentions)), task.row_read(attended)
     real = _real(task, row)
-    tokens = [t for t in range(attended.tokens) if bool(real[:, t].any())]
-    chosen = [b for b in range(len(attended.attentions)) if how.wants(b)]
+    sides = {b: (real, real) for b in range(len(attended.attentions)) if how.wants(b)}
+    maps = _maps(task, attended, sides, distance, batch_size)
+    values = how.reduce(list(map(_scaled, maps.values())), row, real)
+    return Scores(values, attended.logits, diagnostics={"block_passes": _count(sides)})
+
+
+def _of_streams(
+    task: Task, several: streams.StreamTask, passed: MapPass, how: Aggregation, distance: Distance, batch_size: int
+) -> Scores:
+    """Streams that look at one another: what the rows of a block depend on, among themselves and elsewhere, is divided
+    by its sum together."""
+    how, (logits, readouts) = several.within(how), several.read_rows(passed)
+    sides = {}
+    for number in sorted(several.wanted(how)):
+        named, own = several.attentions[number], passed.attentions[number]
+        pairs = zip((named.queries, named.keys), (own.queries, own.keys), strict=True)
+        queries, keys = (several.real_rows(key, rows.shape[1]) for key, rows in pairs if rows is not None)
+        sides[number] = queries, keys
+    depth: dict[int, int] = {}  # entry of a block -> the depth of its last attention
+    for number in sides:
+        entry = passed.block_of(number)[1].entry
+        depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
+    steps: dict[int, streams.Step] = defaultdict(dict)
+    for number, one in _maps(task, passed, sides, distance, batch_size).items():
+        named, entry = several.attentions[number], passed.block_of(number)[1].entry
+        steps[depth[entry]][named.queries, named.keys] = one
+    paths = streams.Paths([streams.normalised(steps[d]) for d in sorted(steps)], readouts)
+    return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
+
+
+def _tokens(keys: Tensor) -> list[int]:
+    return [t for t in range(keys.shape[1]) if bool(keys[:, t].any())]
+
+
+def _count(sides: Sides) -> int:
+    return sum(len(_tokens(keys)) for _, keys in sides.values())
+
+
+def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_size: int) -> dict[int, Tensor]:
+    """``[B, Q, K]`` of each attention: how far the rows of its block move without the value of each key."""
     step = max(1, batch_size // task.inputs.batch)
-    work = [(b, tokens[i : i + step]) for b in chosen for i in range(0, len(tokens), step)]
+    listed = [(n, tokens) for n, (_, keys) in sides.items() if (tokens := _tokens(keys))]
+    work = [(n, tokens[i : i + step]) for n, tokens in listed for i in range(0, len(tokens), step)]
     maps: dict[int, Tensor] = {}
-    for b, some in task.progress(work, "value zeroing", len(work)):
-        leaving = attended.stream.blocks[b].exit
-        plain = attended.features(leaving, attended.whole.tape[leaving])
-        if b not in maps:
-            maps[b] = plain.new_zeros(*row.shape, row.shape[1], dtype=_wide(plain))
-        changed = torch.stack([attended.features(leaving, one) for one in _without(attended, b, some)])
-        maps[b][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
-    attended.release()
-    scaled = [_scaled(one * real[:, None].to(one.device)) for one in maps.values()]
-    diagnostics = {"block_passes": len(chosen) * len(tokens)}
-    return Scores(how.reduce(scaled, row, real), attended.logits, diagnostics=diagnostics)
+    for n, some in task.progress(work, "value zeroing", len(work)):
+        stream, block = passed.block_of(n)
+        plain = passed.features_of(stream, block.exit, passed.whole.tape[block.exit])
+        if n not in maps:
+            shape = (*plain.shape[:2], sides[n][1].shape[1])
+            maps[n] = torch.zeros(shape, dtype=_wide(plain), device=plain.device)
+        changed = torch.stack([passed.features_of(stream, block.exit, one) for one in _without(passed, n, some)])
+        maps[n][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
+    passed.release()
+    return {n: one * sides[n][1][:, None].to(one.device) for n, one in maps.items()}
 
 
-def _without(attended: AttendedPass, block: int, tokens: list[int]) -> Tensor:
-    """``[k, ...]`` what leaves a block if the values of each of k tokens are zero."""
-    tape, rows, leaving = attended.whole.tape, attended.layout.rows, attended.stream.blocks[block].exit
-    place = positions(attended.stream.rows, len(rows))
-    places = {n: place[slim(rows.of(n))].to(tape.device(n)) for n in _values(attended, block)}
+def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
+    """``[k, ...]`` what leaves a block if the values of each of k keys of its attention are zero."""
+    tape, rows, keys = passed.whole.tape, passed.layout.rows, passed.attentions[number].keys
+    leaving = passed.block_of(number)[1].exit
+    assert keys is not None
+    place = positions(keys, len(rows))
+    places = {n: place[slim(rows.of(n))].to(tape.device(n)) for n in _values(passed, number)}
 
     def changed(token: Tensor) -> Tensor:
         return replay(tape, {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}, [leaving])[0]
@@ -161,12 +208,12 @@ def _without(attended: AttendedPass, block: int, tokens: list[int]) -> Tensor:
 
 
 # -- on a graph ------------------------------------------------------------------------------------------------------
-
 def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
     """Streams that look at one another: of a block whose rows look at other rows too, the values of these are zeroed as
     well; what its rows depend on, among themselves and elsewhere, is divided by its sum together."""
-    how, structure = streams.within(task, how), task.structure
-    chosen, kept = streams.wanted(task, how), BlockCalls()
+    several, structure = streams.StreamTask(task, None), task.structure
+    how, kept = several.within(how), BlockCalls()
+    chosen = several.wanted(how)
     recording, readouts = streams.readout_pass(task, kept)
     pairs: dict[int, dict[tuple[Key, Key], list[int]]] = defaultdict(lambda: defaultdict(list))
     for number, attention in enumerate(structure.attentions):
