@@ -447,7 +447,7 @@ def attended_pass(
 
 def _has_one_resolution(layout: Layout) -> bool:
     """Return False if the rows of an input attend, are merged, and attend again."""
-    blocks = [stream for stream in layout.streams if stream.blocks]
+    blocks = [stream for stream in layout.streams if stream.blocks and not stream.is_learned]
     return len({frozenset(stream.names) for stream in blocks}) == len(blocks)
 
 
@@ -474,10 +474,10 @@ def map_pass(
 
 
 def _is_complete(stream: Stream) -> bool:
-    """Return True if the rows of a stream look at themselves in all of its blocks or in none. Else the first of them
-    did so before they depended on any input, as learned queries do, and that attention is not on the tape."""
+    """Return True if the rows of a stream look at themselves in all of its blocks or in none. Else learned vectors did
+    so before they looked at any input, and that attention is not on the tape."""
     looks = [any(a.is_self for a in block.attentions) for block in stream.blocks]
-    return all(looks) or not any(looks)
+    return not stream.is_learned or all(looks) or not any(looks)
 
 
 def block_pass(

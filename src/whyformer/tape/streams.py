@@ -24,7 +24,7 @@ class Block:
 
     Attributes:
         entry, exit: numbers of the values that enter and leave it. The exit of the last block is the last sum, before a
-            final norm; where norms follow the sums, it is the norm's.
+            final norm; where norms follow the sums, it is the norm's. The entry is −1 where learned vectors enter.
         attentions: those of its rows, in the order of execution.
     """
 
@@ -39,10 +39,11 @@ class Stream:
 
     Attributes:
         rows: ``[B, N]`` row numbers.
-        names: the inputs that its rows are made of.
+        names: the inputs that its rows are made of; none if they are learned.
         spine: numbers of the values through which all paths from its rows to its last value pass.
         blocks: in the order of execution.
         is_mixed: True if its rows are mixtures of rows that attended before, as where a layer merges patches.
+        is_learned: True if its rows begin as learned vectors that look at other rows, such as queries of objects.
         is_read: True if the output depends on its last value otherwise than through another stream's attention.
     """
 
@@ -51,6 +52,7 @@ class Stream:
     spine: tuple[int, ...]
     blocks: tuple[Block, ...]
     is_mixed: bool = False
+    is_learned: bool = False
     is_read: bool = False
 
     @property
@@ -151,10 +153,12 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     chain = path_to(above, _common(above, _ends(program, tape, carry, depth)))
     blocks = _blocks(program, chain, above, own, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
-    mixed = any(start[f.value] for f in families if f.source)
-    names = dict.fromkeys(f.source for f in families if f.source)
+    mixed, learned = any(start[f.value] for f in families if f.source), own[0].is_learned
+    names = () if learned else dict.fromkeys(f.source for f in families if f.source)
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
-    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed)
+    if learned and blocks and own[0] not in blocks[0].attentions:
+        blocks.insert(0, Block(-1, blocks[0].entry, (own[0],)))
+    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned)
 
 
 def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:

@@ -233,7 +233,7 @@ class StreamTask:
         if passed is None or on_tape is None:
             return None
         at: dict[int, Callable[..., None]] = {}
-        for stream in (s for s in passed.layout.streams if s.blocks):
+        for stream in (s for s in passed.layout.streams if s.blocks and not s.is_learned):
             for block in stream.blocks[: math.ceil(share * len(stream.blocks))]:
                 at[block.entry] = partial(_enter, passed, stream, block.entry, seen)
         passed.walk(self.task.seed(passed.logits), [on_tape], at=at)
