@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from row_orders import PERMUTED, Folded, Mixed, Stem, Turned, Unfolded, picture, unfolded
 from whyformer.inputs import prepare
-from whyformer.methods.attended import attended_pass
 from whyformer.methods.passes import record_pass
+from whyformer.methods.sequence import attended_pass
 from whyformer.models.readout import row_of
 from whyformer.tape.places import Places, find_places
 from zoo import IMAGES, WINDOWED, build, randomise

@@ -1,9 +1,9 @@
-"""Walks over a recorded pass that are watched at its maps of attention.
+"""Walks over a recorded pass that are watched at its maps of attention and at its blocks.
 
-    attended = attended_pass(whole, sources, read)
-    walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], seen, blocks)
+    passed = map_pass(whole, sources, read)
+    walked = passed.walk(seed, [GRADIENT, deep_taylor()], seen, passed.attentions)
 
-``seen`` is called at each map, the last block first, with what flows to it under each composite.
+``seen`` is called at each map, the last one first, with what flows to it under each composite.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import ForwardPass, Layout, Read, record_pass
+from whyformer.methods.passes import ForwardPass, Layout, Read
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.streams import Block, Stream, is_passed, path_to, readout
+from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["AttendedPass", "Key", "MapPass", "NamedAttention", "Walked", "attended_pass", "block_pass", "map_pass"]
+__all__ = ["Key", "MapPass", "NamedAttention", "Walked", "block_pass", "map_pass"]
 
 Seen = Callable[..., None]
 Key = frozenset[str]
@@ -338,114 +338,12 @@ class MapPass:
             walked.read[name] = readout(self.layout.rows, stream.rows, stream.last, flow)
 
 
-@dataclass(frozen=True, eq=False)
-class AttendedPass(MapPass):
-    """A recorded pass of one sequence of rows, which attend to one another once in each block. Inputs that are not in
-    it are constant."""
-
-    @property
-    def roots(self) -> list[int]:
-        begun = self.layout.rows.begun
-        return [begun[name] for name in (begun if len(self.layout.streams) == 1 else self.stream.names)]
-
-    @property
-    def stream(self) -> Stream:
-        """The sequence."""
-        (stream,) = self.ends.values()
-        return stream
-
-    @property
-    def tokens(self) -> int:
-        """Number of rows of each sample."""
-        return int(self.stream.rows.shape[1])
-
-    def features(self, value: int, tensor: Tensor) -> Tensor:
-        """Return ``[B, N, D]``, the features of each row of the sequence.
-
-        Args:
-            value: number of a value that is no map.
-            tensor: of its shape, such as a flow.
-
-        Raises:
-            ModelError: its rows are unknown, or others than those of the sequence.
-        """
-        return self.features_of(self.stream, value, tensor)
-
-    def laid_out(self, value: int, features: Tensor) -> Tensor:
-        """Return ``[B, N, D]`` in the layout of a value: the inverse of :meth:`features`. What is no row gets zeros."""
-        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.whole.tape[value])
-        return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
-
-    def with_value(self, value: int, other: Tensor) -> AttendedPass:
-        """Record another pass of the model in which a value is another one, of the same shape.
-
-        Raises:
-            ModelError: the model takes another way then.
-        """
-        whole = self.whole
-        changed = record_pass(whole.model, whole.feed, whole.samples, {value: lambda _: other})
-        if changed.tape.signature != whole.tape.signature:
-            raise ModelError("the model takes another way if what its blocks hand on is changed")
-        return replace(self, whole=changed)
-
-    def walk_blocks(
-        self,
-        seed: Tensor,
-        composites: Sequence[Composite],
-        seen: Seen | None = None,
-        blocks: Iterable[int] = (),
-        entering: Seen | None = None,
-    ) -> Walked:
-        """Walk back from the target to the maps of some blocks, and to what enters them.
-
-        Args:
-            seed, composites, seen: as for :meth:`walk`.
-            blocks: those that are watched.
-            entering: called with a block, what enters it, and what flows there under the last composite,
-                ``[B, N, D]``.
-        """
-        own = self.stream.blocks
-        watched = [block for block in sorted(blocks) if block < len(own)]
-        at = {} if entering is None else {own[i].entry: partial(self._entered, i, entering) for i in watched}
-        return self.walk(seed, composites, seen, watched, at=at)
-
-    def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
-        """Hand over what enters a block, sample by sample."""
-        number, flow = self.stream.blocks[index].entry, flows[-1]
-        if flow is not None:
-            entering(index, self.features(number, self.whole.tape[number]), self.features(number, flow))
-
-
 def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
     for watcher in watchers:
         watcher(*flows)
 
 
-def attended_pass(
-    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, name: str | None = None
-) -> AttendedPass | None:
-    """Return the pass with the one sequence of rows that attends in it; None if there is no such sequence.
-
-    Args:
-        whole: a recorded pass.
-        sources: the inputs by name.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        name: an input whose rows are in the sequence that is meant, where others attend too.
-    """
-    layout = whole.layout(sources, read)
-    read_out = [s for s in layout.streams if s.is_read and name in (None, *s.names)]
-    if len(read_out) != 1 or (name is None and len(layout.streams) != 1):
-        return None
-    (stream,) = read_out
-    attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}
-    attended = AttendedPass(whole, layout, read, attentions, {"": stream}, _pictures(sources))
-    once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
-    if not once or not _has_one_resolution(layout):
-        return None
-    return attended if is_passed(attended.program, stream.last) else None  # the target may read something else
-
-
-def _has_one_resolution(layout: Layout) -> bool:
+def has_one_resolution(layout: Layout) -> bool:
     """Return False if the rows of an input attend, are merged, and attend again."""
     blocks = [stream for stream in layout.streams if stream.blocks and not stream.is_learned]
     return len({frozenset(stream.names) for stream in blocks}) == len(blocks)
@@ -462,15 +360,26 @@ def map_pass(
     """
     layout = whole.layout(sources, read)
     own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    pools = [a for a in layout.attentions if a not in own]
-    if any(a.queries is None or a.keys is None for a in own) or not all(a.is_learned for a in pools):
-        return None
-    if not _has_one_resolution(layout) or not all(map(_is_complete, layout.streams)):
+    others = [a for a in _leading(layout) if a not in own]
+    if any(a.queries is None or a.keys is None for a in own) or not all(a.is_learned for a in others):
+        return None  # a pool is in no block
+    if not has_one_resolution(layout) or not all(map(_is_complete, layout.streams)):
         return None
     found = block_pass(whole, sources, read, made)
     passed = replace(found, attentions=dict(enumerate(sorted(own, key=lambda a: a.map))))
     read_out = {passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks}
     return replace(passed, ends=read_out) if read_out else None
+
+
+def _leading(layout: Layout) -> list[Attention]:
+    """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
+    reached = {id(stream.rows) for stream in layout.streams if stream.is_read}
+    found = []
+    for attention in reversed(layout.attentions):
+        if attention.queries is None or id(attention.queries) in reached:
+            reached.add(id(attention.keys))
+            found.append(attention)
+    return found[::-1]
 
 
 def _is_complete(stream: Stream) -> bool:
@@ -486,8 +395,8 @@ def block_pass(
     """Return the pass with the blocks of several sequences; arguments as for :func:`map_pass`."""
     layout = whole.layout(sources, read)
     inputs = {source: name for name, source in (made or {}).items()}
-    return MapPass(whole, layout, read, {}, {}, _pictures(sources), inputs)
+    return MapPass(whole, layout, read, {}, {}, pictures_of(sources), inputs)
 
 
-def _pictures(sources: Mapping[str, Inputs]) -> frozenset[str]:
+def pictures_of(sources: Mapping[str, Inputs]) -> frozenset[str]:
     return frozenset(name for name, side in sources.items() if side.modality == "image")

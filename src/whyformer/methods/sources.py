@@ -22,12 +22,13 @@ from whyformer.engine.trace import Key, Lookup
 from whyformer.errors import MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.explanation.features import Features
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import AttendedPass, MapPass, attended_pass, block_pass, map_pass
+from whyformer.methods.attended import MapPass, block_pass, map_pass
 from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.rules import Rules
 from whyformer.methods.scores import Scores
+from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
@@ -308,7 +309,7 @@ class Sources:
         known = None if passed is None else passed.elements(name, key)
         if known is not None:
             return known[0], known[1].rows, known[1].grid
-        return self.rows(name, key if key in self.structure.firsts else key & self.sources.keys())
+        return self.rows(name, key if key in self.structure.firsts else frozenset(key & self.sources.keys()))
 
     def _fed(self, name: str, call: int, samples: int) -> tuple[int, Tensor, tuple[int, ...] | None] | None:
         """What :meth:`rows` says of the rows that enter a block call, None where it cannot be measured."""

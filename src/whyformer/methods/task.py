@@ -19,13 +19,13 @@ from whyformer.engine.probes import Probe
 from whyformer.engine.run import Recording, record
 from whyformer.errors import InputError, MethodNotApplicable, Strayed, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
-from whyformer.methods.attended import AttendedPass
 from whyformer.methods.graphs import NOT_YET, UNREAD, UNSEEN, MapWalk, MapWatch, map_graph, walk_graph
 from whyformer.methods.passes import ForwardPass, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.rules import Rules
 from whyformer.methods.scores import Scores
+from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.sources import Sources, readout_row
 from whyformer.methods.together import Together
 from whyformer.models.facts import Block

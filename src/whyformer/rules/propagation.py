@@ -146,7 +146,8 @@ def add_rule(normalised: bool) -> Back:
         factors = {"sub": (1, -alpha), "rsub": (-alpha, 1)}.get(call.name, (1, alpha))
         values = (wide(tape[o]) for o in call.operands)
         branches = [v if f == 1 else v * f for v, f in zip(values, factors, strict=True)]
-        parts = _shares(walk, unit.exit, wide(flow), wide(tape[unit.exit]), branches, normalised)
+        y = branches[0] + branches[1] if len(unit.calls) > 1 else wide(tape[unit.exit])  # a mean is half of the sum
+        parts = _shares(walk, unit.exit, wide(flow), y, branches, normalised)
         places = zip(unit.entries, unit.places, step.live, strict=True)
         return [(e, unbroadcast(parts[p], tape.shapes[e])) for e, p, live in places if live]
 

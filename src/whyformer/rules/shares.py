@@ -149,12 +149,13 @@ class ShareRules:
 
     # -- by kind of unit
     def _affine(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
-        """f(x_←j …) − f(0), and f(0) as a rest. A view, and what is behind an attention, hands a rest on."""
+        """f(x_←j …) − f(0), and f(0) as a rest. A rest is handed on by a view, by a scale, as if it were folded into the
+        layer before it, and by what is behind an attention."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in given]
         shares = [given[e] for e in entries]
         whole = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]
-        is_view = unit.kind == "view"
-        shares = [s if s.is_late or is_view else settle() for s, settle in zip(shares, whole, strict=True)]
+        is_view, keeps = unit.kind == "view", unit.kind in ("view", "scale")
+        shares = [s if s.is_late or keeps else settle() for s, settle in zip(shares, whole, strict=True)]
         function = lambda *x: repeat_unit(self.tape, unit, dict(zip(entries, x, strict=True)))  # noqa: E731
         if unit.kind == "layer" and self._is_of_rows(unit):
             return self._layer(unit, shares[0])

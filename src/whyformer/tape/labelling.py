@@ -390,7 +390,9 @@ class _Following:
         over = range(len(before)) if over is None or over == [] else [over] if isinstance(over, int) else over
         axes = [a % max(1, len(before)) for a in over]
         size = [1 if a in axes else n for a, n in enumerate(before)]
-        kept = [thin(t, axes).expand(size).reshape(shape) for t in label if all(constant_along(t, a) for a in axes)]
+        most = [t.amax(axes, keepdim=True) for t in map(slim, label)]  # one row, perhaps beside constants
+        alone = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
+        kept = [m.expand(size).reshape(shape) for m in alone]
         return tuple(kept) or (self._mixture(call, label[0], axes, shape),)
 
     def _sort(self, call: Call, label: Label, shape: torch.Size) -> Label:

@@ -24,7 +24,7 @@ class Unit:
             order of the operands.
         exits: numbers of the values that carry it out of it. Only a split has more than one.
         calls: numbers of its calls.
-        places: of a unit of one call, the position of each entry among the operands.
+        places: of a unit of one call, and of a sum, the position of each entry among the operands of the first call.
         statistics: of a norm that is written out, the values inside it by which it divides.
         axes: of a norm or a softmax, counted from the last.
     """
@@ -76,6 +76,7 @@ class CallReader:
             others = (o for i, o in enumerate(call.operands) if i not in places)
             constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # whole numbers choose weights
             kind = "product" if several else "layer" if constants else "weighted sum"
+            kind = "scale" if kind == "layer" and _scales(call, self.tape) else kind
         elif kind == "add":
             kind = "add" if several else "shift"
         elif kind == "mul":
@@ -199,6 +200,15 @@ def weights(tape: Tape) -> list[bool]:
             for r in call.results:
                 kept[r] = True
     return weight
+
+
+def _scales(call: Call, tape: Tape) -> bool:
+    """Return True for a convolution without bias in which each channel is multiplied by one number."""
+    if call.name != "convolution" or call.operand("bias") is not None:
+        return False
+    given, weight = (tape.shapes[o] for o in call.operands[:2])
+    single = weight.numel() == weight[0] == call.argument("groups", 1) == given[1]
+    return single and tape.shapes[call.results[0]] == given
 
 
 def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:

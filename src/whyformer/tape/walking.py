@@ -163,7 +163,7 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
 
 
 def _wants(unit: Unit, tape: Tape, rule: Rule, to: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
-    if unit.places:
+    if unit.places and len(unit.calls) == 1:
         number = unit.calls[0]
         asked = {p for p, live in zip(unit.places, to, strict=True) if live}
         return [(number, tuple(i in asked for i in range(len(tape.calls[number].operands))))]

@@ -230,7 +230,7 @@ class StreamTask:
             seen: called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``.
         """
         passed, on_tape = self.passed, self.task.tape_rules(rules)
-        if passed is None or on_tape is None:
+        if passed is None or on_tape is None or not all(s.blocks for s in passed.layout.streams):
             return None
         at: dict[int, Callable[..., None]] = {}
         for stream in (s for s in passed.layout.streams if s.blocks and not s.is_learned):

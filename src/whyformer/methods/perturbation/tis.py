@@ -14,10 +14,10 @@ from whyformer.engine.hooks import batch_first
 from whyformer.engine.probes import BlockCalls, BlockInputs, Entering
 from whyformer.errors import MissingExtra, WhyformerError
 from whyformer.inputs.removal import values_of
-from whyformer.methods.attended import AttendedPass
 from whyformer.methods.passes import record_pass
 from whyformer.methods.perturbation.vit_cx import outcome
 from whyformer.methods.registry import Count, Natural, method
+from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Scores, Task
 from whyformer.tape.tables import KINDS
 from whyformer.tape.units import reach

@@ -8,8 +8,8 @@ from torch import Tensor
 from whyformer.engine.parts import Lost, parts_of, unlabelled
 from whyformer.engine.shares import FORWARD, GraphShares
 from whyformer.errors import UnknownOperation
-from whyformer.methods.attended import AttendedPass
 from whyformer.methods.registry import Count, method
+from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.shares import DROPPED, ShareRules
 from whyformer.tape.streams import is_passed

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError, UnknownOperation
-from whyformer.methods.attended import AttendedPass, MapPass
+from whyformer.methods.attended import MapPass
+from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Task
 from whyformer.rules.vectors import VectorRules
 from whyformer.tape.streams import path_to

@@ -18,10 +18,11 @@ from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
 from whyformer.engine.run import Recording, running
 from whyformer.engine.trace import Key
 from whyformer.errors import MethodNotApplicable
-from whyformer.methods.attended import AttendedPass, MapPass
+from whyformer.methods.attended import MapPass
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
+from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.core import Pass
 from whyformer.tape.rows import slim

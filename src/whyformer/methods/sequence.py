@@ -1,0 +1,127 @@
+"""Walks over a recorded pass in which one sequence of rows attends.
+
+    attended = attended_pass(whole, sources, read)
+    walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], seen, blocks)
+
+``seen`` is called at each map, the last block first, with what flows to it under each composite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import ModelError
+from whyformer.inputs import Inputs
+from whyformer.methods.attended import MapPass, Seen, Walked, has_one_resolution, pictures_of
+from whyformer.methods.passes import ForwardPass, Read, record_pass
+from whyformer.tape.streams import Stream, is_passed
+from whyformer.tape.walking import Composite
+
+__all__ = ["AttendedPass", "attended_pass"]
+
+
+@dataclass(frozen=True, eq=False)
+class AttendedPass(MapPass):
+    """A recorded pass of one sequence of rows, which attend to one another once in each block. Inputs that are not in
+    it are constant."""
+
+    @property
+    def roots(self) -> list[int]:
+        begun = self.layout.rows.begun
+        return [begun[name] for name in (begun if len(self.layout.streams) == 1 else self.stream.names)]
+
+    @property
+    def stream(self) -> Stream:
+        """The sequence."""
+        (stream,) = self.ends.values()
+        return stream
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows of each sample."""
+        return int(self.stream.rows.shape[1])
+
+    def features(self, value: int, tensor: Tensor) -> Tensor:
+        """Return ``[B, N, D]``, the features of each row of the sequence.
+
+        Args:
+            value: number of a value that is no map.
+            tensor: of its shape, such as a flow.
+
+        Raises:
+            ModelError: its rows are unknown, or others than those of the sequence.
+        """
+        return self.features_of(self.stream, value, tensor)
+
+    def laid_out(self, value: int, features: Tensor) -> Tensor:
+        """Return ``[B, N, D]`` in the layout of a value: the inverse of :meth:`features`. What is no row gets zeros."""
+        rows, own, empty = self.layout.rows, self.stream.rows, torch.zeros_like(self.whole.tape[value])
+        return rows.with_features(value, empty, own, features.reshape(rows.features(value, empty, own).shape))
+
+    def with_value(self, value: int, other: Tensor) -> AttendedPass:
+        """Record another pass of the model in which a value is another one, of the same shape.
+
+        Raises:
+            ModelError: the model takes another way then.
+        """
+        whole = self.whole
+        changed = record_pass(whole.model, whole.feed, whole.samples, {value: lambda _: other})
+        if changed.tape.signature != whole.tape.signature:
+            raise ModelError("the model takes another way if what its blocks hand on is changed")
+        return replace(self, whole=changed)
+
+    def walk_blocks(
+        self,
+        seed: Tensor,
+        composites: Sequence[Composite],
+        seen: Seen | None = None,
+        blocks: Iterable[int] = (),
+        entering: Seen | None = None,
+    ) -> Walked:
+        """Walk back from the target to the maps of some blocks, and to what enters them.
+
+        Args:
+            seed, composites, seen: as for :meth:`walk`.
+            blocks: those that are watched.
+            entering: called with a block, what enters it, and what flows there under the last composite,
+                ``[B, N, D]``.
+        """
+        own = self.stream.blocks
+        watched = [block for block in sorted(blocks) if block < len(own)]
+        at = {} if entering is None else {own[i].entry: partial(self._entered, i, entering) for i in watched}
+        return self.walk(seed, composites, seen, watched, at=at)
+
+    def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
+        """Hand over what enters a block, sample by sample."""
+        number, flow = self.stream.blocks[index].entry, flows[-1]
+        if flow is not None:
+            entering(index, self.features(number, self.whole.tape[number]), self.features(number, flow))
+
+
+def attended_pass(
+    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, name: str | None = None
+) -> AttendedPass | None:
+    """Return the pass with the one sequence of rows that attends in it; None if there is no such sequence.
+
+    Args:
+        whole: a recorded pass.
+        sources: the inputs by name.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        name: an input whose rows are in the sequence that is meant, where others attend too.
+    """
+    layout = whole.layout(sources, read)
+    read_out = [s for s in layout.streams if s.is_read and name in (None, *s.names)]
+    if len(read_out) != 1 or (name is None and len(layout.streams) != 1):
+        return None
+    (stream,) = read_out
+    attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}
+    attended = AttendedPass(whole, layout, read, attentions, {"": stream}, pictures_of(sources))
+    once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
+    if not once or not has_one_resolution(layout):
+        return None
+    return attended if is_passed(attended.program, stream.last) else None  # the target may read something else
