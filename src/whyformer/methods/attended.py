@@ -96,7 +96,7 @@ class MapPass:
     @property
     def roots(self) -> list[int]:
         """The values in which the rows of the inputs that are explained begin."""
-        return list(self.layout.rows.begun.values())
+        return self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:
@@ -358,14 +358,14 @@ def map_pass(
         whole, sources, read: as for :func:`attended_pass`.
         made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
     """
-    layout = whole.layout(sources, read)
+    layout = whole.layout(sources, read, learned=True)
     own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
     others = [a for a in _leading(layout) if a not in own]
     if any(a.queries is None or a.keys is None for a in own) or not all(a.is_learned for a in others):
         return None  # a pool is in no block
     if not has_one_resolution(layout) or not all(map(_is_complete, layout.streams)):
         return None
-    found = block_pass(whole, sources, read, made)
+    found = replace(block_pass(whole, sources, read, made), layout=layout)
     passed = replace(found, attentions=dict(enumerate(sorted(own, key=lambda a: a.map))))
     read_out = {passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks}
     return replace(passed, ends=read_out) if read_out else None

@@ -30,9 +30,9 @@ from whyformer.tape.ends import EndFunction
 from whyformer.tape.labelling import find_rows, find_sources
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
-from whyformer.tape.rows import Rows
+from whyformer.tape.rows import Rows, Source
 from whyformer.tape.state import without_autocast
-from whyformer.tape.streams import Stream, find_streams, is_passed, spine
+from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
 from whyformer.tape.structure import Attention, find_attentions
 from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
@@ -58,11 +58,18 @@ class Layout:
         rows: of the pass.
         attentions: in the order of execution.
         streams: the rows that attend together, in the order in which they first do.
+        first_maps: numbers of maps of learned vectors that look at one another before they look at any input.
     """
 
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
+    first_maps: Sequence[int] = ()
+
+    @property
+    def roots(self) -> list[int]:
+        """The values in which rows begin."""
+        return [*self.rows.begun.values(), *self.first_maps]
 
     def borders(self, program: Program) -> dict[int, int]:
         """Return (what enters a block -> its number among all) for blocks that no path of a program leads past."""
@@ -113,29 +120,41 @@ class ForwardPass:
         named = Output(self.model, self.raw).named or {str(i): t for i, t in enumerate(every_tensor(self.raw))}
         return {n: self.tape.number(t) for n, t in named.items() if self.tape.knows(t) and t.is_floating_point()}
 
-    def layout(self, sources: Mapping[str, Inputs], read: Read | None = None) -> Layout:
+    def layout(self, sources: Mapping[str, Inputs], read: Read | None = None, *, learned: bool = False) -> Layout:
         """Return which rows the values hold, and which of them attend to which.
 
         Args:
             sources: the inputs whose rows are followed, by name.
             read: the model's output -> ``[B, C]``, the row of logits that a target is about. Attentions and streams are
                 those on the way to it; None for those on the way to any output.
+            learned: learned vectors are rows before they look at any input too, so that the maps among them are known.
         """
         outputs = tuple(sorted(self.outputs.values()))
         ends = outputs if read is None else self._ends(read)
-        key = tuple(sources), ends
+        key = tuple(sources), ends, learned
         if key not in self._layouts:
-            tape = self.tape
-            fed = {name: argument_of(self.feed, side.scored) for name, side in sources.items()}
-            several = [name for name, side in sources.items() if side.choices is not None]
-            main = next(iter(sources.values()))
-            others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
-            packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
-            rows = find_rows(tape, find_sources(tape, fed, several, packed), outputs)
-            program = read_program(tape, rows.begun.values(), ends)
-            attentions = find_attentions(program, tape, rows)
-            self._layouts[key] = Layout(rows, attentions, find_streams(program, tape, rows, attentions))
+            known = self.layout(sources, read) if learned else None
+            maps = [] if known is None else self._first_maps(known, ends, outputs)
+            self._layouts[key] = known if known is not None and not maps else self._layout(sources, outputs, ends, maps)
         return self._layouts[key]
+
+    def _layout(
+        self, sources: Mapping[str, Inputs], outputs: tuple[int, ...], ends: tuple[int, ...], maps: Sequence[int]
+    ) -> Layout:
+        tape, main = self.tape, next(iter(sources.values()))
+        fed = {name: argument_of(self.feed, side.scored) for name, side in sources.items()}
+        several = [name for name, side in sources.items() if side.choices is not None]
+        others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
+        packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
+        learned = [Source("", n, is_map=True) for n in maps]
+        rows = find_rows(tape, [*find_sources(tape, fed, several, packed), *learned], outputs)
+        program = read_program(tape, [*rows.begun.values(), *maps], ends)
+        attentions = find_attentions(program, tape, rows)
+        return Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
+
+    def _first_maps(self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
+        program = read_program(self.tape, known.roots, ends)
+        return find_first_maps(program, self.tape, known.streams, needed_calls(self.tape, outputs))
 
     def _ends(self, read: Read) -> tuple[int, ...]:
         """The numbers of the values that a target reads."""

@@ -149,7 +149,7 @@ class ShareRules:
 
     # -- by kind of unit
     def _affine(self, unit: Unit, given: dict[int, Shares]) -> list[Shares]:
-        """f(x_←j …) − f(0), and f(0) as a rest. A rest is handed on by a view, by a scale, as if it were folded into the
+        """f(x_←j …) − f(0), and f(0) as a rest. A rest is handed on by a view, by a scale, as if it were part of the
         layer before it, and by what is behind an attention."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in given]
         shares = [given[e] for e in entries]

@@ -159,6 +159,10 @@ class _Following:
         samples = torch.arange(shape[0]) if source.samples is None else torch.tensor(source.samples)
         lead = 2 if len(samples) == shape[:2].numel() != shape[0] else 1
         samples = samples.view(*shape[:lead], *(1,) * (len(shape) - lead))
+        if source.is_map:
+            queries = self._new(samples.expand(-1, 1, shape[2], 1), source.name, source.value)
+            self.labels[source.value] = queries.expand(shape), queries.mT.expand(shape)
+            return
         if not self.tape.floating(source.value):
             samples = samples.expand(shape)
             self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)

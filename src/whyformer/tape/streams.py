@@ -9,13 +9,26 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, depths
+from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
-__all__ = ["Block", "Stream", "entry", "find_blocks", "find_streams", "is_passed", "path_to", "readout", "spine"]
+__all__ = [
+    "Block",
+    "Stream",
+    "entry",
+    "find_blocks",
+    "find_first_maps",
+    "find_streams",
+    "is_passed",
+    "path_to",
+    "readout",
+    "spine",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +141,29 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
 
+def find_first_maps(program: Program, tape: Tape, streams: Iterable[Stream], calls: Iterable[Call]) -> list[int]:
+    """Return the maps of learned vectors that look at one another before they look at any input, so that these maps are
+    constants: the first one of each stream.
+
+    Args:
+        program: from where the rows of the inputs begin.
+        tape: the pass.
+        streams: those of the program.
+        calls: those that the output depends on.
+    """
+    found = []
+    softmaxes = [c for c in calls if c.name in SOFTMAXES and not program.carry[c.results[0]]]
+    for stream in (s for s in streams if s.is_learned):
+        (b, n), first = stream.rows.shape, tape.maker[stream.blocks[0].attentions[0].product].number
+        own = (c for c in softmaxes if c.number < first and _is_square(tape.shapes[c.results[0]], b, n))
+        found += [c.results[0] for c in own][:1]
+    return found
+
+
+def _is_square(shape: torch.Size, samples: int, rows: int) -> bool:
+    return len(shape) == 4 and shape[0] == samples and shape[2:] == (rows, rows)
+
+
 def _read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:
     """Return the states that the output depends on otherwise than through an attention or a later state."""
     needed = {program.output}
@@ -153,8 +189,9 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     chain = path_to(above, _common(above, _ends(program, tape, carry, depth)))
     blocks = _blocks(program, chain, above, own, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
-    mixed, learned = any(start[f.value] for f in families if f.source), own[0].is_learned
-    names = () if learned else dict.fromkeys(f.source for f in families if f.source)
+    mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
+    learned = own[0].is_learned or not any(sources)
+    names = () if learned else filter(None, sources)
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
     if learned and blocks and own[0] not in blocks[0].attentions:
         blocks.insert(0, Block(-1, blocks[0].entry, (own[0],)))
@@ -253,7 +290,7 @@ def _blocks(
     found: list[tuple[int, list[Attention]]] = []
     before = -1
     for start, a in sorted(((_last_before(a, above, place), a) for a in own), key=lambda pair: pair[0]):
-        if start < 0:
+        if start < 0 and a.map not in program.roots:
             continue
         others = sum(before < i <= start for i in sums)
         if found and (start == before or (others < 2 and all(a.is_self != b.is_self for b in found[-1][1]))):
@@ -266,7 +303,8 @@ def _blocks(
     behind = [n for n in states if place[n] > found[0][0]]
     last = _last_state(program, behind, [n for n in behind if place[n] > before] or chain[-1:])
     exits = [*(chain[start] for start, _ in found[1:]), last]
-    return [Block(chain[start], end, tuple(inside)) for (start, inside), end in zip(found, exits, strict=True)]
+    entries = [chain[start] if start >= 0 else -1 for start, _ in found]
+    return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, found, strict=True)]
 
 
 def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:

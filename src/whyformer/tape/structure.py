@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
+from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
 from whyformer.tape.units import Unit
@@ -220,7 +221,7 @@ class _Map:
 
 def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
     """Follow each softmax over rows through views, scales and masks to the product in which it weighs other values."""
-    maps: dict[int, _Map] = {}
+    maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
     weighed: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before it is summed -> (the map, V)
     makers = {r: u for u in program.units for r in u.exits}
     seen: set[int] = set()
@@ -232,8 +233,11 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
             continue
         value = next((e for e in u.entries if e not in maps and e not in weighed), None)
         of, first = weighed[held] if held in weighed else (maps[held], value)
+        if value is None and held in program.roots and len(rows.labels.get(u.exit, ())) == 1:
+            value = next((o for o in tape.calls[u.calls[0]].operands if o != held), None)  # of constants
         is_sum = u.name == "sum" and held in weighed
-        if is_sum or (u.kind == "product" and value is not None and held in maps):
+        multiplies = u.kind == "product" or held in program.roots
+        if is_sum or (multiplies and value is not None and held in maps):
             found = (of, first) if is_sum else (maps[held], value)
             labelled = _labelled(found[0], held, u, found[1], tape, rows, makers)
             if labelled is not None and of.origin not in seen:
@@ -251,6 +255,10 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
                     weighed[r] = of, first
                 elif held in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, of.origin)):
                     maps[r] = _Map(of.softmax, of.origin if same and len(u.exits) == 1 else r)
+
+
+def _softmax_of(call: Call) -> Unit:
+    return Unit("softmax", call.name, call.operands[:1], call.results, (call.number,))
 
 
 def _is_map(rows: Rows, value: int, origin: int) -> bool:

@@ -66,6 +66,9 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     how = several.within(how)
     chosen = several.wanted(how)
     passed = several.passed
+    if passed is not None and any(passed.block_of(n)[1].entry < 0 for n in chosen):  # values of learned vectors
+        several, passed = streams.StreamTask(task, None), None
+        chosen = several.wanted(how)
     if passed is None:
         logits, readouts, mixtures = _of_graph(task, scope, chosen, several)
     else:

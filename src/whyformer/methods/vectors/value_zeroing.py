@@ -199,8 +199,9 @@ def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
     tape, rows, keys = passed.whole.tape, passed.layout.rows, passed.attentions[number].keys
     leaving = passed.block_of(number)[1].exit
     assert keys is not None
-    place = positions(keys, len(rows))
-    places = {n: place[slim(rows.of(n))].to(tape.device(n)) for n in _values(passed, number)}
+    place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
+    labels = {n: rows.labels.get(n) for n in _values(passed, number)}  # none of values that are made of constants
+    places = {n: (place[slim(rows.of(n))] if label else each).to(tape.device(n)) for n, label in labels.items()}
 
     def changed(token: Tensor) -> Tensor:
         return replay(tape, {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}, [leaving])[0]
