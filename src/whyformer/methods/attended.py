@@ -186,7 +186,9 @@ class MapPass:
     def input_of_attention(self, stream: Stream, block: Block) -> int:
         """Return the number of what a block normalises first, if that comes before its attention; else of what enters
         the block."""
-        path = self.path(stream, block.entry, block.attentions[0].map)
+        piece = next((a for a in block.attentions if a.is_self), block.attentions[0]).pieces[0]
+        alone = block.entry in path_to(self.program.dominator, piece.map)  # not where other rows are looked at too
+        path = self.path(stream, block.entry, piece.map if alone or piece.query is None else piece.query)
         return path[self.behind_norm(path)]
 
     def path(self, stream: Stream, first: int, last: int) -> list[int]:
@@ -196,7 +198,7 @@ class MapPass:
         Args:
             stream: whose rows both values hold.
             first: number of a value of its spine.
-            last: number of another one, or of a map of its attention.
+            last: number of another one, or of a map or a query of its attention.
         """
         found = path_to(self.program.dominator, last) if last not in stream.spine else list(stream.spine)
         if first not in found:
@@ -215,7 +217,7 @@ class MapPass:
             unit = self._makers[path[i]]
             if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
                 break
-            if unit.kind == "norm" or found > first:
+            if unit.kind != "view":
                 found, kinds = i, frozenset(("view", "scale", "shift"))
         return found
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whyformer.inputs import Inputs
 from whyformer.tape.places import Places
 
-__all__ = ["Scores"]
+__all__ = ["Scores", "at_elements"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,11 @@ class Scores:
     inputs: Inputs | None = None
     places: Places | None = None
     parts: Mapping[str, Scores] = field(default_factory=dict)
+
+
+def at_elements(values: Tensor, rows: Tensor) -> Tensor:
+    """``[B, M]`` the scores of the rows that stand for M elements; that of a row which stands for several (a frame for
+    moments of a sound) is spread over them."""
+    rows = rows.to(values.device).expand(len(values), -1)
+    several = torch.zeros_like(values).scatter_add(1, rows.clamp(min=0), (rows >= 0).to(values))
+    return (values / several.clamp(min=1)).gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)

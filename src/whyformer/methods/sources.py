@@ -27,7 +27,7 @@ from whyformer.methods.passes import ForwardPass
 from whyformer.methods.replay import Apart, Replay
 from whyformer.methods.roots import RootedPass, Roots, changed_pass, find_roots
 from whyformer.methods.rules import Rules
-from whyformer.methods.scores import Scores
+from whyformer.methods.scores import Scores, at_elements
 from whyformer.methods.sequence import AttendedPass, attended_pass
 from whyformer.models.facts import Block, groups_of
 from whyformer.models.kinds import last_row_alone
@@ -234,17 +234,22 @@ class Sources:
         passed = map_pass(whole, self.given, self.read, self.made)
         if passed is None:
             return None
-        ends = {key: len(stream.blocks) for key, stream in passed.ends.items()}
-        known = {key: self.structure.depth_of(key) for key in self.structure.ends()}
-        return passed if max(ends.values()) == max(known.values(), default=0) else None
+        ends, calls = self.structure.ends(), defaultdict[Key, set[int | None]](set)
+        for a in self.structure.attentions:
+            calls[a.queries.intersection(self.sources)].add(a.block)
+        found = {key.intersection(self.sources): len(stream.blocks) for key, stream in passed.ends.items()}
+        return passed if found == {k: len(calls[k]) for k in (key.intersection(self.sources) for key in ends)} else None
 
     def block_pass(self) -> MapPass | None:
         """A recorded pass on a tape, with the blocks of the main input; None if these are not those that are
         counted."""
         if self.replay is not None:
             raise Apart
-        passed = block_pass(self.passed(), self.given, self.read, self.made)
-        return passed if len(passed.blocks_of(self.inputs.name)) == self.blocks() else None
+        passed, name = block_pass(self.passed(), self.given, self.read, self.made), self.inputs.name
+        found = passed.blocks_of(name)
+        ends = [key.intersection(self.sources) for key in self.structure.ends() if name in key]
+        is_end = not ends or any(set(stream.names) in ends for stream, _ in found[-1:])
+        return passed if is_end and len(found) == self.blocks() else None
 
     def recorded(
         self, composite: Composite | Rules, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
@@ -309,7 +314,7 @@ class Sources:
         known = None if passed is None else passed.elements(name, key)
         if known is not None:
             return known[0], known[1].rows, known[1].grid
-        return self.rows(name, key if key in self.structure.firsts else frozenset(key & self.sources.keys()))
+        return self.rows(name, key if key in self.structure.firsts else key.intersection(self.sources))
 
     def _fed(self, name: str, call: int, samples: int) -> tuple[int, Tensor, tuple[int, ...] | None] | None:
         """What :meth:`rows` says of the rows that enter a block call, None where it cannot be measured."""
@@ -407,7 +412,7 @@ class Sources:
             tokens, rows, grid = self.located(name, key, passed)
             if tokens != values.shape[1]:
                 raise self.refuse(f"its maps are over {values.shape[1]} of {tokens} rows")
-            values = _at_elements(values, rows)
+            values = at_elements(values, rows)
             made[name] = Scores(values, logits, "patch" if side.modality == "image" else "token", {}, grid, side)
         return self.assemble(made, logits, diagnostics)
 
@@ -460,14 +465,6 @@ def telling_of_changed_inputs() -> Iterator[None]:
         if isinstance(error, WhyformerError):
             raise
         raise on_changed_inputs(error) from error
-
-
-def _at_elements(values: Tensor, rows: Tensor) -> Tensor:
-    """``[B, M]`` the scores of the rows that stand for M elements; that of a row which stands for several (a frame for
-    moments of a sound) is spread over them."""
-    rows = rows.to(values.device).expand(len(values), -1)
-    several = torch.zeros_like(values).scatter_add(1, rows.clamp(min=0), (rows >= 0).to(values))
-    return (values / several.clamp(min=1)).gather(1, rows.clamp(min=0)).masked_fill(rows < 0, 0)
 
 
 def _made_of(side: Inputs, lookup: Lookup) -> Inputs:
