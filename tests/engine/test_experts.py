@@ -44,6 +44,7 @@ def close(a: Tensor, b: Tensor, share: float) -> bool:
     return float((a - b).abs().max()) <= share * float(b.abs().max())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_experts(name: str, method: str) -> None:

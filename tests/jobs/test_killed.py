@@ -113,7 +113,7 @@ def test_a_job_killed_at_any_moment_ends_with_the_same_files(ready, tmp_path):
     assert rounds(ready, tmp_path, least=3, enough=4) >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_job_killed_at_any_moment_ends_with_the_same_files_in_many_rounds(ready, tmp_path):
     assert rounds(ready, tmp_path, least=35, enough=70, first=100) >= 70
 
