@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import pytest
 from torch import nn
@@ -82,18 +81,18 @@ def some() -> list[tuple[Form, tuple[str, str]]]:
     return found
 
 
-def few() -> list[Any]:
-    """Of the first function of each kind two ways, from the middle and the end; the second one is ``whole``."""
+def few() -> list[Form]:
+    """Of the first function of each kind two ways, from the middle and the end."""
     found = []
     for kind in dict.fromkeys(kind for kind, _, _ in SAMPLED):
         forms = [form for form in GROUPS[next(group for group in SAMPLED if group[0] == kind)][1:] if not form.regroups]
-        middle, *last = dict.fromkeys([forms[len(forms) // 2], forms[-1]])
-        found += [pytest.param(middle, id=middle.id), *(pytest.param(f, id=f.id, marks=pytest.mark.whole) for f in last)]
+        found += dict.fromkeys([forms[len(forms) // 2], forms[-1]])
     return found
 
 
-def is_known(form: Form) -> bool:
-    return f"test_forms.py::test_forms_by_four_methods[{form.id}]" in FAULTS
+def is_known(test: str, form: Form) -> bool:
+    """Whether it is listed as a fault of all that the test compares; a part of that may be right."""
+    return f"test_forms.py::{test}[{form.id}]" in FAULTS
 
 
 @pytest.mark.parametrize("group", SAMPLED, ids=id_of)
@@ -110,22 +109,34 @@ def test_the_forms_compute_the_same_in_further_models(group: Group) -> None:
 
 # each way by one method of its two, the four of them in turn
 @pytest.mark.parametrize(
-    ("form", "setting"), [pytest.param(f, pair[i // 2 % 2], id=f.id) for i, (f, pair) in enumerate(some()) if not is_known(f)]
+    ("form", "setting"), [pytest.param(f, pair[i // 2 % 2], id=f.id) for i, (f, pair) in enumerate(some()) if not is_known("test_forms_by_four_methods", f)]
 )
 def test_forms_by_one_of_four_methods(form: Form, setting: str) -> None:
     assert not faults(cells(form, named([setting])))
 
 
 @pytest.mark.parametrize(
-    ("form", "settings"), [pytest.param(f, pair, id=f.id, marks=() if is_known(f) else pytest.mark.whole) for f, pair in some()]
+    ("form", "settings"), [pytest.param(f, pair, id=f.id, marks=() if is_known("test_forms_by_four_methods", f) else pytest.mark.whole) for f, pair in some()]
 )
 def test_forms_by_four_methods(form: Form, settings: tuple[str, str]) -> None:
     assert not faults(cells(form, named(settings)))
 
 
-@pytest.mark.parametrize("form", few())
+METHODS = [setting for setting in all_settings() if not setting.chosen]
+
+
+# six methods in turn
+@pytest.mark.parametrize(
+    ("form", "number"), [pytest.param(f, i, id=f.id) for i, f in enumerate(few()) if not is_known("test_few_forms_by_every_method", f)]
+)
+def test_few_forms_by_methods_in_turn(form: Form, number: int) -> None:
+    assert not faults(cells(form, METHODS[number % 6 :: 6]))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("form", few(), ids=lambda form: form.id)
 def test_few_forms_by_every_method(form: Form) -> None:
-    assert not faults(cells(form, [setting for setting in all_settings() if not setting.chosen]))
+    assert not faults(cells(form, METHODS))
 
 
 def test_there_are_many_ways() -> None:

@@ -109,6 +109,7 @@ def rounds(ready, tmp_path: Path, least: int, enough: int, first: int = 0) -> in
     return kills
 
 
+@pytest.mark.slow
 def test_a_job_killed_at_any_moment_ends_with_the_same_files(ready, tmp_path):
     assert rounds(ready, tmp_path, least=3, enough=4) >= 4
 
