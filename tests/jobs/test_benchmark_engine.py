@@ -245,7 +245,7 @@ def test_ray_writes_what_one_machine_writes_also_when_an_actor_is_killed(place, 
     assert files(tmp_path / "ray") == whole
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_texts_on_ray_are_as_on_one_machine(tmp_path):
     pytest.importorskip("ray")
     model, data = text_model(tmp_path / "bert"), sentence_file(tmp_path / "data")
