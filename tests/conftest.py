@@ -44,6 +44,19 @@ hypothesis.settings.load_profile("tests")
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from parts import leave_out
+
+    leave_out(items)
+
+
+def pytest_collection_finish() -> None:
+    """Tests and imported packages, a million objects, stay to the end: the collector of garbage need not visit them each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

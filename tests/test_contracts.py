@@ -19,15 +19,19 @@ from zoo import LENGTHS, TOKENS, TWO_ATTENTIONS, WINDOWED, ZOO, build, call, mod
 TARGETS = [1, 3]
 # what a method may do often is done a few times here; whatever has such a setting is made small by it
 FEW: dict[str, Any] = {"samples": 3, "steps": 4, "masks": 6, "repeats": 2, "iterations": 3, "epochs": 2, "patch": 8}
-PAIRS = [(m, n) for m in sorted(METHODS) for n in ZOO if METHODS[m].modality in ("both", modality(n))]
+
+
+def of(*names: str) -> list[tuple[str, str]]:
+    """Each method with the models that it explains."""
+    return [(m, n) for m in sorted(METHODS) for n in names if METHODS[m].modality in ("both", modality(n))]
+
+
+PAIRS = of(*ZOO)
 REQUIRED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
 REFUSED = [(m, n) for m in sorted(METHODS) for n in WINDOWED if not METHODS[m].anywhere and METHODS[m].modality in ("both", "image")]
 
-# every method on a few models that differ in what they compute; on all of them with -m whole
-FEW_MODELS = {"hf_vit", "timm_vit_mean", "bert", "gpt2", "llama", "encoder_sequence_first", *WINDOWED}
-every_pair = pytest.mark.parametrize(
-    ("method", "name"), [pytest.param(m, n, marks=() if n in FEW_MODELS else pytest.mark.whole) for m, n in PAIRS + REQUIRED]
-)
+every_pair = pytest.mark.parametrize(("method", "name"), PAIRS + REQUIRED)
+either_pair = pytest.mark.parametrize(("method", "name"), of("hf_vit", "bert"))
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 
 
@@ -38,6 +42,12 @@ def few(method: str) -> dict[str, Any]:
 def close(a: Tensor, b: Tensor, scale: Tensor, tolerance: float = 1e-6) -> bool:
     """Equal to a part of the map's maximum; a map of zeros must be met exactly."""
     return bool((a.double() - b.double()).abs().max() <= tolerance * scale.double().abs().max())
+
+
+@cache
+def built(name: str) -> tuple[nn.Module, Any]:
+    """One model for all methods, each of which leaves it as it was; what the library reads off a model it reads once."""
+    return build(name)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class Run:
 @cache
 def run(method: str, name: str) -> Run:
     """The explanation of the batch, with a target for each sample; several contracts look at it."""
-    model, inputs = build(name)
+    model, inputs = built(name)
     torch.manual_seed(0)
     before = snapshot(model)
     result = whyformer.explain(model, inputs, method=method, target=TARGETS, **few(method))
@@ -59,6 +69,7 @@ def run(method: str, name: str) -> Run:
     return Run(model, inputs, before, result)
 
 
+@pytest.mark.part(times=2)
 @every_pair
 def test_batch_equals_single_runs(method: str, name: str) -> None:
     """Each sample alone, and for text alone without its padding."""
@@ -73,6 +84,7 @@ def test_batch_equals_single_runs(method: str, name: str) -> None:
             assert torch.allclose(got.logits[0], found.result.logits[i], atol=1e-9)
 
 
+@pytest.mark.part(times=2)
 @every_pair
 def test_scores_are_laid_out_as_promised(method: str, name: str) -> None:
     found = run(method, name)
@@ -99,12 +111,14 @@ def test_scores_are_laid_out_as_promised(method: str, name: str) -> None:
     assert result.heatmap().shape == (2, height, width)
 
 
+@pytest.mark.part(times=2)
 @every_pair
 def test_logits_are_those_of_the_plain_model(method: str, name: str) -> None:
     found = run(method, name)
     assert (found.result.logits - call(found.model, found.inputs)).abs().max() <= 1e-12
 
 
+@pytest.mark.part(times=2)
 @every_pair
 def test_deterministic(method: str, name: str) -> None:
     """Whatever the global random state; a method that draws has its own seed."""
@@ -114,6 +128,7 @@ def test_deterministic(method: str, name: str) -> None:
     assert torch.equal(again.scores, found.result.scores)
 
 
+@pytest.mark.part(times=2)
 @every_pair
 def test_model_is_left_as_found(method: str, name: str) -> None:
     found = run(method, name)
@@ -121,33 +136,27 @@ def test_model_is_left_as_found(method: str, name: str) -> None:
     assert_unchanged(found.model, found.before)
 
 
-@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if METHODS[m].class_specific])
-@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.part
+@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in of("hf_vit", "bert") if METHODS[m].class_specific])
 def test_class_specific_methods_answer_for_the_class(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name)):
-        pytest.skip(f"{method} does not explain this")
-    model, inputs = build(name)
+    model, inputs = built(name)
     maps = [whyformer.explain(model, inputs, method=method, target=c, **few(method)).scores for c in range(5)]
     assert any(not close(m, maps[0], maps[0], 1e-3) for m in maps[1:])
 
 
-@pytest.mark.parametrize("method", [m for m in sorted(METHODS) if not METHODS[m].class_specific])
-@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.part
+@pytest.mark.parametrize(("method", "name"), [(m, n) for m, n in of("hf_vit", "bert") if not METHODS[m].class_specific])
 def test_class_agnostic_methods_say_so(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name)):
-        pytest.skip(f"{method} does not explain this")
-    model, inputs = build(name)
+    model, inputs = built(name)
     first, second = (whyformer.explain(model, inputs, method=method, target=c, **few(method)) for c in (0, 4))
     assert torch.equal(first.scores, second.scores)
     assert first.diagnostics["class_specific"] is False
 
 
-@every_method
-@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.part
+@either_pair
 def test_without_a_target_the_predicted_class_is_explained(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name)):
-        pytest.skip(f"{method} does not explain this")
-    model, inputs = build(name)
+    model, inputs = built(name)
     result = whyformer.explain(model, inputs, method=method, **few(method))
     predicted = call(model, inputs).argmax(-1).tolist()
     assert result.target.tolist() == predicted
@@ -155,12 +164,10 @@ def test_without_a_target_the_predicted_class_is_explained(method: str, name: st
     assert torch.equal(result.scores, same.scores)
 
 
-@every_method
-@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.part
+@either_pair
 def test_callable_targets(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name)):
-        pytest.skip(f"{method} does not explain this")
-    model, inputs = build(name)
+    model, inputs = built(name)
     given = {"method": method, **few(method)}
     as_list = whyformer.explain(model, inputs, target=TARGETS, **given)
     logit = whyformer.explain(model, inputs, target=whyformer.targets.Logit(TARGETS), **given)
@@ -172,6 +179,7 @@ def test_callable_targets(method: str, name: str) -> None:
     assert own.scores.isfinite().all()
 
 
+@pytest.mark.part
 @every_method
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_the_callers_gradient_mode_does_not_matter(method: str, mode: str) -> None:
@@ -182,11 +190,9 @@ def test_the_callers_gradient_mode_does_not_matter(method: str, mode: str) -> No
     assert torch.equal(result.scores, found.result.scores)
 
 
-@every_method
-@pytest.mark.parametrize("name", ["hf_vit", "bert"])
+@pytest.mark.part
+@either_pair
 def test_frozen_parameters_do_not_matter(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name)):
-        pytest.skip(f"{method} does not explain this")
     model, inputs = build(name)
     model.requires_grad_(False)
     before = snapshot(model)
@@ -195,23 +201,25 @@ def test_frozen_parameters_do_not_matter(method: str, name: str) -> None:
     assert torch.equal(result.scores, run(method, name).result.scores)
 
 
-@every_method
-@pytest.mark.parametrize("name", TWO_ATTENTIONS)
+@cache
+def with_attention(name: str, attention: str) -> tuple[nn.Module, Any]:
+    model, inputs = TWO_ATTENTIONS[name](attention)
+    return model.double(), to(inputs, torch.float64)
+
+
+@pytest.mark.part
+@pytest.mark.parametrize(("method", "name"), [*of(*(n for n in TWO_ATTENTIONS if n in ZOO)), *((m, "modernbert") for m in sorted(METHODS) if METHODS[m].modality != "image")])
 def test_fused_and_written_attention_give_the_same_scores(method: str, name: str) -> None:
-    if METHODS[method].modality not in ("both", modality(name) if name in ZOO else "text"):
-        pytest.skip(f"{method} does not explain this")
-    results = []
-    for attention in ("sdpa", "eager"):
-        model, inputs = TWO_ATTENTIONS[name](attention)
-        results.append(whyformer.explain(model.double(), to(inputs, torch.float64), method=method, target=TARGETS, **few(method)).scores)
+    results = [whyformer.explain(*with_attention(name, a), method=method, target=TARGETS, **few(method)).scores for a in ("sdpa", "eager")]
     # most eager implementations of transformers take the softmax in float32 whatever the model's precision
     assert close(*results, results[0], 1e-6 if name in ("bert", "distilbert") else 2e-3)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("method", "name"), REFUSED)
 def test_attention_over_windows_is_refused(method: str, name: str) -> None:
     """Not a map of something else: an error that names methods that do apply here."""
-    model, inputs = build(name)
+    model, inputs = built(name)
     before = snapshot(model)
     with pytest.raises(MethodNotApplicable) as caught:
         whyformer.explain(model, inputs, method=method, **few(method))
@@ -232,14 +240,14 @@ def test_wrong_modality_is_refused(method: str) -> None:
     wanted = METHODS[method].modality
     if wanted == "both":
         pytest.skip("explains both")
-    model, inputs = build("bert" if wanted == "image" else "hf_vit")
+    model, inputs = built("bert" if wanted == "image" else "hf_vit")
     with pytest.raises((InputError, MethodNotApplicable), match=method):
         whyformer.explain(model, inputs, method=method)
 
 
 @every_method
 def test_unknown_settings_are_refused(method: str) -> None:
-    model, inputs = build("hf_vit")
+    model, inputs = built("hf_vit")
     with pytest.raises(InputError) as caught:
         whyformer.explain(model, inputs, method=method, no_such_setting=1)
     message = str(caught.value)
@@ -263,13 +271,12 @@ def test_values_out_of_range_are_refused(method: str) -> None:
         assert repr(METHODS[method].settings[name]) in str(caught.value)
 
 
-@every_method
-@pytest.mark.parametrize("setting", ["start_layer", "block", "blocks", "layer"])
+@pytest.mark.parametrize(
+    ("method", "setting"), [(m, s) for m in sorted(METHODS) for s in ("start_layer", "block", "blocks", "layer") if s in METHODS[m].settings]
+)
 @pytest.mark.parametrize("number", [3, -4])
 def test_blocks_outside_the_model_are_refused(method: str, setting: str, number: int) -> None:
-    if setting not in METHODS[method].settings:
-        pytest.skip("has no such setting")
-    model, inputs = build("bert" if METHODS[method].modality == "text" else "hf_vit")
+    model, inputs = built("bert" if METHODS[method].modality == "text" else "hf_vit")
     with pytest.raises(InputError, match=r"3 blocks \(0 to 2\)"):
         whyformer.explain(model, inputs, method=method, **{setting: number})
 

@@ -61,8 +61,11 @@ def test_few_sentences_are_warned_of_where_relevance_is_conserved(method: str, s
     check_sentences(shared, method, rule="shared")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [m for m in COMPARED if m != "occlusion"])  # which takes minutes, and adds up to nothing
+# the default one and a map of attention; occlusion takes minutes, and adds up to nothing
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=pytest.mark.slow if m in ("auto", "gae") else pytest.mark.whole) for m in COMPARED if m != "occlusion"],
+)
 def test_few_photographs_are_warned_of(method: str, shared: Path) -> None:
     files = sorted((shared / "data" / "imagenet_samples").glob("*.jpg"))[:COUNT]
     assert len(files) == COUNT

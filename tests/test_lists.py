@@ -51,6 +51,7 @@ def is_as_alone(e: whyformer.Explanation, alone: whyformer.Explanation) -> None:
         assert (e.originals, e.geometry, e.grid) == (alone.originals, alone.geometry, alone.grid)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", ["auto", "transformer_attribution", "input_x_gradient"])
 @pytest.mark.parametrize("model", LIST)
 def test_a_long_list_is_as_each_by_itself(model: str, method: str, sizes: list[int]) -> None:

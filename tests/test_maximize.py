@@ -59,6 +59,7 @@ def test_first_step_is_adams() -> None:
     assert found.history[-1] == found.activation == pytest.approx(0.25 * model.weight[0].abs().sum().item(), rel=1e-3)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("recipe", "least"), [("plain", 1.0), ("feature_visualisation", 0.1)])
 @pytest.mark.parametrize("name", [*zoo.IMAGES, *zoo.WINDOWED])
 def test_a_class_of_every_picture_model_goes_up(name: str, recipe: str, least: float) -> None:

@@ -259,6 +259,7 @@ def test_the_next_token_needs_none(name: str) -> None:
     assert torch.equal(same.target, e.target)
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "lrp_ah_ln", "gae", "rollout", "occlusion", "smoothgrad", "integrated_gradients"])
 @pytest.mark.parametrize(("name", "target"), [("masked", Token([5, 2], [17, 8])), ("words", Token([1, -1], 2)), ("answers", Span([1, 2], [4, 2])),
                                               ("headless", pooled), ("gpt2", Token([3, -2], [5, 6])), ("yolos", Query([1, 3], [2, 0])), ("segformer", Pixel(4, [6, 2], 1)),

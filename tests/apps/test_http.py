@@ -249,7 +249,10 @@ def test_requests_of_other_sites():
 
 
 # -- processes of their own ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("command", "path"), [(("serve", "bundled:sst2"), "/health"), (("app",), "/config")], ids=["serve", "app"])
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [pytest.param(("serve", "bundled:sst2"), "/health", id="serve"), pytest.param(("app",), "/config", id="app", marks=pytest.mark.slow)],
+)
 def test_300_half_heads_at_256_files_keep_nobody_out(free_port, tmp_path, command, path):
     port = free_port()
     program = [sys.executable, "-c", "import sys; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"]

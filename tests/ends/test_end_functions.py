@@ -87,6 +87,7 @@ def test_same_scores_as_without_the_end_function(end: str) -> None:
     assert "sigmoid" not in name or found.multi_label
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("end", ["sigmoid by hand", "softmax", "log_softmax"])
 def test_every_method(end: str, method: str) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from whyformer import evaluate, explain, targets
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", [*METHODS, "value_zeroing", "tis", "vit_cx", "auto", "saliency", "alti"])
 @pytest.mark.parametrize("classes", [1, 4])
 def test_one_sample_squeezed(method: str, classes: int) -> None:

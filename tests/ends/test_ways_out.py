@@ -76,7 +76,7 @@ def test_halves_of_a_block_are_no_blocks(method: str, wrapped: bool) -> None:
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("wrapped", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_pieces_of_a_block_are_answered_rightly_or_refused(wrapped: bool) -> None:
     for method, row in METHODS.items():
         if row.family == "perturbation":

@@ -25,6 +25,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("reached", [[], [0], [31], [2, 3, 17], list(range(32))], ids=lambda r: str(len(r)))
 @pytest.mark.parametrize(
     ("name", "bias", "shape"),
@@ -109,6 +110,7 @@ def attended(mask: str, heads: int) -> tuple[list[Tensor], Tensor | None, dict[s
     return given, masks.get(mask), options
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("reached", [[], [3], [0, 23], list(range(24))], ids=lambda r: str(len(r)))
 @pytest.mark.parametrize("heads", [4, 2, 1])
 @pytest.mark.parametrize("mask", ["none", "causal", "floats", "booleans", "of keys"])

@@ -31,6 +31,7 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).abs().max() <= 1e-10 * b.abs().max())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("method", "settings"), RUNS, ids=str)
 def test_scores_are_the_same_and_the_model_as_it_was(name: str, method: str, settings: dict[str, Any]) -> None:
@@ -45,6 +46,7 @@ def test_scores_are_the_same_and_the_model_as_it_was(name: str, method: str, set
     assert again.settings == wanted.settings
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", ["llama", "bert", "hf_vit"])
 @pytest.mark.parametrize(("method", "settings"), RUNS[:3], ids=str)
 def test_a_batch_equals_single_runs(name: str, method: str, settings: dict[str, Any]) -> None:

@@ -60,6 +60,7 @@ MASKS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize(("batch_first", "need_weights"), list(itertools.product([True, False], repeat=2)))
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("composite", ["gradient", "deep Taylor"])
@@ -173,6 +174,7 @@ def test_the_encoder_layers_fast_path_computes_the_same(norm_first: bool, padded
     assert torch.allclose(recording.logits, wanted, atol=1e-12)
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("scales", [{}, {"beta": 0.5}, {"alpha": 2.0}, {"beta": 0.5, "alpha": 2.0}])
 @pytest.mark.parametrize("rows", [None, 1, 3])
 @pytest.mark.parametrize("trained", [False, True])

@@ -28,6 +28,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GptOss": {},
     "Llama4": {"intermediate_size_mlp": 48, "num_experts_per_tok": 1, "attention_chunk_size": 32},
 }  # fmt: skip
+# their experts are run in the loop of others
+ALIKE = {"Qwen3Moe", "Olmoe", "Glm4Moe"}
 METHODS = ["transformer_attribution", "lrp", "lrp_ah_ln"]
 
 
@@ -44,8 +46,9 @@ def close(a: Tensor, b: Tensor, share: float) -> bool:
     return float((a - b).abs().max()) <= share * float(b.abs().max())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.whole if n in ALIKE else ()) for n in FAMILIES])
 def test_experts(name: str, method: str) -> None:
     """A loop over experts, grouped products and products of each row give the same scores, and a batch those of each sample alone."""
     ways = [None] if name == "Llama4" else ["eager", "grouped_mm", "batched_mm"]

@@ -44,6 +44,7 @@ def recorded(name: str, composite: Composite, *probes: Probe) -> tuple[nn.Module
     return model, inputs, record(model, feed(inputs), composite, *probes, **start)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", [*ZOO, *WINDOWED])
 @pytest.mark.parametrize("composite", COMPOSITES)
 def test_logits_are_bit_identical(name: str, composite: str) -> None:
@@ -70,6 +71,7 @@ def test_logits_stay_within_rounding_where_attention_is_opened(name: str) -> Non
         assert bool(((sums - 1).abs() < 1e-5).all() or ((sums == 0) | ((sums - 1).abs() < 1e-5)).all())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", [*ZOO, *WINDOWED])
 @pytest.mark.parametrize("composite", COMPOSITES)
 def test_everything_is_left_as_found(name: str, composite: str) -> None:
@@ -85,6 +87,7 @@ def test_everything_is_left_as_found(name: str, composite: str) -> None:
     assert_unchanged(model, before)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", ["transformer_attribution", "lrp", "lrp_ah_ln", "rollout", "gae", "value_zeroing", "gradcam"])
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 @pytest.mark.parametrize("name", ["hf_vit", "gpt2", "encoder_mean"])

@@ -74,6 +74,7 @@ def activations() -> dict[str, tuple[Any, Any]]:
     }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("name", activations())
 def test_activations_written_out(name: str, composite: str) -> None:

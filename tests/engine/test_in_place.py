@@ -153,6 +153,7 @@ def flows(case: Callable[..., Tensor], composite: str) -> tuple[Tensor, Tensor]:
     return recording.logits, recording.backward(seed, relevance=relevance)[0]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("case", CASES)
 def test_in_place_equals_out_of_place(case: str, composite: str) -> None:

@@ -46,6 +46,7 @@ def scores(model: nn.Module, inputs: Any, method: str) -> Tensor:
     return whyformer.explain(model, inputs, method=method, target=1).scores
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize(("name", "place"), [(n, p) for n, places in PLACES.items() for p in places])
@@ -69,6 +70,7 @@ def test_nor_does_a_forward_of_a_part_or_of_another_model(method: str) -> None:
         assert torch.allclose(scores(model, inputs, method), wanted, rtol=0, atol=1e-12)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("inner", ["rollout", "gae", "transformer_attribution", "value_zeroing", "lrp_ah_ln"])
 @pytest.mark.parametrize("outer", ["rollout", "gae", "transformer_attribution", "value_zeroing", "lrp_ah_ln"])
 def test_an_explanation_inside_a_users_hook(outer: str, inner: str) -> None:

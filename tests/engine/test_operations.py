@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -219,10 +219,10 @@ def value(name: str, x: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in (result if isinstance(result, list | tuple) else [result])])
 
 
-@pytest.mark.parametrize("name", NAMES)
-@given(seed=st.integers(0, 10**6), factor=st.sampled_from([-2.0, 0.5, 4.0]))
-def test_what_is_declared_linear_is(name: str, seed: int, factor: float) -> None:
-    """f(x + c y) = f(x) + c f(y): gradient × input shares such an operation's value out among its inputs."""
+drawn = given(seed=st.integers(0, 10**6), factor=st.sampled_from([-2.0, 0.5, 4.0]))
+
+
+def linear(name: str, seed: int, factor: float) -> None:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("no such device")
     x, y = constant(B, N, D, seed=seed), constant(B, N, D, seed=seed + 1)
@@ -230,6 +230,21 @@ def test_what_is_declared_linear_is(name: str, seed: int, factor: float) -> None
     parts = value(name, x) + factor * value(name, y)
     rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}[whole.dtype]
     assert torch.allclose(whole, parts, rtol=rounding, atol=rounding * float(parts.abs().max() + 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@drawn
+@settings(max_examples=5)
+def test_what_is_declared_linear_is(name: str, seed: int, factor: float) -> None:
+    """f(x + c y) = f(x) + c f(y): gradient × input shares such an operation's value out among its inputs."""
+    linear(name, seed, factor)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", NAMES)
+@drawn
+def test_the_same_of_many_more(name: str, seed: int, factor: float) -> None:
+    linear(name, seed, factor)
 
 
 @pytest.mark.parametrize("name", NAMES)

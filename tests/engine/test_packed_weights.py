@@ -84,6 +84,7 @@ def packed(kind: type[Packed]) -> tuple[nn.Module, nn.Module, Any]:
     return model, plain, inputs
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [Eight, EightBehind, Four])
 def test_packed_weights_give_the_scores_of_what_they_are_unpacked_to(kind: type[Packed], method: str) -> None:
@@ -139,6 +140,7 @@ def test_methods_of_relevance_name_the_ways_out_of_a_kernel() -> None:
 RULES = [("transformer_attribution", {}), ("partial_lrp", {}), *(("lrp", {"rule": rule}) for rule in ("separate", "alpha_beta", "epsilon", "gamma"))]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("kind", "declared"), [(Kernel, Product), (EightBehind, EightBehind)], ids=["kernel", "module"])
 @pytest.mark.parametrize(("method", "settings"), RULES, ids=[" ".join((m, *s.values())) for m, s in RULES])
 def test_the_weights_of_what_is_declared_linear_are_read_off_what_it_does(kind: type[Packed], declared: Any, method: str, settings: dict[str, Any]) -> None:
@@ -276,6 +278,7 @@ def offloaded(model: nn.Module, *, by: str) -> Callable[[], bool]:
     return lambda: all(p.is_meta for p in model.parameters())
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("by", ["forward", "hooks"])
 @pytest.mark.parametrize("method", METHODS)
 def test_weights_that_are_put_in_for_each_pass(method: str, by: str) -> None:

@@ -146,6 +146,7 @@ ROUTES = ["input_x_gradient", "saliency", "rollout", "raw_attention", "gae"]
 METHODS = [*ROUTES, "lrp_ah", "transformer_attribution", "partial_lrp", "lrp", "norm_attention", "value_zeroing", "gradcam_attention"]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["bart", "t5", "siamese"])
 def test_a_batch_is_single_runs(method: str, name: str) -> None:
@@ -306,6 +307,7 @@ class Words(nn.Module):
         return self.head(x[:, 0])
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("start", [0, 1])
 def test_a_loop_over_heads_is_one_layer(method: str, start: int) -> None:

@@ -125,6 +125,7 @@ def given() -> dict[str, Any]:
     return {"input_ids": torch.arange(12).reshape(2, 6), "attention_mask": MASK}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["transformer_attribution", "partial_lrp", "lrp", "rollout", "raw_attention", "gae", "gradcam_attention", "lrp_ah_ln", "value_zeroing", "norm_attention"])
 def test_however_it_is_written(method: str, way: str) -> None:

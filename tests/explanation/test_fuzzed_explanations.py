@@ -129,7 +129,7 @@ def test_a_damaged_file_is_told_or_read_rightly(name, data, tmp_path_factory):
     files(name, data, tmp_path_factory.getbasetemp())
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("name", EXPLANATIONS | ANSWERS)
 @given(data=st.data())
 @many

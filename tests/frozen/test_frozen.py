@@ -12,8 +12,10 @@ from frozen.models import MODELS
 
 # cell, or a pattern of cells (``* | lrp rule=gamma | *``) -> why its scores are others than the stored ones
 CHANGED: dict[str, str] = {}
-# every fourth one always, all of them in the slow tests
-PARAMETERS = [pytest.param(name, marks=() if i % 4 == 3 else pytest.mark.slow) for i, name in enumerate(MODELS)]
+# every eighth one always, half of them in that and the slow tests, the others on request: -m whole
+PARAMETERS = [
+    pytest.param(name, marks=() if i % 8 == 3 else pytest.mark.slow if i % 2 else pytest.mark.whole) for i, name in enumerate(MODELS)
+]
 
 
 @cache

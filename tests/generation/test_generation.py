@@ -43,6 +43,7 @@ def largest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", sorted(n for n, m in METHODS.items() if m.modality != "image"))
 @pytest.mark.parametrize("name", ["llama_lm", "gpt2_lm"])
 def test_each_step_is_what_explain_says_of_the_tokens_before_it(name: str, method: str) -> None:
@@ -62,6 +63,7 @@ def test_each_step_is_what_explain_says_of_the_tokens_before_it(name: str, metho
         assert not g.matrix[t, len(PROMPT) + t :].any()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", [*TOGETHER, "gae", "transformer_attribution"])
 @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
 def test_each_token_of_a_decoder_is_explained_by_the_source_and_the_output_before_it(name: str, method: str) -> None:

@@ -22,6 +22,7 @@ def tensors(processor: Any, text: str, picture: Image.Image) -> dict[str, torch.
     return dict(processor(images=[[picture]], text=[f"<image>{text}"], return_tensors="pt", padding=False))
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", [n for n in BUILT if n != "inkling2"])  # whose experts know float32 alone
 def test_each_step_is_explained_as_by_itself(name: str, method: str) -> None:

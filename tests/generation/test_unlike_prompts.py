@@ -49,6 +49,7 @@ def written(words: str, pictures: list[Image.Image], processor: Any) -> str:
     return " and ".join([processor.image_token] * len(pictures)) + " " + words if pictures else words
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", BUILT)
 def test_each_of_a_batch_is_as_by_itself(name: str, case: str) -> None:
@@ -155,6 +156,7 @@ def test_pixels_of_some_and_tokens_of_others_are_not_taken_out_together() -> Non
         whyformer.evaluate(model, given, torch.ones(2, 3), "deletion", processor, baseline="unk")
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", ["gemma3", "internvl"])  # the second is padded in front
 @pytest.mark.parametrize("metric", ["deletion", "conservation", "sufficiency"])
 def test_they_are_evaluated_each_as_by_itself(name: str, metric: str) -> None:

@@ -34,6 +34,7 @@ class Choice(nn.Module):
         return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("model", ["Bert", "Electra"])
 @pytest.mark.parametrize("method", [m for m in sorted(METHODS) if METHODS[m].modality != "image" and METHODS[m].family != "perturbation"])
 def test_a_choice_has_the_scores_that_it_has_alone(method: str, model: str) -> None:

@@ -79,6 +79,7 @@ def known(name: str, picture: Image.Image) -> Geometry:
     return made.features.geometry[0]
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_pixel_of_the_input_is_found_on_the_original(name, size):

@@ -89,6 +89,7 @@ def dying_in_reading(monkeypatch, rows: set[int], die=segfault) -> None:
 DEATHS = {"a segmentation fault": segfault, "os._exit": lambda: os._exit(7), "sys.exit": lambda: sys.exit(7), "a kill": kill}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("die", DEATHS.values(), ids=DEATHS)
 @pytest.mark.parametrize("where", [dying_in_the_model, dying_in_reading])
 @pytest.mark.parametrize("row", [0, 17])

@@ -237,8 +237,7 @@ def on_ray(name: str, model: str, data: Path, out: Path, *, kill: bool = False, 
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("actors", [1, 2])
+@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.whole), pytest.param(2, marks=pytest.mark.slow)])
 def test_ray_writes_what_one_machine_writes_also_when_an_actor_is_killed(place, whole, actors, tmp_path):
     pytest.importorskip("ray")
     assert "measured 35" in on_ray("segmentation", str(place / "vit"), place / "data", tmp_path / "ray", kill=actors == 2, actors=actors)
@@ -246,7 +245,7 @@ def test_ray_writes_what_one_machine_writes_also_when_an_actor_is_killed(place, 
     assert files(tmp_path / "ray") == whole
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_texts_on_ray_are_as_on_one_machine(tmp_path):
     pytest.importorskip("ray")
     model, data = text_model(tmp_path / "bert"), sentence_file(tmp_path / "data")

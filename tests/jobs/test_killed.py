@@ -109,16 +109,19 @@ def rounds(ready, tmp_path: Path, least: int, enough: int, first: int = 0) -> in
     return kills
 
 
+@pytest.mark.slow
 def test_a_job_killed_at_any_moment_ends_with_the_same_files(ready, tmp_path):
     assert rounds(ready, tmp_path, least=3, enough=4) >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_job_killed_at_any_moment_ends_with_the_same_files_in_many_rounds(ready, tmp_path):
     assert rounds(ready, tmp_path, least=35, enough=70, first=100) >= 70
 
 
-@pytest.mark.parametrize("when", [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144])
+@pytest.mark.parametrize(
+    "when", [1, 5, 21, 89, *(pytest.param(when, marks=pytest.mark.whole) for when in (2, 3, 8, 13, 34, 55, 144))]
+)
 def test_a_write_that_a_kill_tears_is_made_again(ready, tmp_path, when):
     opened, whole, _ = ready
 

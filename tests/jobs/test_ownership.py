@@ -103,6 +103,7 @@ def test_a_folder_of_something_else_is_refused_and_not_touched(ready, tmp_path, 
         assert everything(out) == before
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", [name for name in FOREIGN if name not in ("a log of text",)])
 @pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
 def test_a_foreign_file_in_the_folder_of_a_job_is_refused_and_nothing_is_touched(ready, tmp_path, name, finished):
@@ -157,6 +158,7 @@ LOST = {
 }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", LOST)
 @pytest.mark.parametrize("finished", [False, True], ids=["killed", "finished"])
 def test_a_manifest_that_is_lost_or_damaged_is_made_of_the_command_and_the_parts(ready, tmp_path, monkeypatch, name, finished):

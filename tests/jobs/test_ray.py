@@ -18,7 +18,6 @@ from whyformer.jobs.description import Job
 from whyformer.jobs.engines import run_job
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 SCRIPT = """
@@ -68,7 +67,9 @@ def run(model: str, place: Path, out: Path, *, kill: bool, actors: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["undisturbed", "an actor killed"])
+@pytest.mark.parametrize(
+    "kill", [pytest.param(False, id="undisturbed", marks=pytest.mark.whole), pytest.param(True, id="an actor killed", marks=pytest.mark.slow)]
+)
 def test_ray_writes_what_one_machine_writes(tmp_path, kill):
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 30, bad=(4,))
     run_job(Job(model=model, input=str(place), out=str(tmp_path / "local"), methods=("gae",), rows_per_part=6, batch_size=4))
@@ -80,6 +81,7 @@ def test_ray_writes_what_one_machine_writes(tmp_path, kill):
     assert all(line["rows_per_second"] > 0 for line in log if line["event"] == "part")
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
     """The whole group of processes, in the middle of the job; actors may outlive it for a while, and harm nothing."""
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 120, bad=(4,))
@@ -102,6 +104,7 @@ def test_a_driver_that_is_killed_with_all_its_processes_goes_on(tmp_path):
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_stopped_in_the_middle_ends_at_once(tmp_path):
     """An error of the driver while actors still work: the cluster is shut down, and nothing waits for it."""
     model, place = text_model(tmp_path / "bert"), text_table(tmp_path / "data.jsonl", 60, bad=(1,))

@@ -127,6 +127,7 @@ print("finished")
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_twice_ends_with_the_figures_of_one_that_was_not(tmp_path: Path) -> None:
     data = picture_folder(tmp_path / "data", count=8)
     out = tmp_path / "killed"

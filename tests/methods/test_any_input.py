@@ -131,7 +131,7 @@ def test_what_is_drawn_is_explained_as_promised_or_refused(method, data):
     check(method, data)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("method", sorted(METHODS))
 @given(data=st.data())
 @many

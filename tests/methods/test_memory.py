@@ -23,6 +23,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_the_graph_is_gone_after_an_explanation(method: str, name: str, runs: list[weakref.ref[Any]]) -> None:
     model, inputs = build(name, torch.float32)

@@ -338,6 +338,7 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
 NOT_YET = {"globenc": "several sequences", "alti": "several sequences", "attention_flow": "several sequences", "value_zeroing": "from several sequences"}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("boxes", [6, 10])  # as many as words too: then all maps have one size
 @pytest.mark.parametrize("method", NOT_YET)
 def test_two_sequences_that_attend_to_each_other_are_refused_for_that(method: str, boxes: int) -> None:

@@ -307,6 +307,7 @@ def plain(name: str, seed: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), torch.autograd.grad(value, x, seed)[0]
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("composite", RELEVANCE)
 def test_value_and_gradient_pass(composite: str, name: str) -> None:
@@ -335,6 +336,7 @@ HELD = {
 }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.parametrize("composite", MULTIPLIER)
 def test_conservative_tables_keep_the_value(composite: str, name: str) -> None:
@@ -457,6 +459,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("composite", MULTIPLIER)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_norm_written_out_is_the_norm(way: str, composite: str) -> None:
@@ -496,6 +499,7 @@ LAYERS: dict[str, tuple[bool, Callable[[One, Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("composite", RELEVANCE)
 @pytest.mark.parametrize("way", LAYERS)
 def test_a_layer_is_a_layer_however_it_is_written(way: str, composite: str) -> None:

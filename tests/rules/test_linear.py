@@ -89,6 +89,7 @@ def dense(name: str, x: Tensor, weight: Tensor, bias: Tensor | None, relevance: 
     return flat.reshape(x.shape)
 
 
+@pytest.mark.part(times=2)
 @every_rule
 @pytest.mark.parametrize(("shape", "outputs"), SHAPES)
 @pytest.mark.parametrize("biased", [True, False])
@@ -302,6 +303,7 @@ def run_convolution(rule: Rule, name: str, biased: bool) -> tuple[Tensor, Tensor
     return got, x, as_matrix(shape, weight, info), relevance, spread
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("biased", [True, False])

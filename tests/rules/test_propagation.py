@@ -116,6 +116,7 @@ every_rule = pytest.mark.parametrize("rule", LAYERS)
 
 
 # -- linear layers -----------------------------------------------------------------------------------------------------
+@pytest.mark.part(times=2)
 @every_rule
 @pytest.mark.parametrize(("shape", "units"), [((1, 1), 1), ((1, 4), 3), ((5, 3), 7), ((2, 6, 8), 5), ((2, 3, 4, 5), 6)])
 def test_layer(rule: str, shape: tuple[int, ...], units: int) -> None:
@@ -151,6 +152,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.part
 @every_rule
 @pytest.mark.parametrize("way", WAYS)
 def test_one_layer_written_in_many_ways(way: str, rule: str) -> None:
@@ -358,6 +360,7 @@ SAME: dict[str, Function] = {
 }  # fmt: skip
 
 
+@pytest.mark.part
 @each
 @pytest.mark.parametrize("name", SAME)
 def test_identity(name: str, add: str) -> None:
@@ -587,6 +590,7 @@ IMAGES = ("hf_vit", "hf_deit_teacher", "hf_dinov2", "timm_vit", "timm_vit_mean",
 TOLERANCE = {"modernbert_cls": 1e-5}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("rule", ["shared", *LINEAR_RULES])
 @pytest.mark.parametrize("name", [*IMAGES, *ENTRIES])
 def test_parity_with_the_current_engine(name: str, rule: str) -> None:

@@ -179,6 +179,7 @@ SOFT: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("way", [w for w in SOFT if w != "torch function"])
 def test_one_line_gives_it_the_rule(way: str, method: str) -> None:

@@ -150,6 +150,7 @@ SAME: dict[str, list[Callable[[Model, Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("composite", COMPOSITES)
 @pytest.mark.parametrize("name", SAME)
 def test_same_function_same_relevance(name: str, composite: str) -> None:

@@ -91,6 +91,7 @@ def by_tape(model: Any, x: Tensor, composite: CompositeName) -> Tensor:
     return walk_back(program, tape, [(COMPOSITES[composite], {end: torch.ones_like(out)})], wanted=[root])[0][root]
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("composite", PARTS)

@@ -49,6 +49,7 @@ def test_all_zero():
     assert "all scores are 0" in shown(picture(torch.zeros(4, 6)), "truecolor")
 
 
+@pytest.mark.part(times=2)
 @pytest.mark.parametrize("system", ["truecolor", "256", "standard", None])
 @pytest.mark.parametrize("width", [80, 40])
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def rollout(reading: Reading, _: Tensor) -> Tensor:
 METHODS = {"gae": gae, "rollout": rollout}
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", SINGLE)
 def test_methods_agree_with_the_library(name: str, method: str) -> None:
@@ -314,6 +315,7 @@ def agree(model: nn.Module, plain: nn.Module, shape: tuple[int, int]) -> None:
         assert torch.allclose(scores[i], gae(want, one_hot(want, [target]))[0], rtol=1e-10, atol=0)
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("shape", [(3, 5), (2, 6), (1, 4), (4, 4)], ids=str)
 @pytest.mark.parametrize("way", LAYOUTS)
 def test_layouts(way: str, shape: tuple[int, int]) -> None:

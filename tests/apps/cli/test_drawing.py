@@ -91,6 +91,7 @@ def test_what_is_refused_leaves_nothing(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("options", [["--keep", "20%"], ["--above", "0.5"], ["--contours", "3"], ["--cmap", "jet", "--cover", "--opacity", "0.5"]])
 @pytest.mark.parametrize("command", ["explain", "compare"])
 def test_the_options_of_a_drawing_change_it(command, options, tmp_path):

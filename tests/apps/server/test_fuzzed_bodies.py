@@ -92,7 +92,7 @@ def test_any_body_for_a_picture_is_answered_or_refused_with_a_reason(pictures, k
     show(pictures, kinds, data)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @given(data=st.data())
 @many
 def test_the_same_of_many_more(texts, pictures, kinds, data):

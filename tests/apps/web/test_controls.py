@@ -13,6 +13,7 @@ from whyformer.methods import list_methods
 FIELD = re.compile(r'<(?:input|select)[^>]*data-method="([^"]+)" data-key="([^"]+)"')
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", list_methods(), ids=lambda m: m.name)
 @pytest.mark.parametrize("blocks", [0, 4])
 def test_every_setting_of_every_method_has_a_field_with_a_label(method, blocks):
@@ -47,6 +48,7 @@ def read_back(form):
     return found
 
 
+@pytest.mark.part
 @pytest.mark.parametrize("method", list_methods(), ids=lambda m: m.name)
 @pytest.mark.parametrize("blocks", [0, 4])
 def test_an_untouched_form_gives_the_defaults(method, blocks):

@@ -84,7 +84,7 @@ def test_any_address_is_read_or_refused(place, fragment):
         assert found is None or len(found) == len(address.CONTROLS) + 1
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @given(data=st.data())
 @many
 def test_the_same_of_many_more(place, log, data):
