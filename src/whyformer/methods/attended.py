@@ -184,26 +184,23 @@ class MapPass:
         return find_places(self.whole.tape, self.layout.rows, stream, picture)
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
-        """Return the number of what a block normalises first, if that comes before its attention; else of what enters
-        the block."""
+        """Return the number of what a block normalises first, if both queries and values of its attention are made of
+        that; else of what enters the block."""
         piece = next((a for a in block.attentions if a.is_self), block.attentions[0]).pieces[0]
-        alone = block.entry in path_to(self.program.dominator, piece.map)  # not where other rows are looked at too
-        path = self.path(stream, block.entry, piece.map if alone or piece.query is None else piece.query)
+        ends = [n for n in (piece.query, piece.value) if n is not None] or [piece.map]
+        first, *others = (path_to(self.program.dominator, n) for n in ends)
+        path = self._within([n for n in first if all(n in other for other in others)], block.entry)
         return path[self.behind_norm(path)]
 
-    def path(self, stream: Stream, first: int, last: int) -> list[int]:
-        """Return the values through which all paths from one value of a stream to another lead, without those inside of
-        units.
+    def path(self, stream: Stream, block: Block) -> list[int]:
+        """Return the values of a stream's spine from what enters a block to what leaves it, without those inside of
+        units."""
+        return [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
 
-        Args:
-            stream: whose rows both values hold.
-            first: number of a value of its spine.
-            last: number of another one, or of a map or a query of its attention.
-        """
-        found = path_to(self.program.dominator, last) if last not in stream.spine else list(stream.spine)
-        if first not in found:
-            return [first]
-        return [first, *(n for n in found[found.index(first) + 1 :] if n in self._makers and n <= last)]
+    def _within(self, path: Sequence[int], first: int) -> list[int]:
+        """The values of a path from one on that are no unit's inside."""
+        behind = path[path.index(first) + 1 :] if first in path else ()
+        return [first, *(n for n in behind if n in self._makers)]
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
         """Return the position behind a norm that follows a value on a path, with its weight and bias.
@@ -217,7 +214,7 @@ class MapPass:
             unit = self._makers[path[i]]
             if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
                 break
-            if unit.kind != "view":
+            if unit.kind == "norm" or found > first:
                 found, kinds = i, frozenset(("view", "scale", "shift"))
         return found
 

@@ -93,9 +93,8 @@ def partial_lrp(
     if not task.structure.plain:
         several = streams.begin(task, rules)
         over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
-        found, balance = several.paths(maps, over_streams.readouts).mean_of_rows(), over_streams.balance
-        assert balance is not None
-        return several.scores(found, over_streams.logits, balance.diagnostics(promised=promised))
+        found = several.paths(maps, over_streams.readouts).mean_of_rows()
+        return several.scores(found, over_streams.logits, over_streams.balance, promised=promised)
     walked = task.walk(rules, MapWatch([first], observe, again=maps.clear))
     (fused,) = task.global_maps(maps, walked.row.shape[-1])
     values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)

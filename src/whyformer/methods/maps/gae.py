@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -97,7 +98,8 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
         maps[index] = how.fuse(positive_product(weights, flow))
 
     walked = several.walk(rules, MapWatch(chosen, observe))
-    paths = several.paths(maps, walked.readouts)
+    widest = reduce(torch.promote_types, (one.dtype for one in maps.values()), torch.float32)
+    paths = several.paths({number: one.to(widest) for number, one in maps.items()}, walked.readouts)
     sizes = {pair[i]: one.shape[1 + i] for step in paths.steps for pair, one in step.items() for i in (0, 1)}
     some = next(iter(maps.values()))
     relevance = {

@@ -198,10 +198,11 @@ class StreamTask:
         return self.task.located(picture, key, self.passed)[1]
 
     def scores(
-        self, found: Mapping[Key, Tensor], logits: Tensor, diagnostics: dict[str, Any] | None = None
+        self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool
     ) -> Scores:
-        """Scores of the inputs' elements from scores ``[B, N]`` of rows."""
-        return self.task.of_sources(found, logits, diagnostics or {}, self.passed)
+        """Scores of the inputs' elements from scores ``[B, N]`` of rows; ``of`` as for :meth:`Balance.diagnostics`."""
+        diagnostics = figures.diagnostics(**of) if isinstance(figures, Balance) else figures or {}
+        return self.task.of_sources(found, logits, diagnostics, self.passed)
 
     def walk(self, rules: Rules, watch: MapWatch) -> StreamWalk:
         """Do :meth:`Task.walk` over several streams: ``watch`` names attentions by number."""

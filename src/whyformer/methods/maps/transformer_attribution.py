@@ -72,11 +72,9 @@ def transformer_attribution(
         layers = "rollout" if normalize_rows else "sum_product"
         how = Aggregation(layers=layers if block is None else [first])
         several = streams.begin(task, rules)
-        over_streams = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
-        paths = several.paths({n: sums[n] / heads[n] for n in sums}, over_streams.readouts)
-        assert over_streams.balance is not None
-        figures = over_streams.balance.diagnostics()
-        return several.scores(streams.reduce(task, how, paths), over_streams.logits, figures)
+        over = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
+        paths = several.paths({n: sums[n] / heads[n] for n in sums}, over.readouts)
+        return several.scores(streams.reduce(task, how, paths), over.logits, over.balance)
     blocks = range(first, task.blocks()) if block is None else [first]
     walked = task.walk(rules, MapWatch(blocks, observe, gradient=weighted, by_heads=True, again=again))
     listed = task.global_maps({number: sums.pop(number) / heads[number] for number in list(sums)}, walked.row.shape[-1])

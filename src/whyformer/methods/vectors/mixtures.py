@@ -183,7 +183,7 @@ class AttentionVectors:
         """The numbers of what an attention reads and is added to, and of the values at which its vectors are looked
         at."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
-        piece, path = passed.attentions[number].pieces[0], passed.path(stream, block.entry, block.exit)
+        piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
         before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
         entry = max((i for i, n in enumerate(path) if n in before), default=0)
         if entry + 1 >= len(path):

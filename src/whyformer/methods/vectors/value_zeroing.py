@@ -82,24 +82,7 @@ def value_zeroing(
     attended = task.attended()
     if attended is not None and not _decides(attended):
         return _on_tape(task, attended, how, distance, int(batch_size))
-    shapes: dict[int, Tensor] = {}
-
-    def watch(call: AttentionCall) -> None:
-        if call.index >= 0:
-            shapes[call.index] = torch.empty(call.shape, device="meta")
-
-    kept = BlockCalls()
-    recording, row = task.readout_pass(Maps(watch), kept)
-    how = how.within(len(kept.found))
-    task.global_maps(shapes, row.shape[-1])
-    if set(recording.mode.attention_blocks) != set(range(len(kept.found))):
-        raise task.refuse("no attention was seen in some of its blocks")
-    chosen = [b for b in range(len(kept.found)) if how.wants(b)]
-    real = _real(task, row)
-    jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
-    maps = _run(task, recording, kept, jobs, distance, int(batch_size))
-    values = how.reduce(list(map(_scaled, maps)), row, real)
-    return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
+    return _on_graph(task, how, distance, int(batch_size))
 
 
 def _real(task: Task, row: Tensor) -> Tensor:
@@ -210,6 +193,27 @@ def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
 
 
 # -- on a graph ------------------------------------------------------------------------------------------------------
+def _on_graph(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
+    shapes: dict[int, Tensor] = {}
+
+    def watch(call: AttentionCall) -> None:
+        if call.index >= 0:
+            shapes[call.index] = torch.empty(call.shape, device="meta")
+
+    kept = BlockCalls()
+    recording, row = task.readout_pass(Maps(watch), kept)
+    how = how.within(len(kept.found))
+    task.global_maps(shapes, row.shape[-1])
+    if set(recording.mode.attention_blocks) != set(range(len(kept.found))):
+        raise task.refuse("no attention was seen in some of its blocks")
+    chosen = [b for b in range(len(kept.found)) if how.wants(b)]
+    real = _real(task, row)
+    jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
+    maps = _run(task, recording, kept, jobs, distance, batch_size)
+    values = how.reduce(list(map(_scaled, maps)), row, real)
+    return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
+
+
 def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
     """Streams that look at one another: of a block whose rows look at other rows too, the values of these are zeroed as
     well; what its rows depend on, among themselves and elsewhere, is divided by its sum together."""
