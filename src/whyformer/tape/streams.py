@@ -153,7 +153,7 @@ def find_first_maps(program: Program, tape: Tape, streams: Iterable[Stream], cal
     """
     found = []
     softmaxes = [c for c in calls if c.name in SOFTMAXES and not program.carry[c.results[0]]]
-    for stream in (s for s in streams if s.is_learned):
+    for stream in (s for s in streams if s.is_learned and s.blocks):
         (b, n), first = stream.rows.shape, tape.maker[stream.blocks[0].attentions[0].product].number
         own = (c for c in softmaxes if c.number < first and _is_square(tape.shapes[c.results[0]], b, n))
         found += [c.results[0] for c in own][:1]
