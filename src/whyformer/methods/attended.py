@@ -83,6 +83,7 @@ class MapPass:
         ends: name -> stream that the target reads.
         pictures: names of the inputs that are pictures.
         inputs: name of rows -> input that gets their scores, where the names differ.
+        alone: the inputs that are no constants, by the names of their rows; none for all of them.
     """
 
     whole: ForwardPass
@@ -92,11 +93,12 @@ class MapPass:
     ends: Mapping[Any, Stream]
     pictures: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    alone: tuple[str, ...] = ()
 
     @property
     def roots(self) -> list[int]:
         """The values in which the rows of the inputs that are explained begin."""
-        return self.layout.roots
+        return [self.layout.rows.begun[name] for name in self.alone] or self.layout.roots
 
     @cached_property
     def logits(self) -> Tensor:

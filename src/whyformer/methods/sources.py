@@ -248,8 +248,9 @@ class Sources:
         passed, name = block_pass(self.passed(), self.given, self.read, self.made), self.inputs.name
         found = passed.blocks_of(name)
         ends = [key.intersection(self.sources) for key in self.structure.ends() if name in key]
-        is_end = not ends or any(set(stream.names) in ends for stream, _ in found[-1:])
-        return passed if is_end and len(found) == self.blocks() else None
+        own = found[-1][0].names if found else ()
+        is_known = 0 < len(found) == self.blocks() and (not ends or set(own) in ends)
+        return replace(passed, alone=own) if is_known else None
 
     def recorded(
         self, composite: Composite | Rules, values: Mapping[str, Tensor] | None = None, roots: Roots | None = None
