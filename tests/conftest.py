@@ -84,23 +84,17 @@ def free_port() -> Callable[[], int]:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
-    """What is alive as long as a node of a recorded graph is, and the tapes of recorded passes."""
-    from whyformer.methods import passes, task
+    """The tapes of recorded passes."""
+    from whyformer.methods import passes
 
     seen: list[weakref.ref[Any]] = []
-    graph, call = task.record, passes.record_call
-
-    def record(*args: Any, **kwargs: Any) -> Any:
-        recording = graph(*args, **kwargs)
-        seen.append(weakref.ref(recording.run))
-        return recording
+    call = passes.record_call
 
     def record_call(*args: Any, **kwargs: Any) -> Any:
         tape, output = call(*args, **kwargs)
         seen.append(weakref.ref(tape))
         return tape, output
 
-    monkeypatch.setattr(task, "record", record)
     monkeypatch.setattr(passes, "record_call", record_call)
     yield seen
     gc.collect()

@@ -9,7 +9,6 @@ import pytest
 
 from whyformer.benchmarks import BENCHMARKS
 from whyformer.datasets.opening import PICTURE_READERS
-from whyformer.engine.operations import operation
 from whyformer.errors import UnknownOperation
 from whyformer.evaluation import METRICS
 from whyformer.methods import METHODS
@@ -23,12 +22,10 @@ REGISTRIES = (METHODS, METRICS, BENCHMARKS, PICTURE_READERS, KINDS)
 @pytest.fixture
 def _as_found():
     before = [dict(registry) for registry in REGISTRIES]
-    operation.cache_clear()
     yield
     for registry, kept in zip(REGISTRIES, before, strict=True):
         registry.clear()
         registry.update(kept)
-    operation.cache_clear()
 
 
 @pytest.mark.usefixtures("_as_found")

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.gradient import GRADIENT
 from whyformer.errors import InputError
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.task import MapWatch, Rules, Scores
+from whyformer.methods.task import MapWatch, Scores
+from whyformer.tape.walking import GRADIENT
 from whyformer.targets import Target, of_samples
 
 MOST_VALUES = 500_000_000
@@ -188,10 +188,10 @@ def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
             def observe(index: int, weights: Tensor, flow: Tensor) -> None:
                 kept[index] = counted((weights * flow).clamp(min=0))
 
-            walked = task.walk(Rules.of(GRADIENT), MapWatch(range(task.blocks()), observe))
-            maps = task.global_maps(kept, walked.row.shape[-1])
+            walked = task.walk(GRADIENT, MapWatch(range(task.blocks()), observe))
+            maps = task.global_maps(kept)
         else:
-            walked, maps = task.map_pass(lambda _, __, maps: counted(maps()))
+            walked, maps = task.look_at_maps(lambda _, __, maps: counted(maps()))
         row, logits = walked.row, walked.logits.detach()
         places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
 

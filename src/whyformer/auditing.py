@@ -210,8 +210,7 @@ def _names(layout: Layout, numbers: Tensor) -> list[str]:
 def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], list[AuditedUnit]]:
     """The units between inputs and target, alike ones together and one by one, with their rules."""
     whole = task.passed()
-    rooted = task.rooted(COMPOSITES["plain"])
-    roots = layout.rows.begun.values() if rooted is None else rooted.roots.numbers.values()
+    roots = task.recorded(COMPOSITES["plain"]).roots.numbers.values()
     logits = whole.logits(task.read)
     program = read_program(whole.tape, roots, whole.starts(task.read, torch.ones_like(logits)))
     rules = {name: _rules(program, whole, with_own_rules(composite)) for name, composite in RULES.items()}
@@ -249,12 +248,10 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
     blocks, lost, sums = dict[str, dict[int, float]](), dict[str, dict[str, float]](), dict[str, float]()
     for name, composite in RULES.items():
         try:
-            rooted = task.rooted(with_own_rules(composite))
-            flows = None if rooted is None else rooted.back(task.seed(rooted.logits))
+            rooted = task.recorded(composite)
+            flows = rooted.back(task.seed(rooted.logits))
         except WhyformerError:
             continue  # the methods' own refusals say why
-        if rooted is None or flows is None:
-            continue
         relevance = composite.carrier == "relevance"
         start = float(task.value(rooted.logits).sum()) or 1.0
         if relevance:

@@ -73,7 +73,3 @@ def unknown(start: str, name: str, known: Iterable[str], listing: str) -> InputE
     close = difflib.get_close_matches(name.lower(), list(spelt), 1)
     hint = f" Did you mean '{spelt[close[0]]}'?" if close else ""
     return InputError(f"{start} '{name}'.{hint} {listing}")
-
-
-class Strayed(Exception):  # noqa: N818 - no error: the program of this input is read, and the pass begins again
-    """The model took another way than the one that was written down; nobody outside of the package sees it."""

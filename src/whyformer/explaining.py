@@ -22,7 +22,7 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
-from whyformer.methods.diagnosis import check_samples, odd_rows, with_unscored
+from whyformer.methods.diagnosis import check_samples, with_unscored
 from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
@@ -276,8 +276,7 @@ class Ready:
         except FOREIGN_ERRORS:  # without the method too
             reason = no_table(self.inputs, error)
             return None if reason is None else InputError(reason)
-        said = odd_rows(task) or f"it ended in {type(error).__name__}: {error}"
-        return task.refuse(said, verdict="is not supported yet")
+        return task.refuse(f"it ended in {type(error).__name__}: {error}", verdict="is not supported yet")
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""

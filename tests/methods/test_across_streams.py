@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from engine.test_streams import HeadByHead, bart
+from streams import HeadByHead, bart
 from zoo import randomise
 
 PARTS = ("input_ids", "decoder_input_ids")

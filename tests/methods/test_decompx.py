@@ -200,9 +200,9 @@ class SortedInside(Small):
         return self.head(x.mean(1))
 
 
-@pytest.mark.parametrize(("kind", "operation"), [(Sorted, "sort"), (SortedInside, "sort")])
-def test_what_cannot_be_followed_is_refused_by_name(kind: type[Small], operation: str) -> None:
-    with pytest.raises(MethodNotApplicable, match=f"decompx has no meaning.*operation '{operation}'"):
+@pytest.mark.parametrize(("kind", "said"), [(Sorted, "operation 'sort'"), (SortedInside, "no blocks")])
+def test_what_cannot_be_followed_is_refused(kind: type[Small], said: str) -> None:
+    with pytest.raises(MethodNotApplicable, match=f"decompx has no meaning.*{said}"):
         whyformer.explain(kind(**PLAIN).eval(), {"input_ids": torch.arange(5)[None]}, method="decompx")
 
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites.chefer import deep_taylor, layerwise
-from whyformer.engine.probes import Flows
-from whyformer.engine.run import record
+from whyformer.recording import Record, Value
+from whyformer.tape.walking import Composite
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
@@ -214,23 +213,11 @@ def test_bert_in_single_precision(file: str) -> None:
 
 
 # -- inside -------------------------------------------------------------------------------------------------------
-def passes(which: str, attention: str, composite: Any, classes: Tensor) -> tuple[dict[int, Tensor], dict[int, Tensor], dict[int, Tensor]]:
-    """(A, gradient, relevance) of every attention map."""
-    maps: dict[int, Tensor] = {}
-    gradients: dict[int, Tensor] = {}
-    relevances: dict[int, Tensor] = {}
-
-    def observe(index: int, map: Tensor, flow: Tensor) -> None:
-        maps[index] = map
-        (relevances if recording.run.relevance else gradients)[index] = flow
-
-    given = inputs(which)
-    feed = ((), given) if isinstance(given, dict) else ((given,), {})
-    recording = record(built(which, attention), feed, composite, Flows(observe))
-    start = torch.nn.functional.one_hot(classes, recording.logits.shape[-1]).double()
-    recording.backward(start, keep=True)
-    recording.backward(start, relevance=True)
-    return maps, gradients, relevances
+def maps(record: Record, block: int, target: list[int], composite: str | Composite) -> Tensor:
+    """What arrives at the map of a block."""
+    attention = record.attentions[block]
+    arrived = {value.number: flow for value, flow in record.walk_back(attention.maps, target, composite).items()}
+    return record.attention_map(attention, arrived.__getitem__)
 
 
 @pytest.mark.parametrize("target", [0, 1])
@@ -238,56 +225,39 @@ def passes(which: str, attention: str, composite: Any, classes: Tensor) -> tuple
 @pytest.mark.parametrize("which", ["hf", "timm", "bert"])
 def test_attention_gradient_and_relevance_of_every_block(which: str, attention: str, target: int) -> None:
     family = "bert" if which == "bert" else "vit"
-    maps, gradients, relevances = passes(which, attention, deep_taylor(), golden(family, "targets")[:, target])
-    assert sorted(maps) == [0, 1, 2]
-    for block in maps:
-        assert_close(maps[block], golden(family, f"internal_attn_block{block}")[:, target], limit(which, attention))
-        assert_close(gradients[block], golden(family, f"internal_attn_grad_block{block}")[:, target], limit(which, attention))
-        assert_close(relevances[block], golden(family, f"internal_attn_cam_ours_block{block}")[:, target], limit(which, attention))
+    record, classes = whyformer.record(built(which, attention), inputs(which)), golden(family, "targets")[:, target].tolist()
+    assert len(record.attentions) == 3
+    for block, own in enumerate(record.attentions):
+        assert_close(record.attention_map(own), golden(family, f"internal_attn_block{block}")[:, target], limit(which, attention))
+        gradient, relevance = (maps(record, block, classes, rules) for rules in ("plain", "deep_taylor"))
+        assert_close(gradient, golden(family, f"internal_attn_grad_block{block}")[:, target], limit(which, attention))
+        assert_close(relevance, golden(family, f"internal_attn_cam_ours_block{block}")[:, target], limit(which, attention))
 
 
 @pytest.mark.parametrize("which", ["hf", "timm"])
 def test_attention_relevance_of_the_plain_rules(which: str) -> None:
     """``layers_lrp`` of the reference: separate denominators in linear layers, plain additions."""
-    relevances = passes(which, "sdpa", layerwise("separate"), golden("vit", "targets")[:, 0])[2]
-    for block, got in relevances.items():
-        assert_close(got, golden("vit", f"internal_attn_cam_orig_block{block}")[:, 0])
+    record, classes = whyformer.record(built(which, "sdpa"), inputs(which)), golden("vit", "targets")[:, 0].tolist()
+    for block in range(3):
+        assert_close(maps(record, block, classes, "lrp"), golden("vit", f"internal_attn_cam_orig_block{block}")[:, 0])
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_relevance_of_the_values(attention: str) -> None:
-    model = built("hf", attention)
-    seen: dict[int, Tensor] = {}
-
-    def listen(block: int) -> Any:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            if output.requires_grad:
-                output.register_hook(lambda flow: seen.__setitem__(block, flow) if recording.run.relevance else None)
-
-        return hook
-
-    values = [m for n, m in model.named_modules() if n.endswith("v_proj")]
-    handles = [m.register_forward_hook(listen(b)) for b, m in enumerate(values)]
-    try:
-        # the first block's values are reached only if the graph begins below them
-        recording = record(model, ((), {"pixel_values": inputs("hf")}), deep_taylor(), root="embedding")
-        start = torch.nn.functional.one_hot(golden("vit", "targets")[:, 0], 10).double()
-        recording.backward(start, relevance=True)
-    finally:
-        for handle in handles:
-            handle.remove()
-    assert sorted(seen) == [0, 1, 2]
-    for block, flow in seen.items():
+    record = whyformer.record(built("hf", attention), inputs("hf"))
+    values: list[Value] = [record[name] for name in record.modules if name.endswith("v_proj")]
+    flows = record.walk_back(values, golden("vit", "targets")[:, 0].tolist(), "deep_taylor")
+    assert len(flows) == 3
+    for block, value in enumerate(sorted(values, key=lambda v: v.number)):
         wanted = golden("vit", f"internal_v_cam_ours_block{block}")[:, 0].flatten(0, 1).transpose(1, 2)  # [B, N, H, d]
-        assert_close(flow, wanted.flatten(2), limit("hf", attention))
+        assert_close(flows[value], wanted.flatten(2), limit("hf", attention))
 
 
-@pytest.mark.parametrize("name", ["ours", "orig"])
-def test_full_relevance_of_every_embedding_value(name: str) -> None:
+@pytest.mark.parametrize(("name", "composite"), [("ours", "deep_taylor"), ("orig", "lrp")])
+def test_full_relevance_of_every_embedding_value(name: str, composite: str) -> None:
     """Before the sum over the width and before the reference sets [CLS] to 0."""
-    composite = deep_taylor() if name == "ours" else layerwise("separate")
-    recording = record(built("bert", "sdpa"), ((), inputs("bert")), composite, root="embedding")
-    start = torch.nn.functional.one_hot(golden("bert", "targets")[:, 0], 3).double()
-    (flow,) = recording.backward(start, relevance=True)
+    record = whyformer.record(built("bert", "sdpa"), inputs("bert"))
+    entry = record.value(record.blocks[0].entry)
+    flow = record.relevance(entry, golden("bert", "targets")[:, 0].tolist(), composite)
     real = golden("bert", "attention_mask")[..., None]
     assert_close(flow * real, golden("bert", f"fullLRP_{name}_hidden")[:, 0, 0] * real)

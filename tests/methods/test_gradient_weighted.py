@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites.named import CompositeName
+from whyformer.rules.multipliers import CompositeName
 from zoo import LENGTHS, bert, build, hf_vit, to
 
 LABELS = torch.tensor([1, 3])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import whyformer
-from whyformer.composites.named import COMPOSITES
+from whyformer.rules.multipliers import COMPOSITES
 
 NAMES = sorted(COMPOSITES)
 

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 
 import whyformer
-from engine.test_streams import bart
+from streams import bart
 from zoo import randomise
 
 _TINY = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48, "pad_token_id": 1}

@@ -17,7 +17,7 @@ from whyformer.methods.passes import record_pass
 from whyformer.methods.registry import method
 from whyformer.methods.roots import find_roots
 from whyformer.methods.task import Scores, Task
-from whyformer.rules.core import NATIVE, Composite, Rule
+from whyformer.tape.walking import Composite, Rule
 
 WIDTH, HEADS = 8, 2
 LAYOUTS = ["samples first", "tokens first", "one row a token", "tokens last"]
@@ -99,13 +99,10 @@ def test_an_integral_sums_to_the_difference(layout: str) -> None:
 
 
 def test_a_composite_of_ones_own_is_not_taken_for_one_of_the_same_name() -> None:
-    kinds = ["view", "selection", "linear", "activation", "power", "normalisation", "statistic", "softmax", "attention"]
-    rules = {**dict.fromkeys([*kinds, "matrix product", "gate"], NATIVE), "normalisation": Rule("constant", hold=(0,))}
-
     @method("an example", family="propagation", level="pixel or token", citation="an example")
     def without_branches(task: Task) -> Scores:
         """Norms hold everything constant."""
-        return multiply(task, *explain_roots(task, Composite("AttnLRP", "multiplier", rules)))
+        return multiply(task, *explain_roots(task, Composite("AttnLRP", {"norm": Rule(hold=(0,))})))
 
     try:
         model, inputs = built(LAYOUTS[0])

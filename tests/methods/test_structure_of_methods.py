@@ -12,7 +12,6 @@ import pytest
 import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import maximum_flow
-from torch import Tensor
 from transformers import (
     BartConfig,
     BartForSequenceClassification,
@@ -25,9 +24,6 @@ from transformers import (
 )
 
 import whyformer
-from whyformer.composites.chefer import deep_taylor
-from whyformer.engine.probes import Flows
-from whyformer.engine.run import record
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.inputs import prepare
@@ -335,7 +331,7 @@ def test_a_side_is_refused_where_there_is_one_tower() -> None:
         whyformer.explain(model, inputs, "gae", side="text")
 
 
-NOT_YET = {"globenc": "several sequences", "alti": "several sequences", "attention_flow": "several sequences", "value_zeroing": "from several sequences"}
+NOT_YET = {"globenc": "several sequences", "alti": "several sequences", "attention_flow": "several sequences"}
 
 
 @pytest.mark.part
@@ -354,15 +350,6 @@ def test_an_encoder_and_a_decoder_of_the_same_length_are_not_taken_for_one_seque
     model, ids = bart()
     with pytest.raises(MethodNotApplicable, match="several sequences"):
         whyformer.explain(model, {"input_ids": ids}, "attention_flow", 1)
-
-
-@pytest.mark.parametrize("heads", ["mean", "max", "min"])
-def test_long_inputs_go_a_few_heads_at_a_time(heads: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = build("bert")
-    whole = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
-    monkeypatch.setattr("whyformer.rules.relevance.attention._AT_ONCE", 1)
-    parts = whyformer.explain(model, inputs, "gae", target=0, aggregation={"heads": heads})
-    torch.testing.assert_close(torch.as_tensor(whole.scores), torch.as_tensor(parts.scores), rtol=1e-10, atol=1e-13)
 
 
 # -- what parameters may be ----------------------------------------------------------------------------------------
@@ -403,18 +390,13 @@ def test_a_block_outside_the_model_is_refused(number: int) -> None:
 @pytest.mark.parametrize("weighting", ["gradient", "attention", "none"])
 def test_what_transformer_attribution_multiplies_relevance_by(weighting: str) -> None:
     model, inputs = ZOO["bert"]()
-    seen: list[tuple[Tensor, Tensor]] = []
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index == 2:
-            seen.append((weights.detach(), flow.detach()))
-
-    recording = record(model, ((), dict(inputs)), deep_taylor(), Flows(observe, 0), root="embedding")
-    seed = torch.zeros_like(recording.logits)
-    seed[:, 1] = 1
-    recording.backward(seed, keep=True)
-    recording.backward(seed, relevance=True)
-    (attention, gradient), (_, relevance) = seen
+    record = whyformer.record(model, inputs)
+    own = record.attentions[2]
+    attention = record.attention_map(own)
+    gradient, relevance = (
+        record.attention_map(own, {v.number: t for v, t in record.walk_back(own.maps, 1, rules).items()}.__getitem__)
+        for rules in ("plain", "deep_taylor")
+    )
     factor = {"gradient": gradient, "attention": attention, "none": torch.ones_like(attention)}[weighting]
     wanted = (factor * relevance).clamp(min=0).mean(1)[:, 0]
     found = whyformer.explain(model, inputs, "transformer_attribution", target=1, weighting=weighting, block=2).scores

@@ -193,7 +193,8 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
     shared = Together()
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
-    assert shared.views == 4
+    # what attends in half precision is read off the model's own pass
+    assert shared.views == (4 if of == "several streams" else 5)
 
 
 def test_windows_have_a_pass_too_and_what_refuses_them_does():

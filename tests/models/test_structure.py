@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Flows
-from whyformer.engine.run import record
+from whyformer.explaining import begin
 from whyformer.explanation import views
-from whyformer.methods.task import readout_row
-from whyformer.models.structure import find_blocks, first_bad_parameter, sequence_first
+from whyformer.methods.task import MapWatch
+from whyformer.models.structure import find_blocks, first_bad_parameter
 from whyformer.models.walking import modules, named_modules
+from whyformer.tape.walking import GRADIENT
 from zoo import WINDOWED, ZOO, build
 
 # rows of the last block that feed the logits, of a sample with all ten tokens or of a picture
@@ -118,27 +115,13 @@ def test_one_block_is_found_too() -> None:
 def test_readout_rows(name: str) -> None:
     """From the gradient at the last block's output: CLS, CLS and distillation token, last token, or all."""
     model, inputs = build(name)
-    feed: tuple[tuple[Any, ...], dict[str, Any]] = ((), inputs) if isinstance(inputs, dict) else ((inputs,), {})
-    recording = record(model, feed, GRADIENT, Flows(lambda *_: None))
-    recording.backward(torch.nn.functional.one_hot(torch.tensor([1, 1]), 5).double())
-    assert recording.readout is not None
-    row = readout_row(recording.readout)
+    ready = begin(model, inputs)
+    row = ready.task(ready.resolver(1), "gae").walk(GRADIENT, MapWatch(range(3), lambda *_: None)).row
     assert torch.allclose(row.sum(-1), torch.ones(2, dtype=row.dtype))
     assert row[0].gt(1e-12).nonzero()[:, 0].tolist() == READOUT[name]
     if isinstance(inputs, dict):  # the second sample has seven tokens: its readout leaves padding alone
         padded = inputs["attention_mask"][1] == 0
         assert row[1, padded].abs().max() < 1e-12
-
-
-def test_rows_of_a_mean_count_alike() -> None:
-    row = readout_row(torch.ones(2, 5, 3))
-    assert torch.allclose(row, torch.full((2, 5), 0.2))
-    assert torch.equal(readout_row(torch.zeros(1, 4, 3)), torch.zeros(1, 4))
-
-
-@pytest.mark.parametrize(("name", "expected"), [(n, n == "encoder_sequence_first") for n in [*ZOO, *WINDOWED]])
-def test_layout_of_the_tokens(name: str, expected: bool) -> None:
-    assert sequence_first(build(name)[0]) == expected
 
 
 def test_the_first_parameter_that_is_not_finite() -> None:

@@ -1,4 +1,4 @@
-"""Rules of relevance against dense float64 references, against the current engine, and against published code."""
+"""Rules of relevance against dense float64 references, and against published code."""
 
 from __future__ import annotations
 
@@ -42,16 +42,6 @@ def relevance(function: Function, x: Tensor, composite: Composite, flow: Tensor 
     program = read_program(tape, [root], tape.number(y))
     flow = random(*y.shape, seed=9).to(y.dtype) if flow is None else flow
     return walk_back(program, tape, [(composite, {program.output: flow})], wanted=[root])[0][root]
-
-
-def reads_regions() -> bool:
-    """Return True if a bias that is added behind a product is a part of the layer."""
-    x, w, b = random(2, 3), random(3, 5), random(5)
-    tape, y = record(lambda x: x @ w + b, x)
-    return len(read_program(tape, [tape.number(x)], tape.number(y)).units) == 1
-
-
-REGIONS = reads_regions()
 
 
 def assert_equal(got: Tensor, wanted: Tensor, tolerance: float = 1e-9) -> None:
@@ -158,8 +148,6 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def test_one_layer_written_in_many_ways(way: str, rule: str) -> None:
     composite = LAYERS[rule][0]
     x, w, b, r = random(B, N, D), random(5, D, seed=1), random(5, seed=2), random(B, N, 5, seed=3)
-    if list(WAYS).index(way) >= 4 and not REGIONS:
-        pytest.skip("needs units of several calls")
     assert_equal(relevance(lambda x: WAYS[way](x, w, b), x, composite, r), relevance(lambda x: F.linear(x, w, b), x, composite, r))
 
 
@@ -569,7 +557,7 @@ def test_composites_of_other_settings_have_other_names() -> None:
     assert {c.carrier for c in made} == {"relevance"}
 
 
-# -- the current engine ---------------------------------------------------------------------------------------------------
+# -- whole models ---------------------------------------------------------------------------------------------------------
 def read(model: Any, inputs: Any, entry: tuple[str, int] | None = None) -> tuple[Tape, Program]:
     """The pass from the pixels, or from the result of a call: the first of a name, or one behind it."""
     tape, output = record(model, inputs) if isinstance(inputs, Tensor) else record(model, **inputs)
@@ -593,12 +581,9 @@ TOLERANCE = {"modernbert_cls": 1e-5}
 @pytest.mark.part
 @pytest.mark.parametrize("rule", ["shared", *LINEAR_RULES])
 @pytest.mark.parametrize("name", [*IMAGES, *ENTRIES])
-def test_parity_with_the_current_engine(name: str, rule: str) -> None:
+def test_the_method_is_the_walk(name: str, rule: str) -> None:
     model, inputs = zoo.build(name)
     tape, program = read(model, inputs, ENTRIES.get(name))
-    biases = rule == "epsilon" and name in ("torchvision_vit", "encoder_mean", "encoder_first")
-    if not REGIONS and (biases or name in ("gpt2", "llama", "modernbert_cls")):
-        pytest.skip("needs units of several calls")
     seed = torch.zeros_like(tape[program.output])
     seed[[0, 1], [1, 3]] = 1
     composite = deep_taylor() if rule == "shared" else layerwise(rule)  # type: ignore[arg-type]

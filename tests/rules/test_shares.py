@@ -12,9 +12,10 @@ from torch.nn import functional as F
 import whyformer
 from whyformer.errors import UnknownOperation
 from whyformer.rules.shares import DROPPED, ShareRules
-from whyformer.tape.labelling import find_rows, find_sources
+from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import read_program
 from whyformer.tape.recording import record
+from whyformer.tape.sources import find_sources
 from whyformer.tape.walking import walk_forward
 
 B, N, D = 2, 4, 6

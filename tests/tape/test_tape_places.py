@@ -10,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from row_orders import PERMUTED, Folded, Mixed, Stem, Turned, Unfolded, picture, unfolded
+from whyformer.explaining import begin
 from whyformer.inputs import prepare
 from whyformer.methods.passes import record_pass
-from whyformer.methods.sequence import attended_pass
-from whyformer.models.readout import row_of
 from whyformer.tape.places import Places, find_places
 from zoo import IMAGES, WINDOWED, build, randomise
 
 
 def places(model: nn.Module, x: Tensor) -> Places | None:
-    inputs = prepare(model.eval(), x)
-    attended = attended_pass(record_pass(model, inputs.feed), {inputs.name: inputs}, row_of)
-    return None if attended is None else attended.places(inputs.name, attended.stream)
+    structure = begin(model.eval(), x).task().structure
+    found = [structure.passed.places(structure.main, stream) for stream in structure.streams]
+    return found[0] if len(found) == 1 else None
 
 
 @pytest.mark.parametrize(

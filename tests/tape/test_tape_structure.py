@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import whyformer
 import zoo
-from engine.test_streams import bart, llava, siamese, t5, vilt
 from forms import base, layouts
 from forms.functions import attentions as ways
 from methods import test_golden as golden
 from methods.test_gae_of_lxmert import lxmert
+from streams import bart, llava, siamese, t5, vilt
 from tape.reading import Reading, one_hot, read
 from whyformer.tape.recording import record_call
 from whyformer.tape.streams import find_blocks, readout

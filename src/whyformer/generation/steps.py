@@ -204,13 +204,12 @@ class Steps:
     ) -> list[Explanation] | None:
         """All steps from one forward pass; None where the method needs a pass for each."""
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
-        replay = Replay(self.model, whole.inputs, self.read(0))
+        replay = Replay(whole.inputs)
         task = whole.task(self.resolver(target, 0), method, progress)
         made: list[Explanation] = []
         try:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
-                    replay.turn(self.read(t))
                     resolver = self.resolver(target, t)
                     shared = replace(task, read=self.read(t), resolve=resolver.callable, replay=replay)
                     scores = function(shared, **full)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import Reached, Until
 from whyformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,32 +40,13 @@ def spread(task: Task, scores: Scores) -> Scores:
 
 def cells_of_last_block(task: Task, scores: Scores) -> Tensor:
     """``[B, P, D]`` what enters the last block in the rows that stand for the picture's cells."""
-    attended = task.attended()
-    if attended is None:
-        hidden, rows = _of_graph(task, scores)
-    else:
-        number = attended.stream.blocks[-1].entry
-        hidden = attended.features(number, attended.whole.tape[number])
-        rows = (scores.places or task.places(hidden.shape[1])).rows[None]
+    passed = task.main_pass()
+    stream, block = passed.blocks_of(task.inputs.name)[-1]
+    if not passed.holds(block.entry, stream):
+        raise task.refuse("what enters its last block holds other rows than attend there")
+    hidden = passed.features_of(stream, block.entry, passed.whole.tape[block.entry])
+    rows = task.cells(hidden.shape[1]) if scores.places is None else scores.places.rows[None]
     if rows.shape[-1] != scores.values.shape[-1] or int(rows.max()) >= hidden.shape[1] or int(rows.min()) < 0:
         raise task.refuse("its last block has other rows than its first, so affinities of patches are unknown")
     rows = rows.to(hidden.device).expand(len(hidden), -1)
     return hidden.detach().gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-
-
-def _of_graph(task: Task, scores: Scores) -> tuple[Tensor, Tensor]:
-    """(``[B, N, D]`` what enters the last block, ``[B, P]`` the row of each cell)."""
-    structure, name = task.structure, task.inputs.name
-    key = None if structure.plain else next((key for key in structure.firsts if name in key), None)
-    if not task.blocks() or (not structure.plain and (key is None or key not in structure.outputs)):
-        raise task.refuse("its last block is unknown, so affinities of patches are too")
-    last = task.blocks() - 1 if key is None else structure.outputs[key][0]
-    until = Until(last)
-    with contextlib.suppress(Reached):
-        task.record(GRADIENT, until, **({} if key is None else {"blocks": task.all_blocks}))
-    hidden = until.found[0][0] if until.found else None
-    if hidden is None or hidden.dim() != 3 or len(hidden) != task.inputs.batch:
-        raise task.refuse("what enters its last block is no [batch, tokens, width] matrix")
-    if key is not None:
-        return hidden, task.rows(name, key)[1]
-    return hidden, (scores.places or task.places(hidden.shape[1])).rows[None]

@@ -65,16 +65,13 @@ def _tried(task: Task) -> list[str]:
 
 def _applies(task: Task, name: str) -> bool:
     """Whether the first part of a method's work ends well."""
-    tried = replace(task, method=name, progress=_first, recordings=[], replay=None, together=None)
+    tried = replace(task, method=name, progress=_first, replay=None, together=None)
     try:
         METHODS[name].run(tried, METHODS[name].complete({}))
     except Begun:
         return True
     except (WhyformerError, *ODD):  # running out of memory too
         return False
-    finally:
-        for recording in filter(None, (reference() for reference in tried.recordings)):
-            recording.release()
     return True
 
 

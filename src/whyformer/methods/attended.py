@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from torch import Tensor
 from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
-from whyformer.methods.passes import ForwardPass, Layout, Read
+from whyformer.methods.passes import Change, ForwardPass, Layout, Read, record_pass
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
@@ -29,7 +29,7 @@ from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["Key", "MapPass", "NamedAttention", "Walked", "block_pass", "map_pass"]
+__all__ = ["Key", "MapPass", "NamedAttention", "Walked", "has_one_resolution", "map_pass"]
 
 Seen = Callable[..., None]
 Key = frozenset[str]
@@ -79,9 +79,9 @@ class MapPass:
         whole: the pass.
         layout: its rows, attentions and streams.
         read: the model's output -> ``[B, C]``, the row of logits that the target is about.
-        attentions: those that lead to the target, by number.
+        attentions: those in blocks, by number.
         ends: name -> stream that the target reads.
-        pictures: names of the inputs that are pictures.
+        sources: the inputs by name.
         inputs: name of rows -> input that gets their scores, where the names differ.
         alone: the inputs that are no constants, by the names of their rows; none for all of them.
     """
@@ -91,9 +91,14 @@ class MapPass:
     read: Read
     attentions: Mapping[int, Attention]
     ends: Mapping[Any, Stream]
-    pictures: frozenset[str] = frozenset()
+    sources: Mapping[str, Inputs] = field(repr=False)
     inputs: Mapping[str, str] = field(default_factory=dict)
     alone: tuple[str, ...] = ()
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        """Names of the inputs that are pictures."""
+        return frozenset(name for name, side in self.sources.items() if side.modality == "image")
 
     @property
     def roots(self) -> list[int]:
@@ -129,21 +134,33 @@ class MapPass:
 
     @cached_property
     def _names(self) -> dict[int, Key]:
-        """Names of the rows of all attentions, by the identity of their numbers."""
+        """Names of the rows of all attentions and streams, by the identity of their numbers."""
         found: dict[int, Key] = {}
-        for attention in self.attentions.values():
-            for numbers in (attention.queries, attention.keys):
-                if numbers is not None and id(numbers) not in found:
-                    name = frozenset(self.inputs.get(n, n) for n in self._sources(numbers))
-                    alike = name in found.values() or not name
-                    found[id(numbers)] = name | {f"rows {len(found)}"} if alike else name
+        for numbers in self._rows:
+            name = frozenset(self.sources_of(numbers))
+            alike = name in found.values() or not name
+            found[id(numbers)] = name | {f"rows {len(found)}"} if alike else name
         return found
 
-    def _sources(self, numbers: Tensor) -> set[str]:
-        """The sources of some rows, those of learned vectors that attended left out."""
+    @cached_property
+    def _rows(self) -> list[Tensor]:
+        """The numbers of the rows that look or are looked at, and those of streams without attention."""
+        sides = [side for a in self.attentions.values() for side in (a.queries, a.keys)]
+        sides += [stream.rows for stream in self.layout.streams if stream.all_blocks]
+        return list({id(numbers): numbers for numbers in sides if numbers is not None}.values())
+
+    def sources_of(self, numbers: Tensor | None) -> set[str]:
+        """Return the inputs that some rows are made of, those of learned vectors that attended left out."""
+        if numbers is None:
+            return set()
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
-        return {f.source for f in families if f.source and f.value not in products}
+        return {self.inputs.get(f.source, f.source) for f in families if f.source and f.value not in products}
+
+    @property
+    def keys(self) -> list[Key]:
+        """The names of all rows that look or are looked at."""
+        return list(self._names.values())
 
     def name_of(self, stream: Stream) -> Key:
         """Return the name of the rows of a stream."""
@@ -157,22 +174,33 @@ class MapPass:
             name: of the input.
             key: of the rows.
         """
-        sides = (side for a in self.attentions.values() for side in (a.queries, a.keys))
-        numbers = next((n for n in sides if n is not None and self._names[id(n)] == key), None)
-        found = None if numbers is None else self._elements(name, numbers)
-        return None if numbers is None or found is None else (int(numbers.shape[1]), found)
+        numbers = next((n for n in self._rows if self._names[id(n)] == key), None)
+        if numbers is None:
+            return None
+        source = self.source_of(name)
+        found = find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
+        return None if found is None else (int(numbers.shape[1]), found)
 
-    def _elements(self, name: str, numbers: Tensor) -> Elements | None:
-        source = next((s for s, n in self.inputs.items() if n == name), name)
-        return find_elements(self.whole.tape, self.layout.rows, numbers, source, name in self.pictures)
+    def source_of(self, name: str) -> str:
+        """Return the name of the rows of an input."""
+        return next((source for source, own in self.inputs.items() if own == name), name)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it is known which rows look at which in all attentions that lead to the target, and each is in a
+        block of its rows, or pools them."""
+        own = list(self.attentions.values())
+        known = all(a.queries is not None and a.keys is not None for a in own)
+        others = [a for a in _leading(self.layout) if a not in own]
+        return known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
 
     # -- blocks
     def blocks_of(self, name: str) -> list[tuple[Stream, Block]]:
         """Return the blocks that the rows of an input go through, in the order of execution: where they are in several
         streams, those of the one that the target reads; where patches are merged on the way, the blocks before too."""
-        holding = [s for s in self.layout.streams if s.blocks and name in s.names]
+        holding = [s for s in self.layout.streams if s.all_blocks and name in s.names]
         last = next((s for s in reversed(holding) if s.is_read), holding[-1] if holding else None)
-        return [(s, b) for s in holding if last is not None and set(s.names) == set(last.names) for b in s.blocks]
+        return [(s, b) for s in holding if last is not None and set(s.names) == set(last.names) for b in s.all_blocks]
 
     def block_of(self, index: int) -> tuple[Stream, Block]:
         """Return the stream and the block that an attention belongs to."""
@@ -182,12 +210,17 @@ class MapPass:
 
     def places(self, picture: str, stream: Stream) -> Places | None:
         """Return where the cells of a picture lie among the rows of a stream; None if that cannot be read off the
-        pass."""
-        return find_places(self.whole.tape, self.layout.rows, stream, picture)
+        pass, and for an input that is no picture."""
+        return find_places(self.whole.tape, self.layout.rows, stream, picture) if picture in self.pictures else None
 
     def input_of_attention(self, stream: Stream, block: Block) -> int:
         """Return the number of what a block normalises first, if both queries and values of its attention are made of
-        that; else of what enters the block."""
+        that, or all of its first branch if it has none; else of what enters the block."""
+        if not block.attentions:
+            added = (self._makers[n] for n in self.path(stream, block)[1:] if self._makers[n].kind == "add")
+            branch = path_to(self.program.dominator, max(next(added).entries))
+            path = self._within(branch, block.entry)
+            return path[self.behind_norm(path)]
         piece = next((a for a in block.attentions if a.is_self), block.attentions[0]).pieces[0]
         ends = [n for n in (piece.query, piece.value) if n is not None] or [piece.map]
         first, *others = (path_to(self.program.dominator, n) for n in ends)
@@ -200,9 +233,10 @@ class MapPass:
         return [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
-        """The values of a path from one on that are no unit's inside."""
-        behind = path[path.index(first) + 1 :] if first in path else ()
-        return [first, *(n for n in behind if n in self._makers)]
+        """The values of a path from one on that are no unit's inside. Where something leads past it, as an embedding
+        that is added once more, the later ones."""
+        behind = [n for n in path if n > first and n in self._makers]
+        return [first, *behind] if first in path or not behind else behind
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
         """Return the position behind a norm that follows a value on a path, with its weight and bias.
@@ -215,6 +249,8 @@ class MapPass:
         for i in range(first + 1, len(path)):
             unit = self._makers[path[i]]
             if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
+                break
+            if found > first and self._readers[path[i - 1]] > 1:  # a scale of one branch behind the norm
                 break
             if unit.kind == "norm" or found > first:
                 found, kinds = i, frozenset(("view", "scale", "shift"))
@@ -232,6 +268,11 @@ class MapPass:
     @cached_property
     def _makers(self) -> dict[int, Unit]:
         return {r: u for u in self.program.units for r in u.exits}
+
+    @cached_property
+    def _readers(self) -> Counter[int]:
+        """Value -> how many units read it."""
+        return Counter(e for u in self.program.units for e in set(u.entries))
 
     @cached_property
     def program(self) -> Program:
@@ -259,6 +300,32 @@ class MapPass:
         if not self.holds(value, stream):
             raise ModelError(f"the rows of value {value} are not those that attend")
         return self.layout.rows.features(value, tensor, stream.rows).flatten(2)
+
+    def arrived(self, stream: Stream, value: int, flow: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return :meth:`features_of` a value and of what flows there; zeros for None."""
+        tensor = self.whole.tape[value]
+        flow = torch.zeros_like(tensor) if flow is None else flow
+        return self.features_of(stream, value, tensor), self.features_of(stream, value, flow)
+
+    def rerun(self, change: Change, stream: Stream, block: Block) -> Tensor:
+        """Return ``[B, N, D]``, what leaves a block in another pass of the model in which some values are replaced. The
+        model may decide otherwise in it, as which experts rows choose.
+
+        Args:
+            change: number of a value -> function that replaces it.
+            stream, block: those of this pass.
+
+        Raises:
+            ModelError: the other pass has other streams or blocks.
+        """
+        whole = record_pass(self.whole.model, self.whole.feed, self.whole.samples, change)
+        layout = whole.layout(self.sources, self.read, learned=bool(self.layout.first_maps))
+        numbers = [(s.rows.shape, len(s.blocks)) for s in self.layout.streams]
+        if [(s.rows.shape, len(s.blocks)) for s in layout.streams] != numbers:
+            raise ModelError("the model takes another way if a value of its attention is changed")
+        own = layout.streams[next(i for i, s in enumerate(self.layout.streams) if s is stream)]
+        leaving = own.blocks[stream.blocks.index(block)].exit
+        return replace(self, whole=whole, layout=layout).features_of(own, leaving, whole.tape[leaving])
 
     def release(self) -> None:
         """Drop the values that were computed again."""
@@ -352,24 +419,21 @@ def has_one_resolution(layout: Layout) -> bool:
 
 def map_pass(
     whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
-) -> MapPass | None:
-    """Return the pass with the attentions of several sequences; None if which rows attend to which is unknown.
+) -> MapPass:
+    """Return a pass with its sequences, their blocks and the attentions in these.
 
     Args:
-        whole, sources, read: as for :func:`attended_pass`.
+        whole: a recorded pass.
+        sources: the inputs by name.
+        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
         made: name -> source of its rows, for ids that the model makes of an input, such as those of a decoder.
     """
     layout = whole.layout(sources, read, learned=True)
     own = [a for stream in layout.streams for block in stream.blocks for a in block.attentions]
-    others = [a for a in _leading(layout) if a not in own]
-    if any(a.queries is None or a.keys is None for a in own) or not all(a.is_learned for a in others):
-        return None  # a pool is in no block
-    if not has_one_resolution(layout) or not all(map(_is_complete, layout.streams)):
-        return None
-    found = replace(block_pass(whole, sources, read, made), layout=layout)
-    passed = replace(found, attentions=dict(enumerate(sorted(own, key=lambda a: a.map))))
-    read_out = {passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks}
-    return replace(passed, ends=read_out) if read_out else None
+    inputs = {source: name for name, source in (made or {}).items()}
+    attentions = dict(enumerate(sorted(own, key=lambda a: a.map)))
+    passed = MapPass(whole, layout, read, attentions, {}, sources, inputs)
+    return replace(passed, ends={passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks})
 
 
 def _leading(layout: Layout) -> list[Attention]:
@@ -380,7 +444,7 @@ def _leading(layout: Layout) -> list[Attention]:
         if attention.queries is None or id(attention.queries) in reached:
             reached.add(id(attention.keys))
             found.append(attention)
-    return found[::-1]
+    return found
 
 
 def _is_complete(stream: Stream) -> bool:
@@ -388,16 +452,3 @@ def _is_complete(stream: Stream) -> bool:
     so before they looked at any input, and that attention is not on the tape."""
     looks = [any(a.is_self for a in block.attentions) for block in stream.blocks]
     return not stream.is_learned or all(looks) or not any(looks)
-
-
-def block_pass(
-    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, made: Mapping[str, str] | None = None
-) -> MapPass:
-    """Return the pass with the blocks of several sequences; arguments as for :func:`map_pass`."""
-    layout = whole.layout(sources, read)
-    inputs = {source: name for name, source in (made or {}).items()}
-    return MapPass(whole, layout, read, {}, {}, pictures_of(sources), inputs)
-
-
-def pictures_of(sources: Mapping[str, Inputs]) -> frozenset[str]:
-    return frozenset(name for name, side in sources.items() if side.modality == "image")

@@ -56,7 +56,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     if kind == "text" and speaks(task.model, task.forward):
-        kind = "language model" if task.structure.plain else "language model of several inputs"
+        kind = "language model" if task.structure.is_plain else "language model of several inputs"
     passed_over: dict[str, str] = {}
     choices = CHOICES[kind, purpose]
     for name, settings in choices:

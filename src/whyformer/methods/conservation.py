@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whyformer.engine.run import Recording
-from whyformer.models.precision import agreement
 from whyformer.tape.rows import Rows, RowSamples
 from whyformer.tape.walking import Step
 
@@ -34,13 +32,6 @@ class Balance:
     lost: Mapping[str, Tensor]
     precision: dict[str, Any] | None = None
     is_checked: bool = True
-
-    @classmethod
-    def of_recording(cls, recording: Recording) -> Balance:
-        """Return the balance of a recording's last pass of relevance."""
-        lost = {name: books[0] - books[1] for name, books in recording.run.ledger.items()}
-        half = None if recording.half is None else agreement(*recording.half, recording.logits)
-        return cls(recording.started, dict(recording.block_sums), lost, half)
 
     def diagnostics(self, *, promised: bool = True) -> dict[str, Any]:
         """Return ``conservation``, and ``precision`` if there is one: per sample, what started, what arrived at each

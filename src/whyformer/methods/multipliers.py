@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName, conservative
-from whyformer.engine.probes import BlockFlows
-from whyformer.methods.attended import Key
+from whyformer.methods.attended import Key, MapPass
 from whyformer.methods.gradients.input_gradients import conserved, explain_roots, multiply
-from whyformer.methods.maps import streams
 from whyformer.methods.registry import Checked, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
-from whyformer.rules.core import Composite
+from whyformer.methods.task import Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName
+from whyformer.rules.registered import with_own_rules
+from whyformer.tape.streams import Stream
+from whyformer.tape.walking import Composite
 
 _PART: Checked = ("a number from 0 to 1", lambda v: not isinstance(v, bool) and 0 <= v <= 1)
 Share = Annotated[float, _PART]
@@ -31,58 +32,44 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
     Raises:
         MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
     """
-    rules, found = Rules.of(composite), defaultdict[Key, list[Tensor]](list)
-    several = None if task.structure.plain else streams.begin(task, rules)
+    found = defaultdict[Key, list[Tensor]](list)
+    passed, rules = task.block_pass(row_alone=task.structure.is_plain), with_own_rules(composite)
 
     def seen(key: Key, value: Tensor, flow: Tensor) -> None:
         found[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    logits = None if several is None else several.walk_to_blocks(rules, share, seen)
-    if logits is None:
-        logits = _walk_graph(task, composite, share, seen)
+    logits = _walk_to_blocks(task, passed, rules, share, seen)
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
             raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
         summed[key] = torch.stack(parts).sum(0)
     figure = _conservation(task, logits, found)
-    if several is None:
-        (values,) = summed.values() or [None]
-        if values is None:
-            raise task.refuse("nothing arrives at its blocks")
-        return Scores(values, logits, diagnostics=figure)
-    return several.scores(summed, logits, figure)
+    if not task.structure.is_plain:
+        return task.of_sources(summed, logits, figure)
+    if len(summed) > 1:
+        raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+    (values,) = summed.values()
+    return Scores(values, logits, diagnostics=figure)
 
 
-def _walk_graph(task: Task, composite: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]) -> Tensor:
-    """Walk back to what enters blocks that are counted by the engine; one sequence may be on a tape all the same."""
-    wanted = {call: key for key, own in _calls(task, share).items() for call in own}
+def _walk_to_blocks(
+    task: Task, passed: MapPass, rules: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]
+) -> Tensor:
+    """Walk back to what enters the first ``share`` of the blocks of each stream, and return the logits ``[B, C]``.
+    ``seen`` is called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``."""
+    at: dict[int, Callable[..., None]] = {}
 
-    def entered(call: int, value: Tensor, flow: Tensor) -> None:
-        seen(wanted[call], value, flow)
+    def enter(stream: Stream, number: int, flow: Tensor | None) -> None:
+        seen(passed.name_of(stream), *passed.arrived(stream, number, flow))
 
-    if task.structure.plain:
-        return task.walk(Rules.of(composite), MapWatch(wanted, entering=entered)).logits
-    recording = task.begin(composite, BlockFlows(frozenset(wanted), entered))
-    recording.backward(task.seed(recording.logits))
-    return recording.logits
-
-
-def _calls(task: Task, share: float) -> dict[Key, list[int]]:
-    """Rows -> the block calls that they enter, the first ``share`` of them."""
-    structure = task.structure
-    if structure.plain:
-        blocks = task.blocks("what enters them")
-        return {frozenset((task.inputs.name,)): list(range(math.ceil(share * blocks)))}
-    found: dict[Key, set[int]] = defaultdict(set)
-    for a in structure.attentions:
-        if a.block is not None:
-            found[a.queries].add(a.block)
-    if len(found) == 1:  # blocks without attention have the same rows
-        (own,) = found.values()
-        groups = {structure.calls[call] for call in own}
-        own.update(call for call, group in enumerate(structure.calls) if group in groups)
-    return {key: sorted(own)[: math.ceil(share * len(own))] for key, own in found.items()}
+    for stream in (s for s in passed.layout.streams if not s.is_learned):
+        for block in stream.all_blocks[: math.ceil(share * len(stream.all_blocks))]:
+            if not passed.holds(block.entry, stream):
+                raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
+            at[block.entry] = partial(enter, stream, block.entry)
+    passed.walk(task.seed(passed.logits), [rules], at=at)
+    return passed.logits
 
 
 def _conservation(task: Task, logits: Tensor, found: dict[Key, list[Tensor]]) -> dict[str, Any]:
@@ -111,7 +98,7 @@ def libragrad(task: Task, *, share: Share = 1.0, composite: CompositeName = "lib
 
     Args:
         share: of the blocks, from the first; 0 takes none but is read as the first block alone.
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     return over_blocks(task, COMPOSITES[composite], share or 1e-9)
 
@@ -179,11 +166,11 @@ Args:
 """
 
 
-def _conservative(name: str, constant: str, formula: str, *tables: str) -> None:
-    """Register one of Ali et al.'s; ``tables`` of :mod:`whyformer.composites.named` say what is held constant."""
+def _conservative(name: str, constant: str, formula: str, composite: CompositeName) -> None:
+    """Register one of Ali et al.'s."""
 
     def explained(task: Task, *, secant: bool = False) -> Scores:
-        return multiply(task, *explain_roots(task, conservative(*tables, *(["secant", "halves"] if secant else []))))
+        return multiply(task, *explain_roots(task, (WITH_SECANTS if secant else COMPOSITES)[composite]))
 
     explained.__name__, explained.__doc__ = name, formula + _SECANT
     summary = f"gradient × input with {constant} held constant"
@@ -194,18 +181,17 @@ _conservative(
     "lrp_ah",
     "attention probabilities",
     "LRP(AH): R(x_i) = Σ_j x_i p_ij / Σ_i' x_i' p_i'j · R(y_j), by detaching the attention probabilities p.",
-    "AH",
+    "ah",
 )
 _conservative(
     "lrp_ln",
     "LayerNorm's standard deviation",
     "LRP(LN): the standard deviation in y = (x − mean) / std is detached, the mean is not.",
-    "LN",
+    "ln",
 )
 _conservative(
     "lrp_ah_ln",
     "attention and LayerNorm's deviation",
     "LRP(AH+LN): both; with ``secant=True`` it conserves exactly on a model without biases.",
-    "AH",
-    "LN",
+    "ah_ln",
 )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import torch
 from torch import nn
 
-from whyformer.engine.isolation import alone
-from whyformer.engine.moments import axis_of_rows
-from whyformer.engine.survey import survey
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.models.facts import groups_of
+from whyformer.tape.axes import axis_of_rows
+from whyformer.tape.recording import record_call
 
 
 def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -28,14 +25,11 @@ def oriented(model: nn.Module, inputs: Inputs) -> Inputs:
     if not unknown:
         return inputs
     found = {}
-    # a model that fails on these inputs does so again where that is told
-    told = contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError)
-    with told, alone(model), torch.inference_mode(False):
-        blocks = [block for group in groups_of(model, inputs.feed).values() for block in group]
-        entries = survey(model, inputs.feed, {name: side.scored for name, side in sides.items()}).entries
+    # a model that fails on these inputs does so again where that is reported
+    with contextlib.suppress(ValueError, RuntimeError, IndexError, TypeError, KeyError):
+        tape, _ = record_call(model, *inputs.feed, hold=frozenset())
         for name, side in unknown.items():
-            call = entries[name][0] if name in entries else None
-            found[name] = axis_of_rows(model, inputs.feed, side.scored, call, blocks)
+            found[name] = axis_of_rows(tape, tape.number(side.tensor))
     for name, axis in found.items():
         if axis is None:
             raise InputError(

@@ -27,10 +27,11 @@ from whyformer.tape.caches import Recent
 from whyformer.tape.calls import every_tensor
 from whyformer.tape.checks import foreign, unset
 from whyformer.tape.ends import EndFunction
-from whyformer.tape.labelling import find_rows, find_sources
+from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, Source
+from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
 from whyformer.tape.structure import Attention, find_attentions
@@ -38,8 +39,10 @@ from whyformer.tape.units import needed_calls, roots_of
 from whyformer.tape.values import Tape
 
 __all__ = [
+    "Change",
     "ForwardPass",
     "Layout",
+    "Read",
     "record_pass",
     "record_wide_pass",
 ]
@@ -89,6 +92,7 @@ class ForwardPass:
         end: the function that makes what the model returned of its logits; None if there is none.
         precision: of a float32 copy of a model in half precision, how far both agree.
         declared: what users say of operations, see :func:`whyformer.rules.register`.
+        wide: as for :func:`record_pass`.
     """
 
     model: nn.Module
@@ -99,6 +103,7 @@ class ForwardPass:
     end: EndFunction | None
     precision: dict[str, Any] | None = None
     declared: Mapping[Any, str] = field(default_factory=dict)
+    wide: bool = False
     _layouts: dict[Any, Layout] = field(default_factory=dict, repr=False)
     _read: dict[Read, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
@@ -146,8 +151,9 @@ class ForwardPass:
         several = [name for name, side in sources.items() if side.choices is not None]
         others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
         packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
+        turned = [n for n, side in sources.items() if side.turned]
         learned = [Source("", n, is_map=True) for n in maps]
-        rows = find_rows(tape, [*find_sources(tape, fed, several, packed), *learned], outputs)
+        rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
         program = read_program(tape, [*rows.begun.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
         return Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
@@ -170,7 +176,7 @@ class ForwardPass:
 
     def record(self, feed: Feed, **options: Any) -> tuple[Tape, Any]:
         """Record another pass of the model; options as for :func:`~whyformer.tape.recording.record_call`."""
-        return record_call(self.model, *feed, declared=self.declared, **options)
+        return record_call(self.model, *feed, declared=self.declared, wide=self.wide, **options)
 
     @contextmanager
     def naming_modules(self) -> Iterator[None]:
@@ -249,6 +255,7 @@ def record_pass(
     *,
     names: bool = False,
     checkpoint: bool = False,
+    wide: bool = False,
 ) -> ForwardPass:
     """Run a model once and record it.
 
@@ -258,6 +265,7 @@ def record_pass(
         change: number of a value -> function that replaces it as it is made.
         names: note which module makes each call.
         checkpoint: hold only the values between blocks. Those inside are computed again when a walk reaches them.
+        wide: what the model makes in half precision is made in float32, also under an autocast of its own.
 
     Raises:
         ModelError: the output depends on values that torch did not compute.
@@ -266,9 +274,9 @@ def record_pass(
     declared = likes()
 
     def recorded(hold: frozenset[int] | None) -> ForwardPass:
-        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, declared=declared)
+        tape, raw = record_call(model, *feed, change=change, names=names, hold=hold, declared=declared, wide=wide)
         end = end_in(tape, Output(model, raw, *feed, samples))
-        return ForwardPass(model, feed, samples, tape, raw, end, declared=declared)
+        return ForwardPass(model, feed, samples, tape, raw, end, declared=declared, wide=wide)
 
     with torch.inference_mode(False):
         whole = _between_blocks(model, feed, recorded) if checkpoint else recorded(None)
@@ -290,9 +298,9 @@ def record_wide_pass(
     """
     half = in_half_precision(model, feed, read, samples)
     if half is not None:
-        (model, _), feed = single(model, []), widened(feed)
+        model, feed = single(model), widened(feed)
     with without_autocast():
-        whole = record_pass(model, feed, samples, checkpoint=checkpoint)
+        whole = record_pass(model, feed, samples, checkpoint=checkpoint, wide=True)
     return whole if half is None else replace(whole, precision=agreement(*half, whole.logits(read)))
 
 

@@ -7,27 +7,23 @@ from typing import Annotated, Any, cast
 import torch
 from torch import Tensor
 
-from whyformer.composites import chefer
-from whyformer.composites.chefer import LINEAR_RULES
-from whyformer.methods.conservation import Balance
 from whyformer.methods.gradients.input_gradients import of_roots
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Amount, Block, between, method, one_of
-from whyformer.methods.roots import RootedPass
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
-from whyformer.rules import propagation
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.propagation import LINEAR_RULES, deep_taylor, layerwise
+from whyformer.tape.walking import Composite
 
 LinearRule = Annotated[str, one_of("shared", *LINEAR_RULES)]
 Alpha = Annotated[float, between(1, 1_000)]
 
 
-def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Rules:
+def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Composite:
     """ "shared" are the rules of Transformer Attribution; the others those of the CVPR 2021 baseline."""
     if rule == "shared":
-        return Rules(chefer.deep_taylor(alpha), propagation.deep_taylor(alpha))
-    settings: dict[str, Any] = {"alpha": alpha, "epsilon": epsilon, "gamma": gamma}
-    return Rules(chefer.layerwise(rule, **settings), propagation.layerwise(cast(Any, rule), **settings))
+        return deep_taylor(alpha)
+    return layerwise(cast(Any, rule), alpha=alpha, epsilon=epsilon, gamma=gamma)
 
 
 @method(
@@ -37,7 +33,6 @@ def _rules(rule: str, alpha: float, epsilon: float, gamma: float) -> Rules:
     signed=True,
     citation="Bach et al. 2015, as baseline of Chefer et al., CVPR 2021",
     anywhere=True,
-    relevance=True,
     checkpoint=True,
 )
 def lrp(
@@ -59,15 +54,13 @@ def lrp(
     """
     recorded = task.recorded(_rules(rule, alpha, epsilon, gamma))
     flows = recorded.back(task.seed(recorded.logits))
-    balance = recorded.balance if isinstance(recorded, RootedPass) else Balance.of_recording(recorded)
-    return of_roots(task, recorded.logits, flows, "sum", balance.diagnostics(promised=rule == "shared"))
+    return of_roots(task, recorded.logits, flows, "sum", recorded.balance.diagnostics(promised=rule == "shared"))
 
 
 @method(
     "relevance of the last block's attention (the propagation stops there)",
     family="propagation",
     citation="Voita et al. 2019 in the form of the CVPR 2021 baseline",
-    relevance=True,
 )
 def partial_lrp(
     task: Task,
@@ -90,13 +83,13 @@ def partial_lrp(
     def observe(index: int, _: Tensor, relevance: Tensor) -> None:
         maps[index] = relevance.clamp(min=0).mean(1)
 
-    if not task.structure.plain:
+    if not task.structure.is_plain:
         several = streams.begin(task, rules)
         over_streams = several.walk(rules, MapWatch(several.wanted(Aggregation(layers=[first])), observe))
         found = several.paths(maps, over_streams.readouts).mean_of_rows()
         return several.scores(found, over_streams.logits, over_streams.balance, promised=promised)
-    walked = task.walk(rules, MapWatch([first], observe, again=maps.clear))
-    (fused,) = task.global_maps(maps, walked.row.shape[-1])
+    walked = task.walk(rules, MapWatch([first], observe))
+    (fused,) = task.global_maps(maps)
     values = torch.einsum("bq,bqk->bk", walked.row.to(fused.dtype), fused)
     assert walked.balance is not None
     return Scores(values, walked.logits, diagnostics=walked.balance.diagnostics(promised=promised))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
-from whyformer.errors import InputError, MethodNotApplicable, ModelError, Strayed, unknown
+from whyformer.errors import InputError, MethodNotApplicable, unknown
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Scores, Task
@@ -102,8 +101,6 @@ class Method:
         signed: True if scores below 0 are possible and speak against the target, or a function of the complete settings
             that says so. A map without such scores is shown in other colours, which claim less.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
-        relevance: True if it propagates relevance by Chefer et al.'s rules: the pass that it records serves methods of
-            gradients too (:mod:`whyformer.methods.together`).
         checkpoint: True if what it sends back goes through whole blocks, so that these may be run again on the way
             (``explain(..., checkpoint=True)``).
     """
@@ -121,7 +118,6 @@ class Method:
     class_specific: bool = True
     signed: bool | Callable[[dict[str, Any]], bool] = False
     anywhere: bool = False
-    relevance: bool = False
     checkpoint: bool = False
 
     def signs(self, settings: dict[str, Any]) -> bool:
@@ -129,21 +125,8 @@ class Method:
         return self.signed if isinstance(self.signed, bool) else self.signed(settings)
 
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
-        """Its scores, with complete settings. Where the model took another way than its program it begins once more:
-        the program of this input is read by then.
-
-        Raises:
-            ModelError: the model takes another way each time.
-        """
-        with suppress(Strayed):
-            return self.function(task, **settings)
-        try:
-            return self.function(task, **settings)
-        except Strayed as error:
-            raise ModelError(
-                "the model calls other operations each time it runs on the same input, so what is explained is not "
-                "what ran: turn off what draws at random, or set a seed in its forward"
-            ) from error
+        """Its scores, with complete settings."""
+        return self.function(task, **settings)
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""

@@ -59,9 +59,8 @@ class Roots:
 
 def find_roots(
     whole: ForwardPass, sources: Mapping[str, Inputs], made: Mapping[str, str] | None = None
-) -> Roots | None:
-    """Return where the relevance of each input ends; None if vectors that are of no row stand beside words there, such
-    as those of pictures that were made tokens.
+) -> Roots:
+    """Return where the relevance of each input ends.
 
     Args:
         whole: a recorded pass.
@@ -80,8 +79,6 @@ def find_roots(
     for name, source in texts.items():
         known = None if layout is None else _entry(whole, layout, source, sources)
         if known is not None and layout is not None:
-            if len(sources) > 1 and not bool(layout.rows.of(known[0]).all()):
-                return None
             numbers[name], own[name] = known
             continue
         looked_up = (
@@ -89,6 +86,8 @@ def find_roots(
         )
         if not looked_up:
             raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
+        if len(looked_up) > 1:
+            raise ModelError(f"the tokens of its input '{name}' are looked up in several places, which is not followed")
         numbers[name] = looked_up[0]
     return Roots(numbers, own, None if layout is None else layout.rows)
 
@@ -107,6 +106,8 @@ def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str
         return None
     given = [argument_of(whole.feed, side.scored) for side in sources.values() if side.modality != "text"]
     others = [whole.tape.number(t) for t in given]
+    if len(sources) > 1 and not bool(rows.of(number).all()):
+        return begun, own  # vectors of no row stand beside words there, such as those of a picture that was made tokens
     texts = [n for name, n in rows.begun.items() if name != source and n not in others and n < number]
     return (begun if _is_mixed(whole, rows, number, own, begun, (*others, *texts)) else number), own
 
@@ -142,7 +143,7 @@ def changed_pass(
     *,
     made: Mapping[str, str] | None = None,
     checkpoint: bool = False,
-) -> tuple[ForwardPass, Roots] | None:
+) -> tuple[ForwardPass, Roots]:
     """Record a pass in which the roots have other values.
 
     Args:
@@ -152,7 +153,7 @@ def changed_pass(
         roots: those of a pass on inputs of the same shapes; None if none was recorded yet.
 
     Returns:
-        The pass and its roots; None if these are unknown, see :func:`find_roots`.
+        The pass and its roots.
     """
     args, kwargs = list(feed[0]), dict(feed[1])
     for name, side in sources.items():
@@ -162,12 +163,9 @@ def changed_pass(
     texts = [name for name in values if name not in sources or sources[name].modality == "text"]
     if texts and roots is None:
         roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, made)
-        if roots is None:
-            return None
     changes = {} if roots is None else _changes(roots, {name: values[name] for name in texts})
     whole = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
-    roots = roots or find_roots(whole, sources, made)
-    return None if roots is None else (whole, roots)
+    return whole, roots or find_roots(whole, sources, made)
 
 
 def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[Tensor], Tensor]]:

@@ -1,6 +1,6 @@
 """Walks over a recorded pass in which one sequence of rows attends.
 
-    attended = attended_pass(whole, sources, read)
+    attended = attended_pass(passed)
     walked = attended.walk_blocks(seed, [GRADIENT, deep_taylor()], seen, blocks)
 
 ``seen`` is called at each map, the last block first, with what flows to it under each composite.
@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.inputs import Inputs
-from whyformer.methods.attended import MapPass, Seen, Walked, has_one_resolution, pictures_of
-from whyformer.methods.passes import ForwardPass, Read, record_pass
+from whyformer.methods.attended import MapPass, Seen, Walked
+from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream, is_passed
 from whyformer.tape.walking import Composite
 
@@ -28,12 +27,13 @@ __all__ = ["AttendedPass", "attended_pass"]
 @dataclass(frozen=True, eq=False)
 class AttendedPass(MapPass):
     """A recorded pass of one sequence of rows, which attend to one another once in each block. Inputs that are not in
-    it are constant."""
+    it are constant.
 
-    @property
-    def roots(self) -> list[int]:
-        begun = self.layout.rows.begun
-        return [begun[name] for name in (begun if len(self.layout.streams) == 1 else self.stream.names)]
+    Attributes:
+        first: number of its first block: that of the blocks before the last merge of rows.
+    """
+
+    first: int = 0
 
     @property
     def stream(self) -> Stream:
@@ -47,15 +47,7 @@ class AttendedPass(MapPass):
         return int(self.stream.rows.shape[1])
 
     def features(self, value: int, tensor: Tensor) -> Tensor:
-        """Return ``[B, N, D]``, the features of each row of the sequence.
-
-        Args:
-            value: number of a value that is no map.
-            tensor: of its shape, such as a flow.
-
-        Raises:
-            ModelError: its rows are unknown, or others than those of the sequence.
-        """
+        """Do :meth:`features_of` for the sequence."""
         return self.features_of(self.stream, value, tensor)
 
     def laid_out(self, value: int, features: Tensor) -> Tensor:
@@ -91,37 +83,38 @@ class AttendedPass(MapPass):
             entering: called with a block, what enters it, and what flows there under the last composite,
                 ``[B, N, D]``.
         """
-        own = self.stream.blocks
-        watched = [block for block in sorted(blocks) if block < len(own)]
+        own = dict(enumerate(self.stream.blocks, self.first))
+        watched = [block for block in sorted(blocks) if block in own]
         at = {} if entering is None else {own[i].entry: partial(self._entered, i, entering) for i in watched}
         return self.walk(seed, composites, seen, watched, at=at)
 
     def _entered(self, index: int, entering: Seen, *flows: Tensor | None) -> None:
         """Hand over what enters a block, sample by sample."""
-        number, flow = self.stream.blocks[index].entry, flows[-1]
-        if flow is not None:
-            entering(index, self.features(number, self.whole.tape[number]), self.features(number, flow))
+        if flows[-1] is not None:
+            entering(index, *self.arrived(self.stream, self.stream.blocks[index - self.first].entry, flows[-1]))
 
 
-def attended_pass(
-    whole: ForwardPass, sources: Mapping[str, Inputs], read: Read, name: str | None = None
-) -> AttendedPass | None:
-    """Return the pass with the one sequence of rows that attends in it; None if there is no such sequence.
+def attended_pass(passed: MapPass, name: str | None = None) -> AttendedPass | None:
+    """Return a pass with the one sequence of rows that attends in it; None if there is no such sequence.
 
     Args:
-        whole: a recorded pass.
-        sources: the inputs by name.
-        read: the model's output -> ``[B, C]``, the row of logits that the target is about.
+        passed: a recorded pass.
         name: an input whose rows are in the sequence that is meant, where others attend too.
     """
-    layout = whole.layout(sources, read)
+    layout = passed.layout
     read_out = [s for s in layout.streams if s.is_read and name in (None, *s.names)]
-    if len(read_out) != 1 or (name is None and len(layout.streams) != 1):
+    if len({frozenset(s.names) for s in read_out}) != 1:
         return None
-    (stream,) = read_out
-    attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks)}
-    attended = AttendedPass(whole, layout, read, attentions, {"": stream}, pictures_of(sources))
-    once = all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks)
-    if not once or not has_one_resolution(layout):
+    stream = read_out[-1]
+    before = [s for s in layout.streams if s is not stream and set(s.names) == set(stream.names)]
+    if name is None and len(before) + 1 < len(layout.streams):
         return None
-    return attended if is_passed(attended.program, stream.last) else None  # the target may read something else
+    if stream.others or not all(len(block.attentions) == 1 and block.attentions[0].is_self for block in stream.blocks):
+        return None
+    names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
+    attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}
+    known = passed.whole, layout, passed.read, attentions, {"": stream}, passed.sources, passed.inputs
+    attended = AttendedPass(*known, names, first)
+    # else the target reads something beside the states of the stream, as those of an earlier resolution
+    alone = first or any(is_passed(attended.program, block.exit) for block in stream.blocks)
+    return attended if alone else None

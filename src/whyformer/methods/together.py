@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from whyformer.engine.isolation import changes, parameters
 from whyformer.inputs import Inputs
 from whyformer.methods.passes import ForwardPass
+from whyformer.models.isolation import changes, parameters
 
 if TYPE_CHECKING:
     from whyformer.methods.registry import Method

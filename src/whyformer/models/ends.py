@@ -7,16 +7,12 @@ how it is written, and is never guessed from values.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from whyformer.models.output import End, Output
 from whyformer.tape.ends import EndFunction
@@ -24,7 +20,7 @@ from whyformer.tape.ends import end_function as read_end
 from whyformer.tape.recording import record_call
 from whyformer.tape.values import Tape
 
-_CALLS, _LOOKED_AT = 24, 4096
+_LOOKED_AT = 4096
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Any, str]] = WeakKeyDictionary()  # kind of input -> name, "" for none
 
 
@@ -91,113 +87,10 @@ def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     return _KNOWN.get(model, {}).get(_kind(args, kwargs), "")
 
 
-# -- watching ----------------------------------------------------------------------------------------------------------
-class Calls(TorchFunctionMode):
-    """The last calls of a pass: what each was given and what it returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: deque[tuple[list[Tensor], list[Tensor]]] = deque(maxlen=_CALLS)
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        made = [t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, Tensor)]
-        if made:
-            given = [t for t in (*args, *(kwargs or {}).values()) if isinstance(t, Tensor)]
-            self.last.append((given, made))
-        return result
-
-    def before(self, value: Tensor) -> list[Tensor]:
-        """The tensors as large as ``value`` that it was made of, the earliest first."""
-        reached, found = {id(value)}, dict[int, Tensor]()
-        for given, made in reversed(self.last):
-            if any(id(t) in reached for t in made):
-                reached |= {id(t) for t in given}
-                found |= {id(t): t for t in reversed(given)}
-        alike = [t for t in found.values() if t.is_floating_point() and t.numel() == value.numel() and t is not value]
-        return alike[::-1]
-
-
-@contextmanager
-def watching(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Calls]:
-    """The calls of a pass of the model, for :func:`end_of`; none where it is known to have no end function."""
-    calls = Calls()
-    if _KNOWN.get(model, {}).get(_kind(args, kwargs)) == "":
-        yield calls
-        return
-    with calls:
-        yield calls
-
-
-def end_of(output: Output, calls: Calls) -> End | None:
-    """The end function of an output as far as its values tell (see :func:`confirmed`), or the axis of samples that one
-    sample's output lacks; None where it has neither. That there is none is known for later passes."""
-    kind = _kind(output.args, output.kwargs)
-    value, known = output.returned, _KNOWN.setdefault(output.model, {})
-    if value is None or not value.is_floating_point() or known.get(kind) == "":
-        return _unwatched(output)
-    names = [known[kind]] if kind in known else list(_ENDS)
-    for x in calls.before(value):
-        for name in names:
-            with torch.no_grad():
-                axis = _axis(name, x, value)
-            if axis is not None:
-                return End(name, axis, output.rows(x if x.shape == value.shape else x.reshape(value.shape)))
-    known.setdefault(kind, "")
-    return _unwatched(output)
-
-
-def confirmed(output: Output, end: End | None) -> End | None:
-    """The same if a recorded pass has that end function too: probabilities alone may be like those of another."""
-    if end is None or not end.name:
-        return end
-    kind, known = _kind(output.args, output.kwargs), _KNOWN.setdefault(output.model, {})
-    if kind not in known:
-        if not _repeatable(output.args, output.kwargs):  # the next plain pass is recorded, and tells
-            known[kind] = end.name
-            return end
-        _recorded(output.model, output.args, output.kwargs, output.samples)
-    return end if known[kind] == end.name else _unwatched(output)
-
-
 def _unwatched(output: Output) -> End | None:
     value = output.returned
     rows = None if value is None else output.rows(value)
     return None if rows is value or rows is None else End("", -1, rows)
-
-
-# -- the functions ----------------------------------------------------------------------------------------------------
-_ENDS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "sigmoid": lambda x, axis: x.sigmoid(),
-    "softmax": lambda x, axis: x.softmax(axis),
-    "log_softmax": lambda x, axis: x.log_softmax(axis),
-    "logsigmoid": lambda x, axis: functional.logsigmoid(x),
-}
-
-
-def _axis(name: str, x: Tensor, value: Tensor) -> int | None:
-    """The axis of ``value``, from the end, along which it is that function of ``x``; None where it is not."""
-    joint = "softmax" in name
-    if not value.numel() or (value.numel() > 1 and bool(value.min() == value.max())):  # says nothing
-        return None
-    for axis in range(-1, -value.dim() - 1, -1) if joint else (-1,):
-        if joint and value.shape[axis] == 1:
-            continue
-        given = x.reshape(value.shape)
-        given = given if given.dtype == torch.float64 else given.float()
-        if _close(_ENDS[name](given, axis), value, given, x.dtype):
-            return axis
-    return None
-
-
-def _close(made: Tensor, value: Tensor, x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether these are equal up to rounding: that of x, and of logarithms that of what they are sums of."""
-    eps, value = max(torch.finfo(dtype).eps, torch.finfo(value.dtype).eps), value.to(made.dtype)
-    size = made.abs() if bool((made >= 0).all()) else made.abs().clamp(min=1)
-    bound = 32 * eps * size * (1 + x.nan_to_num(0, 0, 0).abs().amax()) + torch.finfo(made.dtype).tiny
-    return bool(((made == value) | ((made - value).abs() <= bound)).all())
 
 
 def _may_be_an_end(value: Tensor | None) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import ModelError
-from whyformer.models.facts import Block
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
 
@@ -43,22 +42,20 @@ def agreement(half: str, own: Tensor, wide: Tensor) -> dict[str, object]:
     return {"model": half, "relevance": "float32", "logits_moved": moved.tolist(), "same_class": same.tolist()}
 
 
-def single(model: nn.Module, blocks: list[Block]) -> tuple[nn.Module, list[Block]]:
-    """A float32 copy of a model of half precision and the copies of its blocks; the model itself is not touched.
+def single(model: nn.Module) -> nn.Module:
+    """A float32 copy of a model of half precision; the model itself is not touched.
 
     Raises:
         ModelError: the model cannot be copied.
     """
-    seen: dict[int, Any] = {}
     try:
         with torch.no_grad():
-            wide = copy.deepcopy(model, seen).float()
+            return copy.deepcopy(model).float()
     except (RuntimeError, TypeError) as error:
         raise ModelError(
             "relevance needs float32, and this model of half precision cannot be copied into it "
             f"({error}). Load it in float32: dtype='float32'"
         ) from error
-    return wide, [seen.get(id(block), block) for block in blocks]
 
 
 def widened(values: T) -> T:

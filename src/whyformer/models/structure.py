@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -121,34 +120,6 @@ def refuse_unfit(model: Any) -> None:
             raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
 
 
-INFERENCE = (
-    "a part of the model runs under torch.inference_mode(), through which nothing can be sent back: use "
-    "torch.no_grad() there, or neither"
-)
-
-
-@contextmanager
-def as_written(model: nn.Module, listed: Sequence[nn.Module]) -> Iterator[None]:
-    """A model that was compiled in place (``model.compile()``) runs as it is written; ``listed`` are its modules.
-
-    Raises:
-        ModelError: it uses flex_attention, or an ``inference_mode`` of its own where a graph begins.
-    """
-    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
-        raise ModelError(
-            "flex_attention is compiled into one kernel that hides its attention: load the model with "
-            "attn_implementation='sdpa' or 'eager' (or call model.set_attn_implementation('sdpa'))"
-        )
-    compiled = any(module._compiled_call_impl is not None for module in listed)
-    try:
-        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            yield
-    except RuntimeError as error:
-        if "inference tensor" not in str(error).lower():
-            raise
-        raise ModelError(INFERENCE) from error
-
-
 def _where(name: str, module: nn.Module) -> str:
     return f"module '{name or type(module).__name__}'"
 
@@ -174,17 +145,6 @@ def _changed_by_training(module: nn.Module) -> str | None:
 def first_bad_parameter(model: nn.Module) -> str | None:
     """Name of the first parameter that holds NaN or infinity."""
     return next((n for n, p in model.named_parameters() if not p.is_meta and not bool(torch.isfinite(p).all())), None)
-
-
-TOKENS_FIRST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # as rows entered blocks
-
-
-def sequence_first(model: nn.Module, listed: Sequence[nn.Module] | None = None) -> bool:
-    """True where it lays out tokens as ``[N, B, D]``: seen in a run, else told by an ``nn.MultiheadAttention``, of its
-    modules (``listed``, if they are already)."""
-    if model in TOKENS_FIRST:
-        return TOKENS_FIRST[model]
-    return any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in listed or walking.modules(model))
 
 
 def class_names(model: nn.Module) -> tuple[dict[int, str] | None, bool]:

@@ -1,12 +1,11 @@
-"""Rules: an operation with the same forward value and a changed backward.
+"""Rules: what a unit hands back of what flows to it.
 
-A rule knows no model and no interception. It is a function of a :class:`~whyformer.rules.core.Call` and of what flows
-back, put into a table as a :class:`~whyformer.rules.core.Rule` and run by :class:`~whyformer.rules.core.Ruled`. What
-flows is (docs/how-it-works.md)
+A rule is a function of a walk over a tape, a step of it and the flows, see :class:`whyformer.tape.walking.Rule`. A
+composite is a table of rules by kind of unit. What flows is (docs/how-it-works.md)
 
-* a *multiplier* m, R = x ⊙ m (:mod:`~whyformer.rules.multiplier`): the rule stands in for the ordinary gradient; or
-* the *relevance* R itself (:mod:`~whyformer.rules.relevance`): one recorded graph serves two backward passes, while
-  ``Pass.relevance`` is False with the ordinary gradient, while it is True with relevance.
+* a *multiplier* m, R = x ⊙ m (:mod:`~whyformer.rules.multipliers`): the gradient is the multiplier of the empty table;
+* the *relevance* R itself (:mod:`~whyformer.rules.propagation`); or
+* forward, the *shares* of tokens in each value (:mod:`~whyformer.rules.shares`, :mod:`~whyformer.rules.vectors`).
 
 Users give operations of their own a rule by :func:`register`.
 

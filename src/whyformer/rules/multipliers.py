@@ -23,7 +23,8 @@ from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
 
-CompositeName = Literal["plain", "ah", "ln", "ah_ln", "ah_secant", "ln_secant", "libra", "attnlrp", "cp_lrp", "gim"]
+CompositeName = Literal["plain", "ah", "ln", "ah_ln", "libra", "attnlrp", "cp_lrp", "gim"]
+"""Names of :data:`COMPOSITES`: what a method's setting ``composite`` may be."""
 
 
 # -- secants ---------------------------------------------------------------------------------------------------------
@@ -171,8 +172,6 @@ COMPOSITES: dict[CompositeName, Composite] = {
     "ah": _composite("LRP(AH)", AH),
     "ln": _composite("LRP(LN)", LN),
     "ah_ln": _composite("LRP(AH+LN)", AH, LN),
-    "ah_secant": _composite("LRP(AH) with secants", HALVES, AH, SECANT),
-    "ln_secant": _composite("LRP(LN) with secants", HALVES, LN, SECANT),
     # Mehri et al.: LibraGrad, CVPR 2025
     "libra": _composite("LibraGrad", HALVES, AH, LN, SECANT),
     # Achtibat et al.: AttnLRP, ICML 2024, in the form of Arras et al. 2025; CP-LRP is its baseline
@@ -182,3 +181,10 @@ COMPOSITES: dict[CompositeName, Composite] = {
     "gim": _composite("GIM", HALVES, LN, WARM),
 }
 """Composites of multipliers by name."""
+
+WITH_SECANTS: dict[CompositeName, Composite] = {
+    "ah": _composite("LRP(AH) with secants", HALVES, AH, SECANT),
+    "ln": _composite("LRP(LN) with secants", HALVES, LN, SECANT),
+    "ah_ln": COMPOSITES["libra"],
+}
+"""Composites of Ali et al. with secants of activations, and products of two branches halved."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from whyformer.errors import InputError, unknown
-from whyformer.rules.core import Call, Pass, Rule
+from whyformer.rules.core import Call, Rule
 from whyformer.tape.declared import LIKES, recorded_as
 from whyformer.tape.walking import Composite, Parts, Step, Walk, adjoint, repeat_unit
 from whyformer.tape.walking import Rule as TapeRule
@@ -106,8 +106,6 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
             tape[unit.exit],
             step.live,
             compute,
-            Pass(relevance, keep=True, batch=flow.shape[0] if flow.dim() else 1),
-            {},
             tuple(not carries for carries in step.carry),
         )
         parts = zip(entries, share(call, flow), step.live, strict=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from whyformer.tape.caches import Recent
 from whyformer.tape.calls import Call
+from whyformer.tape.declared import HIDDEN_LAYER
 from whyformer.tape.rows import Family, Label, Rows, Source, constant_along, equal, first_places, slim, thin, zero
 from whyformer.tape.state import bare
 from whyformer.tape.tables import ELEMENTWISE, KINDS, name_set
 from whyformer.tape.units import needed_calls
 from whyformer.tape.values import Tape
 
-__all__ = ["find_rows", "find_sources"]
+__all__ = ["find_rows"]
 
 
 _KEPT = name_set(
@@ -61,66 +62,6 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     return rows
 
 
-def find_sources(
-    tape: Tape, inputs: Mapping[str, Tensor], several: Container[str] = (), packed: Mapping[str, int] | None = None
-) -> list[Source]:
-    """Return sources for the inputs of a model.
-
-    Args:
-        tape: a recorded pass.
-        inputs: the tensors that were passed to the model, by name.
-        several: names of inputs ``[B, C, N]`` that hold several texts of each sample.
-        packed: name -> how many entries along the first axis belong to each sample, such as pictures or patches.
-
-    Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``. The features of
-    other inputs lie along the axis that is the channels of the first convolution that reads them, which may be behind
-    views; if none does, along the third from the last of four axes or more, as in ``[B, C, H, W]`` and
-    ``[B, T, C, H, W]``, else along the last.
-    """
-    found = []
-    for name, tensor in inputs.items():
-        n = tape.number(tensor)
-        channels = _channels(tape, n)
-        default = -3 if tensor.dim() > 3 else -1 if tensor.dim() > 2 else None
-        features = None if not tape.floating(n) else default if channels is None else channels
-        samples = tuple(range(tensor.shape[:2].numel())) if name in several else None
-        if packed and name in packed:
-            samples = tuple(i // packed[name] for i in range(len(tensor)))
-        found.append(Source(name, n, features, samples))
-    return found
-
-
-_CHANNELS: Recent[tuple[int | None]] = Recent(64)
-
-
-def _channels(tape: Tape, n: int) -> int | None:
-    """The axis of an input that is the channels of the first convolution that reads it; None if that is unknown."""
-    key = tape.signature, n
-    return (_CHANNELS.get(key) or _CHANNELS.put(key, (_find_channels(tape, n),)))[0]
-
-
-def _find_channels(tape: Tape, n: int) -> int | None:
-    shape = tape.shapes[n]
-    lines = [torch.arange(size).view(-1, *(1,) * (len(shape) - axis - 1)) for axis, size in enumerate(shape)]
-    views = {n: [line.expand(shape) for line in lines]}  # where each element stands along each axis of the input
-    for call in tape.calls:
-        operand = call.operands[0] if call.operands else -1
-        if operand not in views:
-            continue
-        if "convolution" in call.name:
-            moving = [axis for axis, places in enumerate(views[operand]) if not constant_along(places, 1)]
-            return moving[0] if len(moving) == 1 else None
-        result = call.results[0]
-        if KINDS.get(call.name) == "view" and len(call.operands) == 1:
-            with bare():
-                views[result] = [_moved(call, [places])[0] for places in views[operand]]
-        elif tape.shapes[result] == tape.shapes[operand]:
-            views[result] = views[operand]
-        else:
-            break
-    return None
-
-
 class _Following:
     """One pass over the calls, in the order of execution."""
 
@@ -129,6 +70,7 @@ class _Following:
         self.labels = self.rows.labels
         self.ids: dict[int, Tensor] = {}  # integer value -> the element of an input that each one is; 0 for none
         self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each element of an integer input
+        self.first: dict[str, tuple[int, int]] = {}  # source -> (number of its first element, length of its last axis)
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
         self.blends = False  # the call at hand makes elements of several rows of one family
@@ -139,8 +81,15 @@ class _Following:
                 self._follow(call)
 
     # -- where rows begin
-    def _new(self, samples: Tensor, source: str, value: int, grid: tuple[int, ...] | None = None) -> Tensor:
-        """Number new rows, in the shape of ``samples``."""
+    def _new(
+        self,
+        samples: Tensor,
+        source: str,
+        value: int,
+        grid: tuple[int, ...] | None = None,
+        elements: Tensor | None = None,
+    ) -> Tensor:
+        """Number new rows, in the shape of ``samples``, and of ``elements`` if they are looked up."""
         rows, count = self.rows, samples.numel()
         numbers = torch.arange(len(rows), len(rows) + count).view(samples.shape)
         order = samples.flatten().argsort(stable=True)
@@ -149,7 +98,8 @@ class _Following:
         listed = numbers.flatten()[order]
         if len(counts) and bool((counts == counts[0]).all()):
             listed = listed.view(len(counts), -1)
-        rows.families.append(Family(source, value, listed, grid or (listed.shape[-1],)))
+        looked_up = None if elements is None else elements.flatten()[order].view(listed.shape)
+        rows.families.append(Family(source, value, listed, grid or (listed.shape[-1],), looked_up))
         rows.sample = torch.cat([rows.sample, samples.flatten()])
         rows.family = torch.cat([rows.family, torch.full((count,), len(rows.families) - 1)])
         return numbers
@@ -165,6 +115,7 @@ class _Following:
             return
         if not self.tape.floating(source.value):
             samples = samples.expand(shape)
+            self.first[source.name] = len(self.elements), shape[-1]
             self.ids[source.value] = torch.arange(len(self.elements), len(self.elements) + shape.numel()).view(shape)
             self.elements += [(source.name, s) for s in samples.flatten().tolist()]
             return
@@ -185,9 +136,11 @@ class _Following:
             samples, name = self._samples_of(ids)
             if samples is None:
                 return True
+            first, length = self.first[name]
+            elements = torch.where(ids > 0, (ids - first) % length, -1)
             while name in self.rows.begun:
                 name += "'"
-            rows = self._new(samples, name, result)
+            rows = self._new(samples, name, result, elements=elements)
             self.looked_up.append((ids, rows))
         shape = self.tape.shapes[result]
         if call.name == "embedding" or len(shape) == ids.dim() + 1:
@@ -199,10 +152,12 @@ class _Following:
         listed = ids.flatten().tolist()
         names = [self.elements[i][0] for i in listed]
         samples = torch.tensor([self.elements[i][1] if i else -1 for i in listed]).view(ids.shape)
+        if bool((samples >= 0).all()):
+            return samples, names[0]
         for axis in range(ids.dim() - 1, -1, -1):
             top = samples.amax(axis, keepdim=True).expand(samples.shape)
             if bool((top >= 0).all()) and bool(((samples == top) | (samples < 0)).all()):
-                return top.contiguous(), next(n for n in names if n)
+                return top.contiguous(), next(n for i, n in zip(listed, names, strict=True) if i)
         return None, ""
 
     # -- where they go
@@ -220,30 +175,42 @@ class _Following:
         if name in _MOVED and not masks and not restrides:
             self._move(call, known)
             return
-        found: Label = ()
         self.blends = False
-        if name in _PRODUCTS:
-            a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
-            found = self._product(call, a, b, shape)
-        elif name in _RESIZED:
-            found = self._resize(call, known[0], shape)
-        elif name in _SAMPLED:
-            found = self._sample(call, known, shape)
-        elif name in _REDUCED and len(call.operands) == 1:
-            found = self._reduce(call, known[0], shape)
-        elif name in _SORTED:
-            found = self._sort(call, known[0], shape)
-        elif name in _COMPLEX:
-            found = self._complex(call, known[0], shape)
-        elif name == "copy":
-            found = tuple(t.expand(shape) for t in known[1])
-        elif _is_pointwise(call):
-            shapes = [self.tape.shapes[o] for o in call.operands]
-            found = self._elementwise([(k, own) for k, own in zip(known, shapes, strict=True) if k], shape)
+        found = tuple(filter(_holds_rows, self._made(call, known, shape)))
         for r in call.results:
             if found and self.tape.floating(r) and self.tape.shapes[r] == shape:
                 self.labels[r] = found
                 self.rows.blended.update([r] if self.blends else [])
+
+    def _made(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
+        """The label of what a call computes; none if it is unknown."""
+        name = call.name
+        if name in _PRODUCTS:
+            a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
+            return self._product(call, a, b, shape)
+        if call.kind == HIDDEN_LAYER and self._keeps_rows(call, shape):
+            return self._product(call, next(filter(None, known)), (), shape)
+        if name in _RESIZED:
+            return self._resize(call, known[0], shape)
+        if name in _SAMPLED:
+            return self._sample(call, known, shape)
+        if name in _REDUCED and len(call.operands) == 1:
+            return self._reduce(call, known[0], shape)
+        if name in _SORTED:
+            return self._sort(call, known[0], shape)
+        if name in _COMPLEX:
+            return self._complex(call, known[0], shape)
+        if name == "copy":
+            return tuple(t.expand(shape) for t in known[1])
+        if not _is_pointwise(call):
+            return ()
+        shapes = [self.tape.shapes[o] for o in call.operands]
+        return self._elementwise([(k, own) for k, own in zip(known, shapes, strict=True) if k], shape)
+
+    def _keeps_rows(self, call: Call, shape: torch.Size) -> bool:
+        """Return True if a layer that users declare makes other features of the same rows."""
+        given = [self.tape.shapes[o] for o in call.operands if o in self.labels]
+        return len(given) == 1 and len(given[0]) > 1 and given[0][:-1] == shape[:-1]
 
     def _follow_ids(self, call: Call) -> None:
         """Integers that stand for elements of an input, through what rearranges or shifts them."""
@@ -275,7 +242,7 @@ class _Following:
         for part in range(max(map(len, known))):
             given = [k[min(part, len(k) - 1)] if k else self._still(call, i) for i, k in enumerate(known)]
             for r, label in zip(call.results, _moved(call, given), strict=True):
-                if self.tape.floating(r):
+                if self.tape.floating(r) and _holds_rows(label):
                     label = self._shared(slim(label)).expand(self.tape.shapes[r])
                     if call.name == "cat":
                         label = self._fill(call, known, label)
@@ -328,14 +295,18 @@ class _Following:
                     found.append(one)
                     broadcast.append(own != shape)
         if len(found) < 2 or all(broadcast):
-            return tuple(found[:2])
+            return tuple(found[:2]) if len(found) > 1 and _is_crossed(*found[:2]) else tuple(found[:1])
         whole = [label for label, own in known if own == shape]
-        most = max(whole, key=len)
+        most = max(whole, key=lambda label: (len(label), -self._began(label[0])))
         self.blends = any(self._blend(most, label) for label in whole)
         if len(most) == 1 and not bool(thin(most[0]).all()):  # added to what was not filled in yet
             for label in whole:
                 most = (torch.where(most[0] == 0, label[0], most[0]),)
         return most
+
+    def _began(self, label: Tensor) -> int:
+        """The first family of some rows: a state's rows began before those of what is made of it and added."""
+        return int(self.rows.family[self.rows.distinct(label)].min())
 
     def _blend(self, a: Label, b: Label) -> bool:
         """Return True if other rows of the same family stand at the same places."""
@@ -361,13 +332,20 @@ class _Following:
                     dropped.append((one, axis))
                 elif not any(equal(first, t) for t in kept):
                     kept.append(first)
-        return tuple(kept[:2]) or (self._mixture(call, *dropped[0], shape, by_query=bool(a and b)),)
+        if len(kept) == 2 and a and b and not all(_goes_on(t, axis) for t, axis in zip(kept, (-2, -1), strict=True)):
+            moving = [t for t, axis in zip(kept, (-2, -1), strict=True) if _goes_on(t, axis)]
+            kept = moving or kept  # a row times a state, of which each sample has one, is the row's
+        if kept:
+            return tuple(kept[:2])
+        one, axis = dropped[0]
+        by = -2 if a and b else axis if _pools(one, axis) else None
+        return (self._mixture(call, one, axis, shape, by=by),)
 
     def _mixture(
-        self, call: Call, label: Tensor, axes: int | Sequence[int], shape: torch.Size, by_query: bool = False
+        self, call: Call, label: Tensor, axes: int | Sequence[int], shape: torch.Size, by: int | None = None
     ) -> Tensor:
-        """Begin rows that mix others along some axes. Elements that mix the same rows are one row; with learned
-        queries, each query is one."""
+        """Begin rows that mix others along some axes. Elements that mix the same rows are one row; with learned queries
+        or a pool by a matrix, each element along the axis ``by`` of the result is one."""
         axes = [a % label.dim() for a in ([axes] if isinstance(axes, int) else axes)]
         mixed = thin(label, [a for a in range(label.dim()) if a not in axes and constant_along(label, a)])
         of = mixed.amax(axes, keepdim=True)
@@ -376,8 +354,8 @@ class _Following:
             mixed = (mixed.movedim(axis, -1) * factors).sum(-1, keepdim=True).movedim(-1, axis)
         if mixed.dim() != len(shape):
             of, mixed = (t.squeeze(axes) for t in (of, mixed))
-        if by_query:
-            mixed = mixed + torch.arange(shape[-2])[:, None]
+        if by is not None:
+            mixed = mixed + torch.arange(shape[by]).view(-1, *(1,) * (-1 - by))
             of = of.expand(mixed.shape)
         sets, inverse = mixed.unique(return_inverse=True)
         first = first_places(inverse.flatten(), len(sets))
@@ -431,6 +409,31 @@ class _Following:
         if call.name == "view_as_complex":
             return tuple(t.select(-1, 0) for t in label)
         return tuple((t.unsqueeze(-1) if call.name == "view_as_real" else t).expand(shape) for t in label)
+
+
+def _pools(label: Tensor, axis: int) -> bool:
+    """Return True if rows lie along an axis one by one and have features along another, so that a product with a
+    constant matrix makes as many rows as it has outputs. Of rows that lie there with their features, it makes one."""
+    axes = [a - label.dim() for a in range(label.dim()) if a - label.dim() != axis]
+    features = any(label.shape[a] > 1 and constant_along(label, a) for a in axes)
+    numbers = slim(label).movedim(axis, -1)
+    return features and bool((numbers.sort(-1).values.diff(dim=-1) != 0).all())
+
+
+def _goes_on(label: Tensor, axis: int) -> bool:
+    """Return True if rows may lie along an axis of a product, and not the features of one."""
+    return label.dim() < -axis or label.shape[axis] == 1 or not constant_along(label, axis)
+
+
+def _is_crossed(a: Tensor, b: Tensor) -> bool:
+    """Return True if each of two labels changes along an axis along which the other does not, as those of a map do."""
+    moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
+    return (True, False) in moves and (False, True) in moves
+
+
+def _holds_rows(label: Tensor) -> bool:
+    """Return False for a label of padding alone, as of a part of a value that no row was put in."""
+    return bool(thin(label).any())
 
 
 def _is_pointwise(call: Call) -> bool:

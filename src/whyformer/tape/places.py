@@ -11,12 +11,15 @@ known (:mod:`whyformer.tape.rows`), so that cells are followed from the pixels o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
+from whyformer.tape.feeding import find_fed, find_step, measure_fed, resizes
+from whyformer.tape.moments import frame_of, lies_like
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.values import Tape
@@ -74,19 +77,69 @@ def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pictu
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
     inside = {int(f) for f in rows.family[numbers].unique()}
     families = [f for i, f in enumerate(rows.families) if i in inside and f.source == source]
-    if len(families) != 1 or families[0].numbers.shape[:-1] != numbers.shape[:1]:
+    begun = next((f for f in rows.families if f.source == source), None)
+    if begun is None or not families or begun.numbers.shape[:-1] != numbers.shape[:1]:
         return None
-    own, grid = families[0].numbers, None
-    if is_picture:
-        cells = _cells_of(tape, rows, families[0], source)
-        if cells is None or cells.dim() not in (2, 3):
-            return None
-        own, grid = own[:, cells.flatten()], tuple(cells.shape)
-    elif families[0].value != rows.begun[source]:
-        return None  # mixtures of several elements
     place = torch.full((len(rows),), -1)
     place[numbers] = torch.arange(numbers.shape[1]).expand(numbers.shape)
-    return Elements(place[own], grid)
+    if is_picture:
+        cells = _cells_of(tape, rows, families[0], source) if len(families) == 1 else None
+        if cells is not None and cells.dim() in (2, 3):
+            return Elements(place[families[0].numbers[:, cells.flatten()]], tuple(cells.shape))
+    text = begun.value in tape.maker
+    fed = _fed([find_fed(tape, rows, f) for f in families], begun)
+    family, own = families[0], None
+    if fed is None and not is_picture and not text and len(families) == 1:
+        cells = _cells_of(tape, rows, family, source)
+        own = family.numbers[:, cells] if cells is not None and cells.dim() == 1 else None
+    if fed is None and own is None:
+        fed = _fed([measure_fed(tape, rows, f) for f in families], begun)
+    if fed is not None:
+        fed = torch.where(fed > 0, place[fed], -1)
+        return _laid_out(fed, begun) if is_picture else _in_order(fed, merged=not text)
+    if own is None and not text and len(families) == 1 and lies_like(tape, rows, family, begun):
+        own = family.numbers
+    if own is None:
+        return None
+    if is_picture:
+        return Elements(place[own], family.grid)
+    return Elements(place[own[:, frame_of(begun.numbers.shape[1], own.shape[1])]], None)
+
+
+def _fed(known: Sequence[Tensor | None], begun: Family) -> Tensor | None:
+    """``[B, M]`` the row that each element of an input feeds, 0 for none; None if one feeds several, or none does.
+
+    Args:
+        known: for each family, ``[R]`` its row that each row of the input feeds.
+        begun: rows of the elements.
+    """
+    fed = torch.zeros_like(begun.numbers)
+    for one in known:
+        if one is None or bool(((fed > 0) & (one[begun.numbers] > 0)).any()):
+            return None
+        fed = fed + one[begun.numbers]
+    return fed if bool((fed > 0).any()) else None
+
+
+def _laid_out(fed: Tensor, begun: Family) -> Elements | None:
+    """The cells of the pictures of each sample, from the row ``[B, pixels]`` that each pixel feeds."""
+    each = fed.shape[1] // math.prod(begun.grid)
+    pixels = fed.unflatten(1, (*((each,) if each > 1 else ()), *begun.grid))
+    pixels = pixels.flatten(1, -3) if pixels.dim() > 4 else pixels  # tiles of several pictures
+    found = [box_cells(one, merged=each > 1, holes=True) for one in pixels]
+    cells = [one for one in found if one is not None and one.shape == (found[0] if found[0] is not None else one).shape]
+    if len(cells) < len(found):
+        return None
+    grid = tuple(cells[0].shape) if cells[0].dim() in (2, 3) else None
+    return Elements(torch.stack([one.flatten() for one in cells]), grid)
+
+
+def _in_order(fed: Tensor, merged: bool) -> Elements | None:
+    """The rows ``[B, M]`` that tokens or vectors feed. Of vectors several may have been ``merged`` into one row, of
+    tokens none."""
+    alone = [one[one >= 0] for one in fed]
+    there = all(one.numel() > 0 for one in alone)
+    return Elements(fed, None) if there and (merged or all(len(one.unique()) == len(one) for one in alone)) else None
 
 
 def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
@@ -113,16 +166,17 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Tensor | N
     if family.value == rows.begun[source]:
         return torch.arange(family.numbers.shape[1]).view(family.grid)
     call = tape.maker[family.value]
-    label = next((label for o in call.operands if len(label := rows.labels.get(o, ())) == 1), ())
-    before = None if not label else _family_of(rows, label[0])
-    if before is None or before.source != source or any(before.value < n < family.value for n in rows.blended):
+    operand = next((o for o in call.operands if len(rows.labels.get(o, ())) == 1), None)
+    before = None if operand is None else _family_of(rows, rows.of(operand))
+    if operand is None or before is None or before.source != source:
+        return None
+    if any(before.value < n < family.value for n in rows.blended):
         return None
     cells = _cells_of(tape, rows, before, source)
     if cells is None:
         return None
-    if "conv" in call.name or "pool" in call.name:
-        return _convolved(label[0], family, before, cells)
-    return _contracted(label[0], rows.of(family.value), family, before, cells)
+    found = _convolved(rows.of(operand), family, before, cells) if resizes(call) else None
+    return _merged(find_step(tape, rows, operand, family.value), family, before, cells) if found is None else found
 
 
 def _family_of(rows: Rows, label: Tensor) -> Family | None:
@@ -150,28 +204,30 @@ def _lies_in_order(seen: Tensor, own: Tensor) -> bool:
     if bool((place[seen[there]] < 0).any()):
         return False
     for axis, coordinate in enumerate(torch.unravel_index(place[seen].clamp(min=0), tuple(own.shape))):
-        low = coordinate.masked_fill(~there, own.shape[axis]).movedim(axis, 0).flatten(1).amin(1)
-        high = coordinate.masked_fill(~there, -1).movedim(axis, 0).flatten(1).amax(1)
+        size = coordinate.shape[axis]
+        low = coordinate.masked_fill(~there, own.shape[axis]).movedim(axis, 0).reshape(size, -1).amin(1)
+        high = coordinate.masked_fill(~there, -1).movedim(axis, 0).reshape(size, -1).amax(1)
         lines = high >= 0
         if not torch.equal(low[lines], high[lines]) or bool((high[lines].diff() < 0).any()):
             return False
     return True
 
 
-def _contracted(label: Tensor, made: Tensor, family: Family, before: Family, cells: Tensor) -> Tensor | None:
-    """The cells of what a layer makes of several rows each, if these are one box of cells."""
-    if label.shape[:-1] != made.shape[:-1]:
+def _merged(into: Tensor | None, family: Family, before: Family, cells: Tensor) -> Tensor | None:
+    """The cells of rows that are made of several others each, if these are one box of cells.
+
+    Args:
+        into: ``[R]`` the row that each row feeds; None if one feeds several.
+        family, before: the rows and those that they are made of.
+        cells: which of those before stands for each cell.
+    """
+    if into is None:
         return None
-    into = torch.zeros(int(max(label.max(), made.max())) + 1, dtype=torch.long)
-    new = made[..., :1].expand(label.shape)
-    into[label.flatten()] = new.flatten()
-    into[0] = 0
-    if not bool((into[label] == torch.where(label > 0, new, 0)).all()):
-        return None  # a row that feeds several
     position = torch.full((len(into),), -1)
     position[family.numbers.flatten()] = torch.arange(family.numbers.shape[1]).repeat(len(family.numbers))
     fed = position[into[before.numbers[:, cells]]]
-    return box_cells(fed[0]) if bool((fed == fed[:1]).all()) else None
+    found = box_cells(fed[:1] if cells.dim() == 1 else fed[0]) if bool((fed == fed[:1]).all()) else None
+    return found[0] if found is not None and cells.dim() == 1 else found
 
 
 def box_cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor | None:

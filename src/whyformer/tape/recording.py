@@ -13,6 +13,7 @@ Private names of torch are used here and in ``calls.py``, ``memory.py`` and ``st
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import weakref
@@ -65,6 +66,7 @@ _FUSED_ATTENTION = name_set(
 )
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
 _OPENED = {"glu": open_glu, "addcmul": open_addcmul}
+_HALF = (torch.float16, torch.bfloat16)
 _LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
 
 
@@ -114,6 +116,7 @@ class Recorder(TorchDispatchMode):
             pass runs on what the function returns.
         hold: numbers of the values to hold; None holds those that are costly to compute again.
         declared: operation -> what it is like, see :class:`whyformer.tape.declared.DeclaredCalls`.
+        wide: what the model makes in half precision is made in float32, also under an autocast of its own.
 
     While ``paused``, calls run without being recorded.
     """
@@ -125,10 +128,11 @@ class Recorder(TorchDispatchMode):
         change: Mapping[int, Callable[[Tensor], Tensor]] | None = None,
         hold: frozenset[int] | None = None,
         declared: Mapping[Any, str] | None = None,
+        wide: bool = False,
     ) -> None:
         super().__init__()
         self.tape, self.declared = Tape(), DeclaredCalls(weakref.proxy(self), declared or {})
-        self.change, self.hold = dict(change or {}), hold
+        self.change, self.hold, self.wide = dict(change or {}), hold, wide
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
         self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of the tensors that lie in it
@@ -240,6 +244,9 @@ class Recorder(TorchDispatchMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             with self:
                 return func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        if self.wide and kwargs.get("dtype") in _HALF:
+            given = args[0].dtype if args and isinstance(args[0], Tensor) else None
+            kwargs = {**kwargs, "dtype": torch.float64 if given == torch.float64 else torch.float32}
         facts = _facts(func)
         if facts.composite:  # operators that are made of others arrive whole in inference mode
             with self:
@@ -415,6 +422,11 @@ def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tap
     return record_call(model, args, kwargs)
 
 
+def _own(value: Any) -> Any:
+    """A copy of a cache of keys and values, to which a pass would append; other values themselves."""
+    return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
+
+
 def record_call(
     model: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -424,6 +436,7 @@ def record_call(
     hold: frozenset[int] | None = None,
     names: bool = False,
     declared: Mapping[Any, str] | None = None,
+    wide: bool = False,
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
 
@@ -435,11 +448,13 @@ def record_call(
         hold: numbers of the values to hold, see :class:`Recorder`.
         names: note which module makes each call.
         declared: operation -> what it is like, see :class:`~whyformer.tape.declared.DeclaredCalls`.
+        wide: see :class:`Recorder`.
 
     Returns:
         The tape and what the model returned.
     """
-    recorder, kwargs = Recorder(change, hold, declared), kwargs or {}
+    args, kwargs = tuple(map(_own, args)), {name: _own(value) for name, value in (kwargs or {}).items()}
+    recorder = Recorder(change, hold, declared, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.given(tensor, is_input=True)
     named: Any = ModuleNames(model, recorder) if names else contextlib.nullcontext()

@@ -114,12 +114,15 @@ class Family:
         value: number of the value in which they begin.
         numbers: ``[B, M]`` the rows of each sample; ``[M]`` if the samples have different counts.
         grid: the shape of the grid that the M rows of a sample form.
+        elements: of rows that are looked up by ids: ``[B, M]`` which element of the input each one stands for, −1 for
+            an id that the model put there, such as a start token.
     """
 
     source: str
     value: int
     numbers: Tensor
     grid: tuple[int, ...]
+    elements: Tensor | None = None
 
 
 @dataclass(eq=False)

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
+from whyformer.tape.members import Members
+from whyformer.tape.mixing import find_mixing, period
 from whyformer.tape.program import Program
-from whyformer.tape.rows import Rows, slim
+from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
+from whyformer.tape.trunk import Trunk
 from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
@@ -58,6 +61,9 @@ class Stream:
         is_mixed: True if its rows are mixtures of rows that attended before, as where a layer merges patches.
         is_learned: True if its rows begin as learned vectors that look at other rows, such as queries of objects.
         is_read: True if the output depends on its last value otherwise than through another stream's attention.
+        all_blocks: its blocks, and those in which rows are mixed without attention; the former alone if paths lead past
+            the latter.
+        others: number of the blocks in which rows are mixed without attention.
     """
 
     rows: Tensor
@@ -67,6 +73,8 @@ class Stream:
     is_mixed: bool = False
     is_learned: bool = False
     is_read: bool = False
+    all_blocks: tuple[Block, ...] = ()
+    others: int = 0
 
     @property
     def last(self) -> int:
@@ -113,7 +121,7 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     numbers = next((f.numbers for f in rows.families if f.source == source), None)
     if numbers is None:
         return None
-    own, above = _Members(numbers, rows), program.dominator
+    own, above = Members(numbers, rows), program.dominator
     chain = path_to(above, _common(above, [n for n in program.outputs if n in above]))
     return next((n for n in reversed(chain) if n < first and own.stand_once(n)), None)
 
@@ -130,6 +138,8 @@ def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[
 
 
 def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
+    if not attentions:
+        return _streams_without_attention(program, tape, rows)
     groups: dict[int, list[Attention]] = defaultdict(list)
     for a in attentions:
         if a.queries is not None:
@@ -139,6 +149,23 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
     read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
+
+
+def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
+    """Describe the streams of a model in which no rows attend: a block is a branch, or several if others are alike."""
+    found, line = list[Stream](), spine(program) if program.output in program.dominator else []
+    for family in (f for f in rows.families if f.numbers.dim() == 2 and f.numbers.shape[1] > 1):
+        members = Members(family.numbers, rows)
+        chain = [n for n in line if members.is_whole(n)]
+        sums = _sums(program).intersection(chain[1:])
+        if sums:
+            states = [chain[i - 1] for i, n in enumerate(chain) if n in sums]
+            last = max(sums)
+            starts = states[:: period(tape, [*states, last])]
+            blocks = tuple(Block(n, end, ()) for n, end in zip(starts, [*starts[1:], last], strict=True))
+            names, through = tuple(filter(None, (family.source,))), tuple(n for n in chain if n <= last)
+            found.append(Stream(family.numbers, names, through, (), all_blocks=blocks, others=len(blocks)))
+    return [*found[:-1], *(replace(s, is_read=True) for s in found[-1:])]
 
 
 def find_first_maps(program: Program, tape: Tape, streams: Iterable[Stream], calls: Iterable[Call]) -> list[int]:
@@ -183,11 +210,20 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     """Describe the stream of some attentions; ``depth`` is that of each product of an attention."""
     queries = own[0].queries
     assert queries is not None
-    members = _Members(queries, rows)
+    members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    chain = path_to(above, _common(above, _ends(program, tape, carry, depth)))
-    blocks = _blocks(program, chain, above, own, [n for n in chain if members.is_whole(n)])
+    ends = [path_to(above, n) for n in _ends(program, tape, carry, depth)]
+    ends = [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in ends]
+    inner = {n for path in ends for n in path[:-1]}  # states that are read too, on the way to what is read last
+    chain = path_to(above, _common(above, [path[-1] for path in ends if path[-1] not in inner]))
+    starts = [(_last_before(a, above, chain), a) for a in own]
+    blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
+    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # something leads past the sums between
+        states = [n for n in chain if members.is_whole(n)]
+        trunk = Trunk(program, members, states[0], states[-1])
+        chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in own]
+        blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
     learned = own[0].is_learned or not any(sources)
@@ -195,23 +231,43 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
     if learned and blocks and own[0] not in blocks[0].attentions:
         blocks.insert(0, Block(-1, blocks[0].entry, (own[0],)))
-    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned)
+    mixing = _find_mixing(program, tape, members, spine)
+    every = _with_mixing(blocks, mixing, spine)
+    return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
+
+
+def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int]) -> list[int]:
+    added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
+    start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
+    states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
+    if len(states) == 2:  # something leads past the sums between
+        states = [n for n in Trunk(program, members, *states).values if n in added or n == states[0]]
+    return find_mixing(program, tape, members, states)
+
+
+def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
+    """Return the blocks of a stream with those that mix its rows without attention; ``mixing`` is what enters these."""
+    if not blocks or not mixing or not all(n in spine for n in mixing):
+        return tuple(blocks)
+    inside = {b.entry: b.attentions for b in blocks}
+    starts = sorted({*mixing, *inside}, key=lambda n: spine.index(n) if n >= 0 else n)
+    ends = [*starts[1:], blocks[-1].exit]
+    return tuple(Block(n, end, inside.get(n, ())) for n, end in zip(starts, ends, strict=True))
 
 
 def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:
     """Return the values of a stream that the rest of the tape reads: the output itself, what is read otherwise than by
     the attention of another stream, or else what the last of these reads."""
-    needed = {n for u in program.units for n in (*u.entries, *u.exits)}
     returns = [False] * len(tape)  # a branch whose rows are unknown, such as a convolution over rows, and that is added
     for call in reversed(tape.calls):
         if any(carry[r] or returns[r] for r in call.results):
             for o in call.operands:
                 returns[o] = returns[o] or not carry[o]
     found: dict[int, list[int]] = defaultdict(list)
-    for call in tape.calls:
-        out = [r for r in call.results if program.carry[r] and not (carry[r] or returns[r]) and r in needed]
+    for u in program.units:
+        out = [r for r in u.exits if not (carry[r] or returns[r])]
         if out:
-            found[max(depth.get(r, _NO_ATTENTION) for r in out)] += [o for o in call.operands if carry[o]]
+            found[max(depth.get(r, _NO_ATTENTION) for r in out)] += [e for e in u.entries if carry[e]]
     if carry[program.output]:
         found[_NO_ATTENTION].append(program.output)
     found = {d: ends for d, ends in found.items() if ends}
@@ -219,53 +275,6 @@ def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]
 
 
 _NO_ATTENTION = 1 << 30
-
-
-class _Members:
-    """Which values hold rows of a stream."""
-
-    def __init__(self, queries: Tensor, rows: Rows) -> None:
-        self.rows, self.count = rows, queries.numel()
-        self.inside = torch.zeros(len(rows), dtype=torch.bool)
-        self.inside[queries.flatten()] = True
-        self.known: dict[int, tuple[bool, bool]] = {}
-
-    def carry(self, program: Program, tape: Tape) -> list[bool]:
-        """Return for each value whether it holds rows of the stream and is made of all of them."""
-        carry = [False] * len(tape)
-        for n in program.roots:
-            carry[n] = self.is_whole(n)
-        for call in tape.calls:
-            behind = any(carry[o] for o in call.operands)
-            for r in call.results:
-                carry[r] = program.carry[r] and (self.is_part(r) if behind else self.is_whole(r))
-        return carry
-
-    def is_part(self, value: int) -> bool:
-        """Return True if one side of the value, or all of it, holds rows of the stream and no other, or nothing is
-        filled in yet."""
-        return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
-
-    def is_whole(self, value: int) -> bool:
-        """Return True if the value holds all rows of the stream and no other."""
-        label = self.rows.labels.get(value, ())
-        return len(label) == 1 and self._look(label[0])[1]
-
-    def stand_once(self, value: int) -> bool:
-        """Return True if the value holds rows of the stream, each with all of its features side by side."""
-        label = self.rows.labels.get(value, ())
-        if len(label) != 1:
-            return False
-        standing = slim(label[0]).flatten()
-        own = standing[self.inside[standing]]
-        return len(own) > 0 and len(own) == len(own.unique())
-
-    def _look(self, label: Tensor) -> tuple[bool, bool]:
-        numbers = self.rows.distinct(label)
-        if id(numbers) not in self.known:
-            inside = int(self.inside[numbers].sum())
-            self.known[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
-        return self.known[id(numbers)]
 
 
 def _common(above: dict[int, int], values: Iterable[int]) -> int:
@@ -280,16 +289,23 @@ def _common(above: dict[int, int], values: Iterable[int]) -> int:
 
 
 def _blocks(
-    program: Program, chain: list[int], above: dict[int, int], own: list[Attention], states: list[int]
+    program: Program, chain: list[int], starts: Iterable[tuple[int, Attention]], states: list[int]
 ) -> list[Block]:
     """Cut a spine before attentions. Attention to the own rows and then to others (or the reverse) without a sum of
-    another branch between is one block."""
+    another branch between is one block.
+
+    Args:
+        program: of the pass.
+        chain: the spine.
+        starts: of each attention, the position of the last value on the spine before it, or −1.
+        states: the values of the spine that hold all rows.
+    """
     place = {n: i for i, n in enumerate(chain)}
     added = _sums(program)
     sums = [place[n] for n in states if n in added]
     found: list[tuple[int, list[Attention]]] = []
     before = -1
-    for start, a in sorted(((_last_before(a, above, place), a) for a in own), key=lambda pair: pair[0]):
+    for start, a in sorted(starts, key=lambda pair: pair[0]):
         if start < 0 and a.map not in program.roots:
             continue
         others = sum(before < i <= start for i in sums)
@@ -307,9 +323,9 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, found, strict=True)]
 
 
-def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
+def _last_before(attention: Attention, above: dict[int, int], chain: Sequence[int]) -> int:
     """Return the position on the spine of the last value through which all paths to a map pass, or −1."""
-    n = attention.map
+    n, place = attention.map, {n: i for i, n in enumerate(chain)}
     while n >= 0 and n not in place:
         n = above.get(n, -1)
     return place.get(n, -1)

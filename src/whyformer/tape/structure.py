@@ -233,10 +233,10 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
             continue
         value = next((e for e in u.entries if e not in maps and e not in weighed), None)
         of, first = weighed[held] if held in weighed else (maps[held], value)
-        if value is None and held in program.roots and len(rows.labels.get(u.exit, ())) == 1:
+        if value is None and of.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
             value = next((o for o in tape.calls[u.calls[0]].operands if o != held), None)  # of constants
         is_sum = u.name == "sum" and held in weighed
-        multiplies = u.kind == "product" or held in program.roots
+        multiplies = u.kind == "product" or of.origin in program.roots
         if is_sum or (multiplies and value is not None and held in maps):
             found = (of, first) if is_sum else (maps[held], value)
             labelled = _labelled(found[0], held, u, found[1], tape, rows, makers)
@@ -247,7 +247,7 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
             weighed[u.exit] = of, value
             if _is_map(rows, u.exit, of.origin):  # a gate of each head
                 maps[u.exit] = _Map(of.softmax, u.exit)
-        elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "quotient"):
+        elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "norm", "quotient"):
             same = u.kind == "view" and u.name not in _FILLS
             same = same and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
             for r in u.exits:

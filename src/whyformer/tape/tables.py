@@ -55,7 +55,7 @@ _rows(
     "mean sum nansum cumsum avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d "
     "_adaptive_avg_pool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
     "_upsample_bilinear2d_aa _upsample_bicubic2d_aa scatter_add index_add scatter_reduce col2im segment_reduce trace "
-    "_embedding_bag",
+    "_embedding_bag _fft_r2c _fft_c2c _fft_c2r",
 )
 _rows("add", "add sub rsub")
 _rows("mul", "mul div")

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
 from whyformer.methods.roots import RootedPass, Roots
-from whyformer.methods.sources import Recorded
 from whyformer.methods.task import Scores, Task
-from whyformer.rules.core import Composite
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
+from whyformer.tape.walking import GRADIENT, Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
 Baseline = Literal["zero", "black", "mean", "blur", "pad", "mask", "unk"]
@@ -28,7 +26,7 @@ Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points
 Values = dict[str, Tensor]  # by the name of an input
 
 
-def explain_roots(task: Task, composite: Composite) -> tuple[Recorded, Values]:
+def explain_roots(task: Task, composite: Composite) -> tuple[RootedPass, Values]:
     """(recorded pass, what arrives at each input): pixels, vectors, or for token ids what enters the first block."""
     recorded = task.recorded(composite)
     return recorded, recorded.back(task.seed(recorded.logits))
@@ -61,11 +59,9 @@ def of_roots(
             own = own.flatten(0, 1)
         own = own.transpose(1, 2) if side.turned else own
         scores = reduce(side.modality, own, norm)
-        kind = "sequence" if task.structure.plain else "token"
-        if side.modality == "text" and kind == "token":
+        if side.modality == "text":
             scores = task.at_tokens(name, scores)
-        level = "pixel" if side.modality == "image" else "token" if side.turned else kind
-        made[name] = Scores(scores, logits, level, {}, inputs=side)
+        made[name] = Scores(scores, logits, "pixel" if side.modality == "image" else "token", {}, inputs=side)
     return task.assemble(made, logits, diagnostics or {})
 
 
@@ -75,7 +71,7 @@ def _total(task: Task, products: Values) -> Tensor:
     return torch.stack([p.reshape(task.inputs.batch, -1).sum(-1).double() for p in own]).sum(0)
 
 
-def multiply(task: Task, recorded: Recorded, flows: Values, norm: str = "sum") -> Scores:
+def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum") -> Scores:
     """R = x ⊙ m, and how its sum compares with the target's value (its conservation figure)."""
     begun = recorded.begun
     products = {name: begun[name].detach() * flow for name, flow in flows.items()}
@@ -104,7 +100,7 @@ def saliency(task: Task, *, norm: Norm = "l2", composite: CompositeName = "plain
 
     Args:
         norm: "l2", "l1" (Σ|·|), "max" (max |·|, Simonyan et al. for pictures) or "sum" (signed Σ).
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     recorded, flows = explain_roots(task, COMPOSITES[composite])
     return of_roots(task, recorded.logits, flows, norm)
@@ -124,7 +120,7 @@ def input_x_gradient(task: Task, *, norm: Norm = "sum", composite: CompositeName
 
     Args:
         norm: "sum" (signed), "l1", "l2" or "max" of the products.
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     return multiply(task, *explain_roots(task, COMPOSITES[composite]), norm)
 
@@ -160,8 +156,7 @@ def gradients_at(
         copies = task.copies(stop - start, logits)
         values = {one: task.packed(one, points(one, start, stop).flatten(0, 1)) for one in task.sources}
         recorded = copies.recorded(COMPOSITES[composite], values, roots.get(stop - start))
-        if isinstance(recorded, RootedPass):
-            roots[stop - start] = recorded.roots
+        roots[stop - start] = recorded.roots
         flows = recorded.back(copies.seed(recorded.logits))
         found = {one: copies.by_sample(one, flow) for one, flow in flows.items()}
         yield start, stop, {one: flow.unflatten(0, (-1, stop - start)) for one, flow in found.items()}
@@ -196,7 +191,7 @@ def smoothgrad(
         seed: the same noise for every sample of a batch, so that a batch equals single runs.
         squared: average the squared gradients (SmoothGrad²).
         batch_size: copies × samples in one pass; changes only speed and memory.
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     x, logits = own_inputs(task)
     sigma = {name: noise * _range(task.sources[name], value) for name, value in x.items()}
@@ -254,7 +249,7 @@ def integrated_gradients(
             special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
-        composite: the rules of the backward passes, see :mod:`whyformer.composites.named`; Σ is as above for "plain".
+        composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`; Σ is as above for "plain".
 
     ``diagnostics["completeness"]``: Σ scores, f(x) − f(x′) and their difference.
     """

@@ -106,17 +106,6 @@ class Aggregation:
                 raise InputError(f"aggregation: head {number} is outside the model, which has {maps.shape[1]} heads")
         return maps[:, numbers].mean(1)
 
-    @property
-    def by_heads(self) -> bool:
-        """Whether heads can be fused a few at a time (a negative head number needs to know how many there are)."""
-        return isinstance(self.heads, str)
-
-    def join(self, fused: Tensor, heads: int, more: Tensor, new: int) -> Tensor:
-        """``[B, Q, K]`` of ``heads + new`` heads from two parts, each fused by itself."""
-        if self.heads in ("max", "min"):
-            return (torch.maximum if self.heads == "max" else torch.minimum)(fused, more)
-        return fused.lerp_(more, new / (heads + new))
-
     def reduce(self, maps: list[Tensor], row: Tensor, mask: Tensor | None) -> Tensor:
         """Fused maps ``[B, N, N]`` of the blocks that are wanted, first to last -> ``[B, N]``.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
 @method(
@@ -22,7 +22,7 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
 
     Args:
         start_layer: first block used, from 0.
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
 
     Raises:
         MethodNotApplicable: several sequences, windows, or no attention.
@@ -46,7 +46,7 @@ def attcat(task: Task, *, start_layer: Block = 0, composite: CompositeName = "pl
         else:
             received[index] = (fused * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
-    walked = task.walk(Rules.of(COMPOSITES[composite]), MapWatch(range(first, blocks), observe, entering=entering))
+    walked = task.walk(COMPOSITES[composite], MapWatch(range(first, blocks), observe, entering=entering))
     parts = [products[b] * received[b] for b in received if b in products]
     if not parts:
         raise task.refuse("nothing arrives at its blocks")

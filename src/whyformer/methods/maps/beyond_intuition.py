@@ -7,12 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.methods.registry import Count, OptionalBlock, method
-from whyformer.methods.roots import RootedPass
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.methods.vectors.norms import vectors_of
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
+from whyformer.tape.walking import GRADIENT, Composite
 
 FIRST = {"head": 3 / 12, "token": 5 / 12}
 """The share of the blocks that is left out by default: the published first block of twelve."""
@@ -42,7 +41,7 @@ def beyond_intuition(
         start_layer: first block of R, from 0; None: as published for 12 blocks, 5 for tokens and 3 for heads, in
             proportion.
         steps: number of points t; each costs a forward and a backward pass.
-        composite: the rules under which gradients are taken, see :mod:`whyformer.composites.named`.
+        composite: the rules under which gradients are taken, see :mod:`whyformer.rules.multipliers`.
 
     Raises:
         MethodNotApplicable: several sequences, windows, no blocks or no attention.
@@ -52,10 +51,8 @@ def beyond_intuition(
     first = int(FIRST[variant] * task.blocks()) if start_layer is None else task.layer(start_layer)
     real = task.inputs.row_mask
     maps: dict[int, Tensor] = {}
-    shapes: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        shapes[index] = torch.empty(len(flow), *flow.shape[-2:], device="meta")
         if variant == "head":
             used = flow if real is None else flow * real[:, None, None]
             influence = (weights.transpose(-2, -1) @ used).abs().mean((-2, -1))
@@ -63,10 +60,9 @@ def beyond_intuition(
             share = torch.where(total > 0, influence / torch.where(total > 0, total, 1), 0)
             maps[index] = torch.einsum("bh,bhij->bij", share, weights)
 
-    rules = Rules.of(COMPOSITES[composite])
+    rules = COMPOSITES[composite]
     walked = task.walk(rules, MapWatch(range(first, task.blocks()), observe))
     row = walked.row
-    task.global_maps(shapes, row.shape[-1])
     if variant == "token":
         vectors = vectors_of(task)
         for index in vectors.blocks[first:]:
@@ -81,12 +77,10 @@ def beyond_intuition(
     return Scores(torch.einsum("bi,bij->bj", row.to(mixed.dtype), used * mixed.abs()), walked.logits)
 
 
-def _integrated(task: Task, block: int, steps: int, rules: Rules) -> Tensor:
+def _integrated(task: Task, block: int, steps: int, rules: Composite) -> Tensor:
     """``[B, H, N, N]`` mean over t of ∇A of one block at t times the input."""
-    # the walks below are over the graph if there is no such pass, so that its roots are meant
-    recorded = task.begin(GRADIENT) if task.attended() is None else task.recorded(Rules.of(GRADIENT))
+    recorded = task.recorded(GRADIENT)
     begun = {name: task.by_sample(name, value.detach()) for name, value in recorded.begun.items()}
-    roots = recorded.roots if isinstance(recorded, RootedPass) else None
     copies, found = task.copies(1, recorded.logits.detach()), list[Tensor]()
 
     def observe(_: int, __: Tensor, flow: Tensor) -> None:
@@ -94,5 +88,5 @@ def _integrated(task: Task, block: int, steps: int, rules: Rules) -> Tensor:
 
     for t in task.progress(torch.linspace(0, 1, steps).tolist(), "beyond intuition", steps):
         values = {name: task.packed(name, t * x) for name, x in begun.items()}
-        copies.walk(rules, MapWatch([block], observe), values, roots)
+        copies.walk(rules, MapWatch([block], observe), values, recorded.roots)
     return found[0] / steps

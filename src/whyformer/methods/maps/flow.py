@@ -50,7 +50,7 @@ def attention_flow(task: Task, *, head_fusion: Fusion = "mean", limit: Count = 4
             )
         return how.fuse(maps())
 
-    walked, maps = task.map_pass(fused)
+    walked, maps = task.look_at_maps(fused)
     row = walked.row
     identity = torch.eye(row.shape[-1], dtype=torch.float64)
     flows = torch.zeros_like(row, dtype=torch.float64)

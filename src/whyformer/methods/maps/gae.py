@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.errors import InputError
 from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
 @method(
@@ -43,17 +43,17 @@ def gae(
         start_layer: first block used, from 0. The published CLIP figures use the last block only (−1).
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; over (∇A ⊙ A)⁺ of each head.
         side: the tower of a two-tower model whose scores come first: "auto" (the main input's), "image" or "text".
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
 
     Where a row of R − I is all zero, cross-attention leaves that row at zero. The authors' code for DETR divides 0 by 0
     there and then drops the whole block's share, so its map of such a query is lower.
     """
     how = Aggregation(layers="sum_product").with_choices(aggregation)
     start, structure = task.layer(start_layer), task.structure
-    towers = [key for key in structure.ends() if len(key) == 1]
-    if side != "auto" and (len(towers) < 2 or any(a.queries != a.keys for a in structure.attentions)):
+    towers = [key for key in structure.ends if len(key) == 1]
+    if side != "auto" and (len(towers) < 2 or any(a.queries != a.keys for a in structure.attentions.values())):
         raise InputError(f"gae: side={side!r} is for models with an image and a text tower; this model has one")
-    if structure.plain or all(a.queries == a.keys for a in structure.attentions):
+    if structure.is_plain or all(a.queries == a.keys for a in structure.attentions.values()):
         return _side(task, over_gradients(task, start, positive_product, how, composite), side)
     return _across(task, how, start, composite)
 
@@ -89,7 +89,7 @@ def normalised_excess(relevance: Tensor) -> Tensor:
 def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) -> Scores:
     """Streams that look at one another: R_ss = I at the input of each stream s; layer by layer R_sx += Ā R_sx for all x
     where s looks at itself, and R_sq += N(R_ss)ᵀ Ā N(R_qq), R_ss += Ā R_qs where s looks at q."""
-    rules = Rules.of(COMPOSITES[composite])
+    rules = COMPOSITES[composite]
     several = streams.begin(task, rules)
     how = several.within(how)
     chosen, maps = several.wanted(how, start), {}

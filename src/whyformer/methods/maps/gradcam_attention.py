@@ -7,12 +7,12 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 
 @method(
@@ -31,7 +31,7 @@ def gradcam_attention(
         block: the block; negative numbers count from the last. Nothing below it is differentiated.
         count_padding: also average ∇A over padded tokens, as the reference code does; then the scores of a sentence
             depend on how far it is padded.
-        composite: the rules of the backward pass, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     first = task.layer(block, "block")
     if not task.one_sequence:
@@ -41,12 +41,11 @@ def gradcam_attention(
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
         seen[index] = (weights, flow)
 
-    walked = task.walk(Rules.of(COMPOSITES[composite]), MapWatch([first], observe))
+    walked = task.walk(COMPOSITES[composite], MapWatch([first], observe))
     row = walked.row
     if first not in seen:
         raise task.refuse(f"no attention was seen in its block {first}")
     weights, gradient = seen[first]
-    task.global_maps({first: weights[:, 0]}, row.shape[-1])
     mixed = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), weights)
     if task.inputs.modality == "image":
         along_row = torch.einsum("bq,bhqk->bhk", row.to(weights.dtype), gradient)
@@ -66,7 +65,7 @@ def gradcam_attention(
 def _across(task: Task, layer: int, count_padding: bool, composite: CompositeName) -> Scores:
     """Streams that look at one another: all that the rows that are read out look at in that layer, each map with the
     heads' weights over its own rows."""
-    rules = Rules.of(COMPOSITES[composite])
+    rules = COMPOSITES[composite]
     several = streams.begin(task, rules)
     chosen = several.wanted(Aggregation(layers=[layer]))
     seen: dict[int, tuple[Tensor, Tensor]] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from whyformer.composites.named import CompositeName
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
 from whyformer.methods.task import Scores, Task
+from whyformer.rules.multipliers import CompositeName
 
 
 @method(
@@ -25,7 +25,7 @@ def grad_sam(
         start_layer: first block used, from 0.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is
             ``{"layers": "mean", "rows": "column_mean"}``.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
     """
     how = Aggregation(layers="mean", rows="column_mean").with_choices(aggregation)
     return over_gradients(task, task.layer(start_layer), positively, how, composite)
@@ -46,7 +46,7 @@ def agcam(
     Args:
         start_layer: first block used, from 0.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`; the default is ``{"layers": "mean"}``.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
     """
     how = Aggregation(layers="mean").with_choices(aggregation)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName
-from whyformer.engine.hooks import batch_first, laid_out_as
-from whyformer.engine.probes import BlockCalls, Flows
-from whyformer.methods.graphs import NOT_YET, UNREAD
 from whyformer.methods.registry import OptionalBlock, method
-from whyformer.methods.task import Rules, Scores, Task
+from whyformer.methods.structure import NOT_YET, UNREAD
+from whyformer.methods.task import Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
+from whyformer.rules.registered import with_own_rules
 
 
 @method(
@@ -26,7 +25,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
 
     Args:
         start_layer: first block used, from 0; None: the last two, as in the authors' code.
-        composite: the rules of the backward passes, see :mod:`whyformer.composites.named`.
+        composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`.
 
     Raises:
         MethodNotApplicable: several sequences, windows, no blocks or no attention.
@@ -37,10 +36,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     task.refuse_streams()
     blocks = task.blocks("what leaves them")
     first = task.layer(max(0, blocks - 2) if start_layer is None else start_layer)
-    rules = task.tape_rules(Rules.of(COMPOSITES[composite]))
-    attended = None if rules is None else task.attended()
-    if attended is None or rules is None:
-        return _of_graph(task, first, blocks, composite)
+    rules, attended = with_own_rules(COMPOSITES[composite]), task.attended()
     logits, last, found = attended.logits, attended.stream.last, list[Tensor]()
     copies = task.copies(1, logits)
 
@@ -80,33 +76,3 @@ def _scores(task: Task, positive: list[Tensor], logits: Tensor) -> Scores:
     count = positive[0].shape[1] if real is None else real.sum(1, keepdim=True)
     return Scores(torch.stack([one.sum(1) / count for one in positive]).sum(0), logits)
 
-
-def _of_graph(task: Task, first: int, blocks: int, composite: CompositeName) -> Scores:
-    maps: dict[int, Tensor] = {}
-    shapes: dict[int, Tensor] = {}
-    own = -1
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        shapes[index] = torch.empty(len(flow), *flow.shape[-2:], device="meta")
-        if recording.mode.attention_blocks[index] == own:
-            maps[index] = flow.clamp(min=0).mean(1)
-
-    calls = BlockCalls()
-    recording = task.record(COMPOSITES[composite], Flows(observe, first), calls)
-    outputs = [output for *_, output in calls.found]
-    if not recording.attentions or len(outputs) < blocks or any(output.dim() != 3 for output in outputs):
-        raise task.refuse("its blocks do not all hand on a [batch, tokens, width] matrix, or none of them attends")
-    copies = task.copies(1, recording.logits.detach())
-    for own in task.progress(range(first, blocks), "LeGrad", blocks - first):
-        hidden = recording.run.home(batch_first(outputs[own].detach(), recording.run))
-        share = _share(task, hidden)
-        mean = (hidden * share).sum(1, keepdim=True).expand_as(hidden)
-        head = task.record(COMPOSITES[composite], root="output", root_value=mean)
-        seed = copies.seed(head.logits)
-        (gradient,) = head.backward(seed)
-        start = laid_out_as(outputs[own], gradient.sum(1, keepdim=True) * share, recording.run)
-        recording.backward(seed, keep=True, at=[(outputs[own], start.to(outputs[own].device))])
-    task.global_maps(shapes, hidden.shape[1])
-    if not maps:
-        raise task.refuse("no attention was seen in its last blocks")
-    return _scores(task, list(maps.values()), recording.logits)

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from whyformer.composites.named import COMPOSITES, CompositeName
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Block, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
 Fusion = Literal["mean", "max", "min"]
 Share = Annotated[float, ("a number from 0 up to (not including) 1", lambda v: not isinstance(v, bool) and 0 <= v < 1)]
@@ -63,7 +63,7 @@ def rollout(
         normalize_rows: divide rows by their sums.
         gradient_weighted: use (fuse_h A ⊙ ∇A)⁺ instead of A, so that the map depends on the class.
         aggregation: see :mod:`whyformer.methods.maps.aggregation`.
-        composite: the rules under which ∇A is taken, see :mod:`whyformer.composites.named`.
+        composite: the rules under which ∇A is taken, see :mod:`whyformer.rules.multipliers`.
 
     vit-explain divides *columns* by row sums and pairs maps with the wrong block's gradients; this does not. Its
     discard spares the attention of CLS to itself, the first entry; here all entries can go.
@@ -86,14 +86,14 @@ def rollout(
 
 def over_attention(task: Task, how: Aggregation, start: int = 0, prune: Any = lambda fused: fused) -> Scores:
     """Fuse heads as each map appears (one block's map alive at a time), then reduce layers and rows."""
-    if not task.structure.plain:
+    if not task.structure.is_plain:
         return streams.over_attention(task, how, start, prune)
     how = how.within(task.blocks())
 
     def fused(block: int, _: int, maps: Callable[[], Tensor]) -> Tensor | None:
         return prune(how.fuse(maps())) if how.wants(block, start) else None
 
-    walked, maps = task.map_pass(fused)
+    walked, maps = task.look_at_maps(fused)
     return Scores(how.reduce(maps, walked.row, task.inputs.row_mask), walked.logits)
 
 
@@ -104,25 +104,20 @@ def over_gradients(
     """finish(fuse_h weigh(A_b, ∇A_b)) of each block from ``start``, layers and rows reduced: one forward and one
     backward pass. With ``scores``, what A_b is the softmax of stands in its place.
 
-    A is recomputed where its gradient arrives and fused at once, so that no block's map is kept; of long inputs only a
-    few heads are there at a time.
+    A is recomputed where its gradient arrives and fused at once, so that no block's map is kept.
     """
-    plain, maps, heads = task.structure.plain, dict[int, Tensor](), dict[int, int]()
-    rules = Rules.of(COMPOSITES[composite])
-    several = None if plain else streams.begin(task, rules)
-    how = how.within(task.blocks()) if several is None else several.within(how)
+    rules, maps = COMPOSITES[composite], dict[int, Tensor]()
 
     def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        fused, new = how.fuse(weigh(weights, flow)), weights.shape[1]
-        maps[index] = how.join(maps[index], heads[index], fused, new) if index in maps else fused
-        heads[index] = heads.get(index, 0) + new
+        maps[index] = finish(how.fuse(weigh(weights, flow)))
 
-    if several is None:
+    if task.structure.is_plain:
+        how = how.within(task.blocks())
         wanted = [index for index in range(task.blocks()) if how.wants(index, start)]
-        walked = task.walk(rules, MapWatch(wanted, observe, scores=scores, by_heads=how.by_heads))
-        listed = task.global_maps({index: finish(fused) for index, fused in maps.items()}, walked.row.shape[-1])
-        return Scores(how.reduce(listed, walked.row, task.inputs.row_mask), walked.logits)
-    chosen = several.wanted(how, start)
-    walked_streams = several.walk(rules, MapWatch(chosen, observe, scores=scores, by_heads=how.by_heads))
-    paths = several.paths({number: finish(fused) for number, fused in maps.items()}, walked_streams.readouts)
+        walked = task.walk(rules, MapWatch(wanted, observe, scores=scores))
+        return Scores(how.reduce(task.global_maps(maps), walked.row, task.inputs.row_mask), walked.logits)
+    several = streams.begin(task, rules)
+    how = several.within(how)
+    walked_streams = several.walk(rules, MapWatch(several.wanted(how, start), observe, scores=scores))
+    paths = several.paths(maps, walked_streams.readouts)
     return several.scores(streams.reduce(task, how, paths), walked_streams.logits)

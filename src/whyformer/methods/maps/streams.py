@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.probes import AttentionCall, AttentionScores, Flows, Maps, Probe
-from whyformer.engine.run import Recording
 from whyformer.methods.attended import Key, MapPass, NamedAttention
 from whyformer.methods.conservation import Balance
-from whyformer.methods.graphs import NOT_YET, UNREAD, shown
 from whyformer.methods.maps.aggregation import Aggregation
-from whyformer.methods.task import MapWatch, Rules, Scores, Task, readout_row
-from whyformer.rules.core import Composite
-from whyformer.tape.streams import Stream
-from whyformer.tape.walking import GRADIENT as GRADIENT_ON_TAPE
+from whyformer.methods.structure import NOT_YET, UNREAD
+from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.rules.registered import with_own_rules
+from whyformer.tape.walking import GRADIENT, Composite
 
 Entering = Callable[[Key, Tensor, Tensor], None]
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
@@ -96,20 +90,10 @@ def over_attention(task: Task, how: Aggregation, start: int, prune: Callable[[Te
     """Fuse the heads of each map as it appears; the readouts come from the gradient of ½‖logits‖²."""
     streams = begin(task)
     how, maps = streams.within(how), dict[int, Tensor]()
-    chosen, passed = streams.wanted(how, start), streams.passed
-    if passed is not None:
-        logits, rows = streams.read_rows(passed)
-        for number in chosen:
-            maps[number] = prune(how.fuse(passed.map(number)))
-            passed.release()
-    else:
-
-        def watch(call: AttentionCall) -> None:
-            if call.index in chosen:
-                maps[call.index] = prune(how.fuse(call.map()))
-
-        recording, rows = readout_pass(task, Maps(watch))
-        logits = recording.logits
+    passed, (logits, rows) = streams.passed, streams.read_rows()
+    for number in streams.wanted(how, start):
+        maps[number] = prune(how.fuse(passed.map(number)))
+        passed.release()
     return streams.scores(reduce(task, how, streams.paths(maps, rows)), logits)
 
 
@@ -136,39 +120,23 @@ class StreamTask:
 
     Attributes:
         task: the model, the inputs and the target.
-        passed: a recorded pass on a tape; None if the attentions are those of the engine's graph.
+        passed: a recorded pass of it.
     """
 
     task: Task
-    passed: MapPass | None
+    passed: MapPass
 
     @property
     def attentions(self) -> Mapping[int, NamedAttention]:
         """Number of each attention -> the names of its rows, its depth and its layer."""
-        if self.passed is not None:
-            return self.passed.named
-        known = self.task.structure
-        return {
-            i: NamedAttention(a.queries, a.keys, a.depth, known.level(i)) for i, a in enumerate(known.attentions)
-        }
+        return self.passed.named
 
     def within(self, how: Aggregation) -> Aggregation:
         """Layers that are numbers, counted in the stream that is read out."""
-        structure = self.task.structure
-        return how.within(max((structure.depth_of(key) for key in structure.ends()), default=0))
+        return how.within(self.task.structure.layers)
 
     def wanted(self, how: Aggregation, start: int = 0) -> dict[int, int]:
-        """Number of each attention whose map is needed -> its layer; refuses maps that are not over all tokens."""
-        structure = self.task.structure
-        if structure.windowed:
-            raise self.task.refuse(
-                "its attention works in windows or at several resolutions, so there is no map over all tokens"
-            )
-        if structure.partly is not None:
-            attending, blocks = structure.partly
-            raise self.task.refuse(
-                f"only {attending} of its {blocks} blocks attend, the others mix tokens in ways without a map"
-            )
+        """Number of each attention whose map is needed -> its layer."""
         return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
 
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
@@ -185,116 +153,52 @@ class StreamTask:
         """Those over fused maps, by the number of their attention."""
         return Paths(self.steps(maps), readouts)
 
-    def read_rows(self, passed: MapPass) -> tuple[Tensor, dict[Key, Tensor]]:
+    def read_rows(self) -> tuple[Tensor, dict[Key, Tensor]]:
         """(logits, rows -> ``[B, N]`` how much ½‖logits‖² reads each, which is the same for every class)."""
-        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT_ON_TAPE]).read)
+        passed = self.passed
+        return passed.logits, _read(self.task, passed.walk(passed.logits, [GRADIENT]).read)
 
     def real_rows(self, key: Key, count: int) -> Tensor:
         """``[B, N]`` True at those of N rows that stand for no padding."""
-        return self.task.real_rows(key, (self.task.inputs.rows, count), passed=self.passed)
+        return self.task.real_rows(key, (self.task.inputs.rows, count))
 
     def cells(self, picture: str, key: Key) -> Tensor:
         """``[B, P]`` which row stands for each cell of a picture."""
-        return self.task.located(picture, key, self.passed)[1]
+        return self.task.located(picture, key)[1].rows
 
     def scores(
         self, found: Mapping[Key, Tensor], logits: Tensor, figures: Balance | dict[str, Any] | None = None, **of: bool
     ) -> Scores:
         """Scores of the inputs' elements from scores ``[B, N]`` of rows; ``of`` as for :meth:`Balance.diagnostics`."""
         diagnostics = figures.diagnostics(**of) if isinstance(figures, Balance) else figures or {}
-        return self.task.of_sources(found, logits, diagnostics, self.passed)
+        return self.task.of_sources(found, logits, diagnostics)
 
-    def walk(self, rules: Rules, watch: MapWatch) -> StreamWalk:
+    def walk(self, composite: Composite, watch: MapWatch) -> StreamWalk:
         """Do :meth:`Task.walk` over several streams: ``watch`` names attentions by number."""
-        task, passed, on_tape = self.task, self.passed, self.task.tape_rules(rules)
-        relevance = rules.graph.carrier == "relevance"
-        if passed is None or on_tape is None:
-            return _walk_graph(task, rules.graph, watch)
-        first_run = [GRADIENT_ON_TAPE] if watch.gradient or relevance else []
+        task, passed, rules = self.task, self.passed, with_own_rules(composite)
+        relevance = composite.carrier == "relevance"
+        first_run = [GRADIENT] if watch.gradient or relevance else []
 
         def at_map(number: int, *flows: Tensor) -> None:
             shown = passed.scores(number) if watch.scores else passed.map(number)
             assert watch.seen is not None
             watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
-        walked = passed.walk(task.seed(passed.logits), [*first_run, on_tape], at_map, watch.blocks)
+        walked = passed.walk(task.seed(passed.logits), [*first_run, rules], at_map, watch.blocks)
         balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
         return StreamWalk(passed.logits, _read(task, walked.read), balance)
 
-    def walk_to_blocks(self, rules: Rules, share: float, seen: Entering) -> Tensor | None:
-        """Walk back to what enters the first ``share`` of the blocks of each stream, and return the logits ``[B, C]``;
-        None if the blocks are not on a tape.
 
-        Args:
-            rules: they carry multipliers.
-            share: from 0 to 1.
-            seen: called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``.
-        """
-        passed, on_tape = self.passed, self.task.tape_rules(rules)
-        if passed is None or on_tape is None or not all(s.blocks for s in passed.layout.streams):
-            return None
-        at: dict[int, Callable[..., None]] = {}
-        for stream in (s for s in passed.layout.streams if s.blocks and not s.is_learned):
-            for block in stream.blocks[: math.ceil(share * len(stream.blocks))]:
-                at[block.entry] = partial(_enter, passed, stream, block.entry, seen)
-        passed.walk(self.task.seed(passed.logits), [on_tape], at=at)
-        return passed.logits
-
-
-def _enter(passed: MapPass, stream: Stream, number: int, seen: Entering, flow: Tensor | None) -> None:
-    value = passed.whole.tape[number]
-    flow = torch.zeros_like(value) if flow is None else flow
-    seen(passed.name_of(stream), *(passed.features_of(stream, number, t) for t in (value, flow)))
-
-
-def begin(task: Task, rules: Rules | None = None) -> StreamTask:
-    """Return the task with the attentions of a recorded pass, or of the engine's graph if they are not on a tape.
+def begin(task: Task, composite: Composite = GRADIENT) -> StreamTask:
+    """Return the task with the attentions of a recorded pass.
 
     Args:
-        rules: of a walk back from the target.
+        composite: rules of a walk back from the target.
+
+    Raises:
+        MethodNotApplicable: the maps of attention are not known.
     """
-    relevance = rules is not None and rules.graph.carrier == "relevance"
-    on_tape = rules is None or task.tape_rules(rules) is not None
-    return StreamTask(task, task.map_pass_of_streams(relevance=relevance) if on_tape else None)
-
-
-def _walk_graph(task: Task, composite: Composite, watch: MapWatch) -> StreamWalk:
-    """Do :meth:`StreamTask.walk` by the engine."""
-    asked, gradients, chosen = AttentionScores(), dict[int, Tensor](), watch.blocks
-    relevance = composite.carrier == "relevance"
-
-    def observe(index: int, weights: Tensor, flow: Tensor) -> None:
-        if index not in chosen or watch.seen is None:
-            return
-        if relevance and not recording.run.relevance:
-            gradients.update({index: flow} if watch.gradient else {})
-        else:
-            looked_at = shown(task, asked, index, weights) if watch.scores else weights
-            watch.seen(index, looked_at, flow, *([gradients.pop(index)] if relevance and watch.gradient else []))
-
-    flows = Flows(observe, min(chosen, default=0), watch.by_heads and not watch.scores and not relevance)
-    probes: list[Probe] = [flows, *([asked] if watch.scores else [])]
-    recording = task.record(composite, *probes, blocks=task.all_blocks, ends=task.structure.ends())
-    seed = task.seed(recording.logits)
-    recording.backward(seed, keep=relevance)
-    if relevance:
-        recording.backward(seed, relevance=True)
-    balance = Balance.of_recording(recording) if relevance else None
-    return StreamWalk(recording.logits, readouts(task, recording.readouts), balance)
-
-
-def readout_pass(task: Task, *probes: Probe) -> tuple[Recording, dict[Key, Tensor]]:
-    """(recording, rows -> ``[B, N]`` readout), as :meth:`Task.readout_pass` for each stream that is read out."""
-    task.blocks("the last block")
-    ends = task.structure.ends()
-    recording = task.record(GRADIENT, *probes, root="output", blocks=task.all_blocks, ends=ends)
-    flows = recording.backward(recording.logits.detach())
-    return recording, readouts(task, dict(zip(recording.ended, flows, strict=True)))
-
-
-def readouts(task: Task, gradients: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
-    """Rows -> ``[B, N]`` how much each feeds the target, from the gradients at the last block of their stream."""
-    return _read(task, {key: readout_row(gradient) for key, gradient in gradients.items() if bool(gradient.any())})
+    return StreamTask(task, task.map_pass(relevance=composite.carrier == "relevance"))
 
 
 def _read(task: Task, found: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from whyformer.composites import chefer
 from whyformer.explanation.views import carry
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.registry import Block, OptionalBlock, method
-from whyformer.methods.task import MapWatch, Rules, Scores, Task
+from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.rules import propagation
 
 _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Visualization, CVPR 2021"
@@ -23,7 +21,6 @@ _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Vi
     "relevance × gradient of every attention map, rolled out over the blocks",
     family="propagation",
     citation=_CITATION + ", Eq. 13–14",
-    relevance=True,
 )
 def transformer_attribution(
     task: Task,
@@ -51,33 +48,26 @@ def transformer_attribution(
     denominators (``stabilizer_1e-15`` in the golden files).
     """
     first = task.layer(start_layer if block is None else block, "start_layer" if block is None else "block")
-    sums: dict[int, Tensor] = {}
-    heads: Counter[int] = Counter()
+    maps: dict[int, Tensor] = {}
 
     def observe(index: int, weights: Tensor, relevance: Tensor, gradient: Tensor | None = None) -> None:
         if gradient is not None:
             relevance = relevance * gradient
         elif weighting == "attention":
             relevance = relevance * weights
-        found = relevance.clamp(min=0).sum(1)
-        sums[index] = sums[index].add_(found) if index in sums else found
-        heads[index] += relevance.shape[1]
+        maps[index] = relevance.clamp(min=0).mean(1)
 
-    def again() -> None:
-        sums.clear()
-        heads.clear()
-
-    rules, weighted = Rules(chefer.deep_taylor(), propagation.deep_taylor()), weighting == "gradient"
-    if not task.structure.plain:
+    rules, weighted = propagation.deep_taylor(), weighting == "gradient"
+    if not task.structure.is_plain:
         layers = "rollout" if normalize_rows else "sum_product"
         how = Aggregation(layers=layers if block is None else [first])
         several = streams.begin(task, rules)
         over = several.walk(rules, MapWatch(several.wanted(how, first), observe, gradient=weighted))
-        paths = several.paths({n: sums[n] / heads[n] for n in sums}, over.readouts)
+        paths = several.paths(maps, over.readouts)
         return several.scores(streams.reduce(task, how, paths), over.logits, over.balance)
     blocks = range(first, task.blocks()) if block is None else [first]
-    walked = task.walk(rules, MapWatch(blocks, observe, gradient=weighted, by_heads=True, again=again))
-    listed = task.global_maps({number: sums.pop(number) / heads[number] for number in list(sums)}, walked.row.shape[-1])
+    walked = task.walk(rules, MapWatch(blocks, observe, gradient=weighted))
+    listed = task.global_maps(maps)
     if block is not None:
         values = torch.einsum("bn,bnm->bm", walked.row.to(listed[0].dtype), listed[0])
     else:

@@ -9,9 +9,6 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.hooks import batch_first
-from whyformer.engine.probes import BlockCalls, BlockInputs, Entering
 from whyformer.errors import MissingExtra, WhyformerError
 from whyformer.inputs.removal import values_of
 from whyformer.methods.passes import record_pass
@@ -67,16 +64,11 @@ def tis(
     except ImportError as error:
         raise MissingExtra('tis needs scikit-learn: pip install "whyformer[methods]"') from error
     task.refuse_streams()
-    if not task.blocks() or task.structure.windowed:
-        raise task.refuse("it has no blocks that all see the same rows")
-    attended = task.attended()
-    logits, rows, states = _states_of_graph(task) if attended is None else _states_of_tape(attended)
-    if any(state.shape[:2] != rows.shape[:2] for state in states):
-        raise task.refuse("its blocks do not all see the same rows")
+    logits, rows, states = _states(task.attended())
     cells = task.cells(rows.shape[1]).to(rows.device).expand(len(rows), -1)
     target = outcome(task, logits, output)
     values = torch.zeros(rows.shape[:2], dtype=rows.dtype, device=rows.device)
-    counts, again = [], _again_on_graph if attended is None else _Shortened()
+    counts, again = [], _Shortened()
     for b, own in enumerate(cells):
         features = torch.cat([state[b, own] for state in states], -1).T.double().cpu().numpy()
         clusters = KMeans(min(masks, len(features)), n_init=1, random_state=seed).fit(features).cluster_centers_
@@ -95,19 +87,11 @@ def tis(
     return Scores(values, logits, diagnostics={"masks": counts})
 
 
-def _states_of_tape(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _states(attended: AttendedPass) -> tuple[Tensor, Tensor, list[Tensor]]:
     """(logits, ``[B, N, D]`` what enters the first block, what leaves each)."""
     blocks, tape = attended.stream.blocks, attended.whole.tape
     entered, *left = (attended.features(n, tape[n]) for n in (blocks[0].entry, *(block.exit for block in blocks)))
     return attended.logits, entered, left
-
-
-def _states_of_graph(task: Task) -> tuple[Tensor, Tensor, list[Tensor]]:
-    calls, inputs = BlockCalls(), BlockInputs()
-    recording = task.record(GRADIENT, calls, inputs)
-    rows = inputs.found[0].detach()
-    states = [batch_first(call[3].detach(), recording.run).to(rows.device) for call in calls.found]
-    return recording.logits.detach(), rows, states
 
 
 class _Shortened:
@@ -130,8 +114,6 @@ class _Shortened:
 
     def _entry(self, copies: Task) -> tuple[int, bool, int]:
         attended = copies.attended()
-        if attended is None:
-            raise ValueError("the model takes another way if several samples are given")
         entry, rows, queries = attended.stream.blocks[0].entry, attended.layout.rows, attended.stream.rows
         label = rows.of(entry)
         if label.dim() != 3 or not any(torch.equal(label[..., 0], order) for order in (queries, queries.mT)):
@@ -152,10 +134,6 @@ def _is_given(tape: Tape, value: int) -> bool:
     while value in tape.maker and KINDS.get(tape.maker[value].name) == "view":
         value = tape.maker[value].operands[0]
     return value not in tape.maker
-
-
-def _again_on_graph(copies: Task, kept: Tensor) -> Tensor:
-    return copies.record(GRADIENT, Entering(kept)).logits.detach()
 
 
 def _scores(

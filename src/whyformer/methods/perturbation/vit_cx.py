@@ -8,13 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.hooks import batch_first
-from whyformer.engine.probes import Features
 from whyformer.errors import MissingExtra
 from whyformer.explanation import views
 from whyformer.inputs.removal import values_of
 from whyformer.methods.registry import Amount, Count, Natural, method
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.tape.places import Places
 from whyformer.targets import Logit, Probability
@@ -67,7 +65,7 @@ def vit_cx(
     target = outcome(task, logits, output)
     if task.inputs.tensor.dim() != 4:
         raise task.refuse(f"its input of shape {list(task.inputs.tensor.shape)} is no [batch, channels, height, width]")
-    places = places or task.places(rows.shape[1], task.block(-1))
+    places = places or task.places(rows.shape[1])
     features = _feature_grid(task, rows.to(task.inputs.tensor.device), places)
     size = task.inputs.image_size
     assert size is not None
@@ -101,17 +99,13 @@ def vit_cx(
 def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
     """(logits, ``[B, N, D]`` what the last block's attention reads, behind its first normalisation, and where its rows
     lie in the picture)."""
-    passed = task.block_pass()
-    if passed is not None:
-        stream, block = passed.blocks_of(task.inputs.name)[-1]
-        number = passed.input_of_attention(stream, block)
-        if passed.holds(number, stream):
-            found = passed.features_of(stream, number, passed.whole.tape[number])
-            return passed.logits, found, passed.places(task.inputs.name, stream)
-    recording = task.record(GRADIENT, Features((task.block(-1, "block"),)))
-    if not recording.roots:
-        raise task.refuse("its last block was not entered, so there are no features")
-    return recording.logits.detach(), batch_first(recording.roots[-1].detach(), recording.run).flatten(1, -2), None
+    passed = task.main_pass()
+    stream, block = passed.blocks_of(task.inputs.name)[-1]
+    number = passed.input_of_attention(stream, block)
+    if not passed.holds(number, stream):
+        raise task.refuse("what enters its last block holds other rows than attend there", verdict=NOT_YET)
+    found = passed.features_of(stream, number, passed.whole.tape[number])
+    return passed.logits, found, passed.places(task.inputs.name, stream)
 
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:

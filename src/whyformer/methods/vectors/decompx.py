@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from whyformer.engine.parts import Lost, parts_of, unlabelled
-from whyformer.engine.shares import FORWARD, GraphShares
 from whyformer.errors import UnknownOperation
+from whyformer.methods.attended import MapPass
 from whyformer.methods.registry import Count, method
-from whyformer.methods.sequence import AttendedPass
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.shares import DROPPED, ShareRules
 from whyformer.tape.streams import is_passed
@@ -42,15 +40,10 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     no token has a share in a row, its bias is shared out equally. For a picture the shares of CLS and registers have no
     place; they are in ``diagnostics["shares"]``, with the sum and the target.
     """
-    task.refuse_streams()
     task.blocks("what enters the first")
-    attended = task.attended()
-    if attended is None and task.structure.windowed and not task.inputs.choices:
-        raise task.refuse("its attention works in windows or at several resolutions, so its rows change on the way up")
+    passed: MapPass = task.attended() if task.structure.attends else task.block_pass()
     try:
-        logits, seed, values = _of_graph(task, batch_size) if attended is None else _of_tape(task, attended, batch_size)
-    except Lost as lost:
-        raise task.refuse(f"the shares of its tokens cannot be followed through its operation '{lost}'") from lost
+        logits, seed, values = _shares(task, passed, batch_size)
     except UnknownOperation as error:
         raise task.refuse(str(error)) from error
     wanted = (seed * logits).flatten(1).sum(1)
@@ -64,39 +57,17 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     return Scores(values.repeat_interleave(task.inputs.choices or 1, 0), logits, diagnostics={"shares": figure})
 
 
-def _of_tape(task: Task, attended: AttendedPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """(logits, seed, ``[B, N]`` the share of each row) of a recorded pass."""
-    whole, stream, rows = attended.whole, attended.stream, attended.layout.rows
-    seed, entry = task.seed(attended.logits), stream.blocks[0].entry
+    whole, rows, (stream, block) = passed.whole, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
+    seed, entry = task.seed(passed.logits), block.entry
     starts = whole.starts(task.read, seed)
-    if not is_passed(attended.program, entry):
+    if not is_passed(passed.program, entry):
         raise task.refuse("not all that the target depends on enters its first block")
     mask = task.inputs.row_mask
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
-    found = walk_forward(attended.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
+    found = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
     values = torch.stack([rules.total(n, shares, starts[n], len(seed)) for n, shares in found.items()]).sum(0)
-    attended.release()
-    return attended.logits, seed, values.T
-
-
-def _of_graph(task: Task, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    with unlabelled():
-        recording = task.record(FORWARD, GraphShares(task.inputs.row_mask, batch_size), root="embedding")
-    if not recording.logits.requires_grad:
-        raise task.refuse("what enters its first block does not reach the logits")
-    seed = task.seed(recording.logits)
-    values = torch.stack([_shares(*pair, recording.run.batch) for pair in recording.starts(seed)]).sum(0)
-    return recording.logits.detach(), seed, values
-
-
-def _shares(tensor: Tensor, start: Tensor, batch: int) -> Tensor:
-    """``[B, N]`` Σ over all but the batch of each row's share of an output times what the target takes of it."""
-    parts = parts_of(tensor)
-    if parts is None:
-        raise Lost("the output")
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        each = (-1, batch, tensor.numel() // batch)
-        found = [(parts.at(c) * start).reshape(each).sum(-1) for c in range(len(parts.chunks))]
-    return torch.cat(found).T
-
+    passed.release()
+    return passed.logits, seed, values.T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from whyformer.rules.vectors import VectorRules
 from whyformer.tape.streams import path_to
 from whyformer.tape.walking import walk_forward
 
-__all__ = ["AttentionVectors", "Mixture", "Place", "VectorPass", "vectors_on_tape"]
+__all__ = ["AttentionVectors", "Mixture", "Place", "SequenceVectors"]
 
 Place = Literal["sum", "norm", "output"]
 """Where vectors are looked at: at the sum behind attention, behind a norm that follows it, or behind the second such
@@ -79,46 +79,6 @@ class Mixture:
         return summed if self.constant is None else summed + self.constant
 
 
-class VectorPass(Protocol):
-    """The vectors of all blocks of one pass."""
-
-    @property
-    def logits(self) -> Tensor:
-        """``[B, C]`` of the plain forward pass."""
-        ...
-
-    @property
-    def row(self) -> Tensor:
-        """``[B, N]``, how much the logits read each row of the last state."""
-        ...
-
-    @property
-    def blocks(self) -> list[int]:
-        """Numbers of the blocks."""
-        ...
-
-    def at(self, block: int, place: Place) -> Mixture:
-        """Return the mixture of a block.
-
-        Raises:
-            MethodNotApplicable: its vectors are unknown.
-        """
-        ...
-
-    def is_state(self, block: int) -> bool:
-        """Return True if the vectors at the sum add up to a state of the model, so that no other branch is added
-        there."""
-        ...
-
-
-def vectors_on_tape(task: Task) -> VectorPass | None:
-    """Return the vectors of a recorded pass; None if its one sequence is not read off a tape."""
-    attended = task.attended()
-    if attended is None:
-        return None
-    return _SequenceVectors(task, attended, task.row_read(attended))
-
-
 class AttentionVectors:
     """The vectors of the attentions of a recorded pass, by number."""
 
@@ -133,7 +93,11 @@ class AttentionVectors:
         return not self.others[number]
 
     def at(self, number: int, place: Place) -> Mixture:
-        """Return the mixture of an attention; see :class:`VectorPass`."""
+        """Return the mixture of an attention at a place.
+
+        Raises:
+            MethodNotApplicable: its vectors are unknown.
+        """
         passed, places = self.passed, self._places(number)
         if places is None:
             raise self.task.refuse("no sum follows its attention", verdict="is not supported yet")
@@ -193,21 +157,19 @@ class AttentionVectors:
         return {"entry": path[entry], "sum": path[entry + 1], "norm": path[first], "output": path[second]}
 
 
-class _SequenceVectors(AttentionVectors):
+class SequenceVectors(AttentionVectors):
     """The vectors of the one sequence that attends in a pass."""
 
-    def __init__(self, task: Task, attended: AttendedPass, row: Tensor) -> None:
+    def __init__(self, task: Task, attended: AttendedPass) -> None:
         super().__init__(task, attended)
-        self._row = row
+        self.row = task.row_read(attended)  # ``[B, N]``, how much the logits read each row of the last state
 
     @property
     def logits(self) -> Tensor:
+        """``[B, C]`` of the plain forward pass."""
         return self.passed.logits
 
     @property
-    def row(self) -> Tensor:
-        return self._row
-
-    @property
     def blocks(self) -> list[int]:
+        """Numbers of the blocks."""
         return list(self.passed.attentions)

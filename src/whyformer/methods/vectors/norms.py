@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from whyformer.methods.attended import Key
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, VectorPass, vectors_on_tape
-from whyformer.methods.vectors.projections import GraphVectors, WatchedAttentions, behind
+from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, SequenceVectors
 
 Scope = Literal["heads", "attention", "residual", "norm"]
 
@@ -55,7 +54,7 @@ def norm_attention(
         mixture = mixture if own_residual else mixture.of_attention
         fused = how.fuse(mixture.by_heads()) if scope == "heads" else mixture.norms()
         maps[index] = fused / fused.sum(-1, keepdim=True) if own_residual and block is None else fused
-    values = how.reduce(task.global_maps(maps, found.row.shape[-1]), found.row, task.inputs.row_mask)
+    values = how.reduce(task.global_maps(maps), found.row, task.inputs.row_mask)
     return Scores(values, found.logits)
 
 
@@ -65,20 +64,14 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     several, kept = streams.begin(task), scope in ("residual", "norm")
     how = several.within(how)
     chosen = several.wanted(how)
-    passed = several.passed
-    if passed is not None and any(passed.block_of(n)[1].entry < 0 for n in chosen):  # values of learned vectors
-        several, passed = streams.StreamTask(task, None), None
-        chosen = several.wanted(how)
-    if passed is None:
-        logits, readouts, mixtures = _of_graph(task, scope, chosen, several)
-    else:
-        logits, readouts = several.read_rows(passed)
-        vectors = AttentionVectors(task, passed)
-        mixtures = ((n, vectors.at(n, "norm" if scope == "norm" else "sum")) for n in sorted(chosen))
+    if any(several.passed.block_of(n)[1].entry < 0 for n in chosen):
+        raise task.refuse("rows of it begin as learned vectors, whose values are constants", verdict=NOT_YET)
+    logits, readouts = several.read_rows()
+    vectors = AttentionVectors(task, several.passed)
     maps: dict[int, Tensor] = {}
     own: dict[int, Tensor] = {}
-    for number, mixture in mixtures:
-        attention = several.attentions[number]
+    for number in sorted(chosen):
+        attention, mixture = several.attentions[number], vectors.at(number, "norm" if scope == "norm" else "sum")
         if scope == "heads":
             maps[number] = how.fuse(mixture.by_heads())
             continue
@@ -102,35 +95,16 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     return several.scores(streams.reduce(task, how, streams.Paths(steps, readouts), kept=kept), logits)
 
 
-def _of_graph(
-    task: Task, scope: Scope, chosen: Mapping[int, int], several: streams.StreamTask
-) -> tuple[Tensor, dict[Key, Tensor], Iterator[tuple[int, Mixture]]]:
-    """(logits, readouts, the number of the first of the attentions that share a projection with their mixture)."""
-    watched = WatchedAttentions(chosen)
-    recording, readouts = streams.readout_pass(task, *watched.probes)
-
-    def mixtures() -> Iterator[tuple[int, Mixture]]:
-        for group in watched.groups(task):
-            attentions = [several.attentions[n] for n in group]
-            if len({(a.queries, a.keys, chosen.get(n)) for n, a in zip(group, attentions, strict=True)}) > 1:
-                raise task.refuse("one projection takes what several attentions mix", verdict="is not supported yet")
-            mixture = watched.mixture(task, group)
-            yield group[0], behind(mixture, watched.projection(group).norm) if scope == "norm" else mixture
-
-    return recording.logits, readouts, mixtures()
-
-
-def vectors_of(task: Task) -> VectorPass:
+def vectors_of(task: Task) -> SequenceVectors:
     """The vectors of all blocks of one forward pass.
 
     Raises:
         MethodNotApplicable: the model has several sequences, or no attention whose vectors are known.
     """
-    task.refuse_streams()
-    return vectors_on_tape(task) or GraphVectors(task)
+    return SequenceVectors(task, task.attended())
 
 
-def states_of(task: Task) -> VectorPass:
+def states_of(task: Task) -> SequenceVectors:
     """The same of blocks whose attention is added to what entered them.
 
     Raises:
@@ -160,4 +134,4 @@ def over_vectors(
     found = states_of(task)
     row, wanted = found.row, list(filter(how.wants, found.blocks))
     maps = {index: fuse(found.at(index, place)) for index in task.progress(wanted, task.method, len(wanted))}
-    return Scores(how.reduce(task.global_maps(maps, row.shape[-1]), row, task.inputs.row_mask), found.logits)
+    return Scores(how.reduce(task.global_maps(maps), row, task.inputs.row_mask), found.logits)

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from whyformer.composites.gradient import GRADIENT
-from whyformer.engine.hooks import batch_first, run_block
-from whyformer.engine.mode import Interception
-from whyformer.engine.probes import AttentionCall, BlockCalls, Edit, Maps
-from whyformer.engine.run import Recording, running
-from whyformer.engine.trace import Key
-from whyformer.errors import MethodNotApplicable
 from whyformer.methods.attended import MapPass
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import Count, OptionalBlock, method
 from whyformer.methods.sequence import AttendedPass
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
-from whyformer.rules.core import Pass
 from whyformer.tape.rows import slim
 from whyformer.tape.structure import positions
 from whyformer.tape.walking import decisions, for_each, replay
@@ -76,13 +67,11 @@ def value_zeroing(
         task.layer(block, "block")
     if not task.one_sequence:
         several = streams.begin(task)
-        if several.passed is not None and not _decides(several.passed):
-            return _of_streams(task, several, several.passed, how, distance, int(batch_size))
-        return _across(task, how, distance, int(batch_size))
+        _refuse_unknown(task, several.passed)
+        return _of_streams(task, several, how, distance, int(batch_size))
     attended = task.attended()
-    if attended is not None and not _decides(attended):
-        return _on_tape(task, attended, how, distance, int(batch_size))
-    return _on_graph(task, how, distance, int(batch_size))
+    _refuse_unknown(task, attended)
+    return _of_sequence(task, attended, how, distance, int(batch_size))
 
 
 def _real(task: Task, row: Tensor) -> Tensor:
@@ -107,18 +96,19 @@ def _values(passed: MapPass, number: int) -> list[int]:
     return [piece.value for piece in passed.attentions[number].pieces if piece.value is not None]
 
 
-def _decides(passed: MapPass) -> bool:
-    """True if a block decides by what attention made, as with experts, so that it cannot be repeated with a change; or
-    if what its maps weigh is unknown."""
-    tape = passed.whole.tape
-    for number, attention in passed.attentions.items():
-        values, last = _values(passed, number), tape.maker[passed.block_of(number)[1].exit].number
-        if len(values) < len(attention.pieces) or any(call.number <= last for call in decisions(tape, values)):
-            return True
-    return False
+def _refuse_unknown(task: Task, passed: MapPass) -> None:
+    """Raise if what the maps weigh is unknown."""
+    if any(len(_values(passed, n)) < len(a.pieces) for n, a in passed.attentions.items()):
+        raise task.refuse("what its attention weighs is unknown", verdict=NOT_YET)
 
 
-def _on_tape(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
+def _decides(passed: MapPass, number: int) -> bool:
+    """True if a block decides by what attention made, as with experts, so that it cannot be repeated with a change."""
+    last = passed.whole.tape.maker[passed.block_of(number)[1].exit].number
+    return any(call.number <= last for call in decisions(passed.whole.tape, _values(passed, number)))
+
+
+def _of_sequence(task: Task, attended: AttendedPass, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
     how, row = how.within(len(attended.attentions)), task.row_read(attended)
     real = _real(task, row)
     sides = {b: (real, real) for b in range(len(attended.attentions)) if how.wants(b)}
@@ -128,11 +118,11 @@ def _on_tape(task: Task, attended: AttendedPass, how: Aggregation, distance: Dis
 
 
 def _of_streams(
-    task: Task, several: streams.StreamTask, passed: MapPass, how: Aggregation, distance: Distance, batch_size: int
+    task: Task, several: streams.StreamTask, how: Aggregation, distance: Distance, batch_size: int
 ) -> Scores:
     """Streams that look at one another: what the rows of a block depend on, among themselves and elsewhere, is divided
     by its sum together."""
-    how, (logits, readouts) = several.within(how), several.read_rows(passed)
+    how, passed, (logits, readouts) = several.within(how), several.passed, several.read_rows()
     sides = {}
     for number in sorted(several.wanted(how)):
         named, own = several.attentions[number], passed.attentions[number]
@@ -171,170 +161,34 @@ def _maps(task: Task, passed: MapPass, sides: Sides, distance: Distance, batch_s
         if n not in maps:
             shape = (*plain.shape[:2], sides[n][1].shape[1])
             maps[n] = torch.zeros(shape, dtype=_wide(plain), device=plain.device)
-        changed = torch.stack([passed.features_of(stream, block.exit, one) for one in _without(passed, n, some)])
+        changed = _without(passed, n, some)
         maps[n][..., some] = _distance(changed, plain, distance).permute(1, 2, 0)
     passed.release()
     return {n: one * sides[n][1][:, None].to(one.device) for n, one in maps.items()}
 
 
 def _without(passed: MapPass, number: int, tokens: list[int]) -> Tensor:
-    """``[k, ...]`` what leaves a block if the values of each of k keys of its attention are zero."""
+    """``[k, B, N, D]`` what leaves a block if the values of each of k keys of its attention are zero."""
     tape, rows, keys = passed.whole.tape, passed.layout.rows, passed.attentions[number].keys
-    leaving = passed.block_of(number)[1].exit
+    (stream, block), values = passed.block_of(number), _values(passed, number)
     assert keys is not None
     place, each = positions(keys, len(rows)), torch.arange(keys.shape[1])[:, None]
-    labels = {n: rows.labels.get(n) for n in _values(passed, number)}  # none of values that are made of constants
+    labels = {n: rows.labels.get(n) for n in values}  # none of values that are made of constants
     places = {n: (place[slim(rows.of(n))] if label else each).to(tape.device(n)) for n, label in labels.items()}
+    if _decides(passed, number):
+        zeroed = ({n: _zeroing(at == t) for n, at in places.items()} for t in tokens)
+        return torch.stack([passed.rerun(change, stream, block) for change in zeroed])
 
     def changed(token: Tensor) -> Tensor:
-        return replay(tape, {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}, [leaving])[0]
+        new = {n: torch.where(at == token, 0, tape[n]) for n, at in places.items()}
+        return replay(tape, new, [block.exit])[0]
 
-    return for_each(changed, torch.tensor(tokens, device=tape.device(leaving)), at_once=len(tokens))
-
-
-# -- on a graph ------------------------------------------------------------------------------------------------------
-def _on_graph(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
-    shapes: dict[int, Tensor] = {}
-
-    def watch(call: AttentionCall) -> None:
-        if call.index >= 0:
-            shapes[call.index] = torch.empty(call.shape, device="meta")
-
-    kept = BlockCalls()
-    recording, row = task.readout_pass(Maps(watch), kept)
-    how = how.within(len(kept.found))
-    task.global_maps(shapes, row.shape[-1])
-    if set(recording.mode.attention_blocks) != set(range(len(kept.found))):
-        raise task.refuse("no attention was seen in some of its blocks")
-    chosen = [b for b in range(len(kept.found)) if how.wants(b)]
-    real = _real(task, row)
-    jobs = [_Job(b, kept.found[b], None, real, real) for b in chosen]
-    maps = _run(task, recording, kept, jobs, distance, batch_size)
-    values = how.reduce(list(map(_scaled, maps)), row, real)
-    return Scores(values, recording.logits, diagnostics={"block_passes": sum(len(job.tokens) for job in jobs)})
+    leaving = for_each(changed, torch.tensor(tokens, device=tape.device(block.exit)), at_once=len(tokens))
+    return torch.stack([passed.features_of(stream, block.exit, one) for one in leaving])
 
 
-def _across(task: Task, how: Aggregation, distance: Distance, batch_size: int) -> Scores:
-    """Streams that look at one another: of a block whose rows look at other rows too, the values of these are zeroed as
-    well; what its rows depend on, among themselves and elsewhere, is divided by its sum together."""
-    several, structure = streams.StreamTask(task, None), task.structure
-    how, kept = several.within(how), BlockCalls()
-    chosen = several.wanted(how)
-    recording, readouts = streams.readout_pass(task, kept)
-    pairs: dict[int, dict[tuple[Key, Key], list[int]]] = defaultdict(lambda: defaultdict(list))
-    for number, attention in enumerate(structure.attentions):
-        if number in chosen and attention.block is not None:
-            pairs[attention.block][attention.queries, attention.keys].append(number)
-    jobs, places = [], []
-    for b, found in sorted(pairs.items()):
-        if len({queries for queries, _ in found}) > 1:
-            raise task.refuse("a block of it attends from several sequences", verdict="is not supported yet")
-        first = min(n for n, a in enumerate(structure.attentions) if a.block == b)
-        for (queries, keys), numbers in found.items():
-            attention, batch = structure.attentions[numbers[0]], len(recording.logits)
-            sides = [
-                task.real_rows(key, (batch, n)) for key, n in zip((queries, keys), attention.shape[1:], strict=True)
-            ]
-            if batch_first(kept.found[b][3], recording.run).shape[:2] != sides[0].shape:
-                raise task.refuse("a block of it returns other rows than attend in it", verdict="is not supported yet")
-            jobs.append(_Job(b, kept.found[b], frozenset(n - first for n in numbers), *sides))
-            places.append((b, queries, keys))
-    steps: dict[int, streams.Step] = defaultdict(dict)
-    for (b, queries, keys), one in zip(places, _run(task, recording, kept, jobs, distance, batch_size), strict=True):
-        steps[b][queries, keys] = one
-    paths = streams.Paths([streams.normalised(steps[b]) for b in sorted(steps)], readouts)
-    diagnostics = {"block_passes": sum(len(job.tokens) for job in jobs)}
-    return task.of_sources(streams.reduce(task, how, paths, kept=True), recording.logits, diagnostics)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One map to be made.
-
-    Attributes:
-        call: of the block, as :class:`BlockCalls` keeps it.
-        which: the attentions of the block whose values are zeroed, by their order in it; None for all.
-        queries, keys: ``[B, Q]`` and ``[B, K]`` True at rows that are no padding.
-    """
-
-    block: int
-    call: Any
-    which: frozenset[int] | None
-    queries: Tensor
-    keys: Tensor
-
-    @property
-    def tokens(self) -> list[int]:
-        return [t for t in range(self.keys.shape[-1]) if bool(self.keys[:, t].any())]
-
-
-def _run(
-    task: Task, recording: Recording, calls: BlockCalls, jobs: list[_Job], distance: Distance, batch_size: int
-) -> list[Tensor]:
-    """``[B, Q, K]`` of each job."""
-    step = max(1, batch_size // task.inputs.batch)
-    work = [(n, job.tokens[i : i + step]) for n, job in enumerate(jobs) for i in range(0, len(job.tokens), step)]
-    plain = [batch_first(job.call[3], recording.run) for job in jobs]
-    maps = [
-        torch.zeros(*job.queries.shape, job.keys.shape[-1], dtype=_wide(one), device=one.device)
-        for job, one in zip(jobs, plain, strict=True)
-    ]
-    for n, tokens in task.progress(work, "value zeroing", len(work)):
-        changed = _zeroed(recording, calls, jobs[n], tokens, task)
-        maps[n][..., tokens] = _distance(changed, plain[n], distance).permute(1, 2, 0)
-    for job, one in zip(jobs, maps, strict=True):
-        one *= job.keys[:, None].to(one.device)
-    return [recording.run.home(one) for one in maps]
-
-
-def _zeroed(recording: Recording, calls: BlockCalls, job: _Job, tokens: list[int], task: Task) -> Tensor:
-    """``[k, B, N, D]``: the output of the block with the values of each of the k tokens zeroed.
-
-    One call of the block on its own arguments: what comes before the product of attention and values does not know of
-    the token, so vmap computes it once, and all the rest for k tokens.
-    """
-    _, args, kwargs, plain = job.call
-    edits, begun = 0, False
-
-    def edit(token: Tensor, order: int, weights: Tensor, value: Tensor, mixed: Tensor) -> Tensor:
-        nonlocal edits
-        if not begun or (job.which is not None and order not in job.which):
-            return mixed
-        edits += 1
-        token = token.to(value.device)  # that of an attention whose block lies elsewhere
-        return mixed - weights.index_select(-1, token) * value.index_select(-2, token)
-
-    def given(value: Any) -> Any:
-        if hasattr(value, "get_seq_length"):  # a cache: this pass would append to it
-            return None
-        # the block may change its input in place
-        return value.clone() if isinstance(value, Tensor) and value.shape == plain.shape else value
-
-    def begin() -> None:
-        nonlocal begun
-        begun = True
-
-    def without(token: Tensor) -> Tensor:
-        nonlocal begun
-        begun = False
-        run = Pass(batch=task.inputs.batch, rows=recording.run.rows, sequence_first=recording.run.sequence_first)
-        order = count()
-        changed = Edit(lambda *attention: edit(token, next(order) if begun else -1, *attention))
-        mode = Interception(task.model, GRADIENT, run, (changed,))
-        with torch.no_grad(), running(mode):
-            own = tuple(map(given, args)), {k: given(v) for k, v in kwargs.items()}
-            output = run_block(mode, calls, job.block, own, task.fed(task.inputs), begin)
-        return batch_first(output if isinstance(output, Tensor) else output[0], recording.run)
-
-    each = torch.tensor(tokens, device=plain.device).unsqueeze(1)
-    try:
-        changed = torch.func.vmap(without)(each)
-    except (RuntimeError, MethodNotApplicable):
-        # vmap cannot run it: it adds to its input in place, asks for the value of a tensor, or a hook explains in it
-        changed = torch.stack([without(token) for token in each])
-    if not edits:
-        raise task.refuse(f"no product of attention and values was seen in its block {job.block}")
-    return changed
+def _zeroing(where: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda value: torch.where(where, 0, value)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

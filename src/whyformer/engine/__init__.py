@@ -1,1 +1,0 @@
-"""The interception of one forward pass of an unmodified model, operation by operation."""

@@ -1,1 +1,0 @@
-"""Rules of the relevance carrier: what flows backward is R itself."""

@@ -1,0 +1,63 @@
+"""Which values hold the rows of a stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows, slim
+from whyformer.tape.values import Tape
+
+__all__ = ["Members"]
+
+
+class Members:
+    """Which values hold rows of a stream."""
+
+    def __init__(self, queries: Tensor, rows: Rows) -> None:
+        self.rows, self.queries, self.count = rows, queries, queries.numel()
+        self.inside = torch.zeros(len(rows), dtype=torch.bool)
+        self.inside[queries.flatten()] = True
+        self.known: dict[int, tuple[bool, bool]] = {}
+
+    def carry(self, program: Program, tape: Tape) -> list[bool]:
+        """Return for each value whether it holds rows of the stream and is made of all of them."""
+        carry = [False] * len(tape)
+        for n in program.roots:
+            carry[n] = self.is_whole(n)
+        for call in tape.calls:
+            behind = any(carry[o] for o in call.operands)
+            for r in call.results:
+                carry[r] = program.carry[r] and (self.is_part(r) if behind else self.is_whole(r))
+        return carry
+
+    def is_part(self, value: int) -> bool:
+        """Return True if one side of the value, or all of it, holds rows of the stream and no other, or nothing is
+        filled in yet."""
+        return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
+
+    def is_whole(self, value: int) -> bool:
+        """Return True if the value holds all rows of the stream and no other."""
+        label = self.rows.labels.get(value, ())
+        return len(label) == 1 and self._look(label[0])[1]
+
+    def is_state(self, value: int) -> bool:
+        """Return True if the value holds each row of the stream once, and no other."""
+        return self.is_whole(value) and self.stand_once(value)
+
+    def stand_once(self, value: int) -> bool:
+        """Return True if the value holds rows of the stream, each with all of its features side by side."""
+        label = self.rows.labels.get(value, ())
+        if len(label) != 1:
+            return False
+        standing = slim(label[0]).flatten()
+        own = standing[self.inside[standing]]
+        return len(own) > 0 and len(own) == len(own.unique())
+
+    def _look(self, label: Tensor) -> tuple[bool, bool]:
+        numbers = self.rows.distinct(label)
+        if id(numbers) not in self.known:
+            inside = int(self.inside[numbers].sum())
+            self.known[id(numbers)] = len(numbers) == inside, len(numbers) == inside == self.count
+        return self.known[id(numbers)]

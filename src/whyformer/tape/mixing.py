@@ -1,0 +1,104 @@
+"""Find the blocks of a stream that mix its rows without attention, as by a convolution or a state space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from whyformer.tape.calls import Call
+from whyformer.tape.members import Members
+from whyformer.tape.program import Program
+from whyformer.tape.tables import SOFTMAXES
+from whyformer.tape.values import Tape
+from whyformer.tape.walking import decisions, replay
+
+__all__ = ["find_mixing", "period"]
+
+
+def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence[int]) -> list[int]:
+    """Return what enters the blocks that mix rows without attention.
+
+    Such a block stands where others attend: as many branches follow it up to the next one as follow some attention, or
+    it has a norm of its own before the first attention. A convolution that follows the attention of each block is none,
+    nor is one of positions before the first block.
+
+    Args:
+        program, tape: of the pass.
+        members: rows of the stream.
+        states: numbers of the values between the branches of the stream, in the order of execution.
+    """
+    branches = [_calls_between(tape, *ends) for ends in pairwise(states)]
+    attending = [i for i, calls in enumerate(branches) if any(_attends(c, members) for c in calls)]
+    if not attending or members.queries.shape[1] < 2 or len(states) < 3:
+        return []
+    strange = [i for i, calls in enumerate(branches) if i not in attending and _is_strange(calls, program, members)]
+    mixing = [i for i in strange if _mixes(tape, members, states[i], states[i + 1])]
+    if all(i + 1 in mixing for i in attending):
+        return []
+    starts = sorted((*attending, *mixing))
+    length = {i: end - i for i, end in zip(starts, [*starts[1:], len(branches)], strict=True)}
+    alike = any(length[i] == length[j] for i in mixing for j in attending)
+    normed = [i for i in mixing if i > attending[0] or _is_normed(program, states[i])]
+    return [states[i] for i in normed] if alike or any(i < attending[0] for i in normed) else []
+
+
+def period(tape: Tape, states: Sequence[int]) -> int:
+    """Return after how many branches of a stream the same calls follow again; 1 if they do not.
+
+    Args:
+        tape: of the pass.
+        states: numbers of the values between the branches, in the order of execution.
+    """
+    branches = [[c.name for c in _calls_between(tape, *ends)] for ends in pairwise(states)]
+    fitting = (n for n in range(1, len(branches)) if all(b == branches[i % n] for i, b in enumerate(branches)))
+    return next(fitting, 1)
+
+
+def _is_normed(program: Program, state: int) -> bool:
+    """Return True if a norm is made of a state."""
+    same = {state}
+    for unit in program.units:
+        if any(e in same for e in unit.entries):
+            if unit.kind == "norm":
+                return True
+            same.update(unit.exits if unit.kind == "view" else ())
+    return False
+
+
+def _calls_between(tape: Tape, first: int, last: int) -> list[Call]:
+    """Return the calls on all paths from a value to a later one."""
+    start = tape.maker[first].number + 1 if first in tape.maker else 0
+    calls, behind = tape.calls[start : tape.maker[last].number + 1], {first}
+    for call in calls:
+        if any(o in behind for o in call.operands):
+            behind.update(call.results)
+    needed, found = {last}, list[Call]()
+    for call in reversed(calls):
+        if any(r in needed and r in behind for r in call.results):
+            needed.update(call.operands)
+            found.append(call)
+    return found[::-1]
+
+
+def _attends(call: Call, members: Members) -> bool:
+    """Return True for a softmax over rows, or over what is unknown."""
+    label = members.rows.labels.get(call.results[0], ())
+    return call.name in SOFTMAXES and len(label) != 1
+
+
+def _is_strange(calls: Sequence[Call], program: Program, members: Members) -> bool:
+    """Return True if some value holds other rows than those of the stream, or unknown ones."""
+    made = (r for call in calls for r in call.results if program.carry[r])
+    return not all(map(members.is_part, made))
+
+
+def _mixes(tape: Tape, members: Members, first: int, last: int) -> bool:
+    """Return True if every second row of a state, changed, changes the other rows of a later one."""
+    rows, own = members.rows, members.queries
+    if any(call.number <= tape.maker[last].number for call in decisions(tape, [first])):
+        return False  # experts that rows choose
+    before = rows.features(first, tape[first], own).clone()
+    before[:, ::2] = before[:, ::2].roll(1, -1)
+    (changed,) = replay(tape, {first: rows.with_features(first, tape[first], own, before)}, [last])
+    plain, other = (rows.features(last, t, own)[:, 1::2] for t in (tape[last], changed))
+    return not bool((plain == other).all())

@@ -1,0 +1,182 @@
+"""Blocks without attention, embeddings that are added once more, pools by a matrix, and experts: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import whyformer
+from tape.reading import read
+from zoo import randomise
+
+WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 6, 3
+
+
+class Attend(nn.Module):
+    """Attention; its map, and what it weighs, are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.without: int | None = None  # a token whose values are zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if self.without is not None:
+            v = v.index_fill(2, torch.tensor(self.without), 0)
+        self.map = (q @ k.mT / 2).softmax(-1)
+        return self.out((self.map @ v).transpose(1, 2).flatten(2))
+
+
+class Convolve(nn.Module):
+    """A causal convolution over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.mT)[..., : x.shape[1]].mT
+
+
+class Choose(nn.Module):
+    """Each row goes to the expert that it likes best."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, 1)
+        share, chosen = self.router(rows).softmax(-1).max(-1)
+        out = torch.zeros_like(rows)
+        for i, expert in enumerate(self.experts):
+            own = (chosen == i).nonzero().flatten()
+            out = out.index_add(0, own, expert(rows[own]).tanh() * share[own, None])
+        return out.view_as(x)
+
+
+class Layer(nn.Module):
+    """Branches that are added, each behind a norm."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.normed = []
+        for branch, norm in zip(self.branches, self.norms, strict=True):
+            self.normed.append(norm(x))
+            x = x + branch(self.normed[-1])
+        return x
+
+
+class Encoder(nn.Module):
+    """Layers, of which some may read the embedding once more; rows may be pooled by a matrix."""
+
+    def __init__(self, layers: Sequence[nn.Module], *, again: bool = False, pool: bool = False) -> None:
+        super().__init__()
+        self.layers, self.again, self.pool = nn.ModuleList(layers), again, pool
+        self.gates = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in layers)
+        self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedded = x = self.embed(x)
+        if self.pool:
+            x = functional.one_hot(torch.arange(TOKENS) // 2).to(x).T.expand(len(x), -1, -1) @ x / 2
+        for layer, gate in zip(self.layers, self.gates, strict=True):
+            x = layer(x)
+            x = x + gate(x).sigmoid() * embedded if self.again else x
+        return self.head(x[:, -1])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+
+def built(*kinds: str, again: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
+    """``kinds``: the branches of each layer, a attention, c convolution, m an MLP, e experts."""
+    make = {"a": Attend, "c": Convolve, "m": mlp, "e": Choose}
+    layers = [Layer(*(make[kind]() for kind in branches)) for branches in kinds]
+    model = randomise(Encoder(layers, again=again, pool=pool)).double().eval().requires_grad_(False)
+    return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "others"),
+    [
+        (("am", "am"), 0),
+        (("cm", "am"), 1),
+        (("am", "cm", "cm", "am"), 2),
+        (("mam", "mam"), 0),
+        (("macm", "macm"), 0),  # a convolution beside each attention
+        (("ae", "ae"), 0),
+    ],
+)
+def test_blocks_that_mix_rows_without_attention(kinds: tuple[str, ...], others: int) -> None:
+    stream = read(*built(*kinds)).stream
+    assert stream.others == others
+    assert [bool(b.attentions) for b in stream.all_blocks] == ["a" in kind for kind in kinds]
+    assert stream.all_blocks == stream.blocks or others
+    ends = [b.exit for b in stream.all_blocks]
+    assert [b.entry for b in stream.all_blocks[1:]] == ends[:-1]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_gradcam_of_each_block(number: int) -> None:
+    model, x = built("cm", "am", "cm")
+    logits = model(x.clone().requires_grad_())
+    features = model.layers[number].normed[0]
+    (gradient,) = torch.autograd.grad(logits[:, 1].sum(), features)
+    expected = torch.einsum("bnd,bd->bn", features.detach(), gradient.mean(1)).clamp(min=0)
+    found = whyformer.explain(model, x, "gradcam", 1, blocks=number).scores
+    assert float(expected.max()) > 0
+    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def gae(model: Encoder, x: Tensor, target: int) -> Tensor:
+    logits = model(x.clone().requires_grad_())
+    maps = [layer.branches[0].map for layer in model.layers]
+    gradients = torch.autograd.grad(logits[:, target].sum(), maps)
+    relevance = torch.eye(maps[0].shape[-1]).double().expand(2, -1, -1)
+    for a, g in zip(maps, gradients, strict=True):
+        relevance = relevance + (a * g).clamp(min=0).mean(1).detach() @ relevance
+    return relevance[:, -1]
+
+
+def test_gae_where_the_embedding_is_added_once_more() -> None:
+    model, x = built("am", "am", "am", again=True)
+    blocks = read(model, x).stream.blocks
+    assert [len(b.attentions) for b in blocks] == [1, 1, 1]
+    assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
+    assert torch.allclose(whyformer.explain(model, x, "gae", 2).scores, gae(model, x, 2), rtol=1e-9)
+
+
+def test_a_pool_by_a_matrix_makes_a_row_for_each_of_its_outputs() -> None:
+    model, x = built("am", "am", pool=True)
+    stream = read(model, x).stream
+    assert stream.rows.shape == (2, TOKENS // 2)
+    assert len(stream.blocks) == 2
+
+
+def test_value_zeroing_where_rows_choose_experts_by_what_attention_made() -> None:
+    model, x = built("ae", "ae")
+    steps = []
+    for layer in model.layers:
+        states: list[Tensor] = []
+        handle = layer.register_forward_hook(lambda m, a, out, states=states: states.append(out))
+        for token in (None, *range(TOKENS)):
+            layer.branches[0].without = token
+            model(x)
+        layer.branches[0].without = None
+        handle.remove()
+        plain, *changed = states
+        moved = 1 - torch.cosine_similarity(torch.stack(changed, 2), plain[:, :, None], dim=-1)
+        steps.append(moved / moved.sum(-1, keepdim=True))
+    expected = (steps[1] @ steps[0])[:, -1]
+    assert torch.allclose(whyformer.explain(model, x, "value_zeroing").scores, expected, rtol=1e-7)
