@@ -97,9 +97,13 @@ def _values(passed: MapPass, number: int) -> list[int]:
 
 
 def _refuse_unknown(task: Task, passed: MapPass) -> None:
-    """Raise if what the maps weigh is unknown."""
+    """Raise if what the maps weigh is unknown, or what a block hands on: where one attention follows another in it, as
+    where something leads past the states between, that is what all of them make."""
     if any(len(_values(passed, n)) < len(a.pieces) for n, a in passed.attentions.items()):
         raise task.refuse("what its attention weighs is unknown", verdict=NOT_YET)
+    blocks = (block for stream in passed.layout.streams for block in stream.blocks)
+    if any(len({a.depth for a in block.attentions if a.is_self}) > 1 for block in blocks):
+        raise task.refuse("what one of its attentions hands on to the next is no state by itself", verdict=NOT_YET)
 
 
 def _decides(passed: MapPass, number: int) -> bool:
