@@ -21,6 +21,7 @@ from whyformer.errors import ModelError
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Change, ForwardPass, Layout, Read, record_pass
+from whyformer.rules.registered import with_own_rules
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
@@ -29,7 +30,16 @@ from whyformer.tape.structure import Attention
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
-__all__ = ["Key", "MapPass", "NamedAttention", "Walked", "has_one_resolution", "map_pass"]
+__all__ = [
+    "Key",
+    "MapPass",
+    "NamedAttention",
+    "Walked",
+    "attends_once",
+    "attends_to_itself",
+    "has_one_resolution",
+    "map_pass",
+]
 
 Seen = Callable[..., None]
 Key = frozenset[str]
@@ -345,7 +355,8 @@ class MapPass:
 
         Args:
             seed: ``[B, C]``, ∂target/∂logits.
-            composites: rules; the first carries multipliers, so that the rows which are read out are known.
+            composites: rules, to which those of users are added; the first carries multipliers, so that the rows which
+                are read out are known.
             seen: called with an attention's number and what flows to its map under each composite, ``[B, H, Q, K]``,
                 the last attention first; not called where nothing arrives under some of them.
             watched: numbers of the attentions that are watched.
@@ -353,6 +364,7 @@ class MapPass:
             starts: what the walk starts with at other values than the logits.
         """
         tape, rows, walked = self.whole.tape, self.layout.rows, Walked()
+        composites = [with_own_rules(composite) for composite in composites]
         starts = self.whole.starts(self.read, seed) if starts is None else starts
         watchers: dict[int, list[Seen]] = defaultdict(list, {n: [arrive] for n, arrive in (at or {}).items()})
         if seen is not None:
@@ -409,6 +421,16 @@ class MapPass:
 def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
     for watcher in watchers:
         watcher(*flows)
+
+
+def attends_once(stream: Stream) -> bool:
+    """Return True if the rows of a stream attend once in each of its blocks."""
+    return not stream.others and all(len(block.attentions) == 1 for block in stream.blocks)
+
+
+def attends_to_itself(stream: Stream) -> bool:
+    """Return True if the rows of a stream look at themselves only, once in each of its blocks."""
+    return attends_once(stream) and all(block.attentions[0].is_self for block in stream.blocks)
 
 
 def has_one_resolution(layout: Layout) -> bool:

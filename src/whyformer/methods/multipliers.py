@@ -16,7 +16,6 @@ from whyformer.methods.gradients.input_gradients import conserved, explain_roots
 from whyformer.methods.registry import Checked, method
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, WITH_SECANTS, CompositeName
-from whyformer.rules.registered import with_own_rules
 from whyformer.tape.streams import Stream
 from whyformer.tape.walking import Composite
 
@@ -33,12 +32,12 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
         MethodNotApplicable: no blocks, or blocks that do not all see the same rows.
     """
     found = defaultdict[Key, list[Tensor]](list)
-    passed, rules = task.block_pass(row_alone=task.structure.is_plain), with_own_rules(composite)
+    passed = task.block_pass(row_alone=task.structure.is_plain)
 
     def seen(key: Key, value: Tensor, flow: Tensor) -> None:
         found[key].append((value.float() * flow if value.dtype.itemsize < 4 else value * flow).sum(-1))
 
-    logits = _walk_to_blocks(task, passed, rules, share, seen)
+    logits = _walk_to_blocks(task, passed, composite, share, seen)
     summed = {}
     for key, parts in found.items():
         if any(part.dim() != 2 or part.shape != parts[0].shape for part in parts):
@@ -54,7 +53,7 @@ def over_blocks(task: Task, composite: Composite, share: float) -> Scores:
 
 
 def _walk_to_blocks(
-    task: Task, passed: MapPass, rules: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]
+    task: Task, passed: MapPass, composite: Composite, share: float, seen: Callable[[Key, Tensor, Tensor], None]
 ) -> Tensor:
     """Walk back to what enters the first ``share`` of the blocks of each stream, and return the logits ``[B, C]``.
     ``seen`` is called with the name of the rows, what enters a block, and what flows there, ``[B, N, D]``."""
@@ -68,7 +67,7 @@ def _walk_to_blocks(
             if not passed.holds(block.entry, stream):
                 raise task.refuse("its blocks do not all see the same rows, so their products cannot be summed")
             at[block.entry] = partial(enter, stream, block.entry)
-    passed.walk(task.seed(passed.logits), [rules], at=at)
+    passed.walk(task.seed(passed.logits), [composite], at=at)
     return passed.logits
 
 

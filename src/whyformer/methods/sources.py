@@ -275,10 +275,9 @@ class Sources:
 
     def own_tokens(self) -> Tensor:
         """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""
-        name = self.inputs.name
-        if len(self.given) < 2:
-            return torch.ones(1, 1, dtype=torch.bool)
-        key = next((k for k in self.structure.passed.keys if name in k and len(k & self.given.keys()) > 1), None)
+        name, inputs = self.inputs.name, self.given.keys()
+        keys = self.structure.passed.keys if len(inputs) > 1 else []
+        key = next((k for k in keys if name in k and len(k & inputs) > 1), None)
         if key is None:
             return torch.ones(1, 1, dtype=torch.bool)
         return self.at_tokens(name, (self.located(name, key)[1].rows >= 0).float()).cpu() > 0

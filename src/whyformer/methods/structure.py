@@ -8,7 +8,14 @@ from functools import cached_property
 
 from torch import Tensor
 
-from whyformer.methods.attended import Key, MapPass, NamedAttention, has_one_resolution
+from whyformer.methods.attended import (
+    Key,
+    MapPass,
+    NamedAttention,
+    attends_once,
+    attends_to_itself,
+    has_one_resolution,
+)
 from whyformer.tape.streams import Stream
 
 __all__ = ["MERGED", "NOT_YET", "UNREAD", "UNSEEN", "Structure"]
@@ -53,10 +60,10 @@ class Structure:
         """The sequences that have blocks."""
         return [stream for stream in self.passed.layout.streams if stream.all_blocks]
 
-    @cached_property
-    def ends(self) -> dict[Key, Stream]:
+    @property
+    def ends(self) -> Mapping[Key, Stream]:
         """Name of rows -> the sequence, for those that the target reads."""
-        return dict(self.passed.ends)
+        return self.passed.ends
 
     @property
     def layers(self) -> int:
@@ -71,12 +78,12 @@ class Structure:
             return True
         sources = self.passed.sources_of
         names = {name for a in self.passed.layout.attentions for side in (a.queries, a.keys) for name in sources(side)}
-        return names <= {self.main} and len(self.sources) == 1 and all(map(_attends_once, self.streams))
+        return names <= {self.main} and len(self.sources) == 1 and all(map(attends_once, self.streams))
 
     def alone(self, name: str) -> Key | None:
         """Return the name of the rows that hold an input and are read out, if these look at themselves only, once in
         each of their blocks."""
-        found = [key for key, stream in self.ends.items() if name in key and _attends_to_itself(stream)]
+        found = [key for key, stream in self.ends.items() if name in key and attends_to_itself(stream)]
         return found[0] if len(found) == 1 else None
 
     @property
@@ -88,21 +95,13 @@ class Structure:
                 found.add(attention.keys)
         return found
 
-    def name_of(self, stream: Stream) -> Key:
-        """Return the name of the rows of a sequence."""
-        return self.passed.name_of(stream)
-
     def elements_of(self, name: str) -> Tensor | None:
         """Return ``[B, M]``, which element of an input each of its rows stands for, −1 for none; None if they are not
         looked up by ids."""
         rows, source = self.passed.layout.rows, self.passed.source_of(name)
         return next((f.elements for f in rows.families if f.source == source and f.elements is not None), None)
 
-    def rows_beside(self, name: str) -> bool:
-        """Return True if rows of other inputs stand beside those of an input where these attend."""
-        return any(name in stream.names and len(set(stream.names)) > 1 for stream in self.streams)
-
-    @property
+    @cached_property
     def without_maps(self) -> tuple[str, str] | None:
         """Why the maps of all attentions are not known: (the reason, what it means for a method); None if they are."""
         layout = self.passed.layout
@@ -117,11 +116,3 @@ class Structure:
         if not self.passed.is_complete:
             return "which rows look at which is unknown in one of its attentions", NOT_YET
         return None if self.ends else (UNREAD, NOT_YET)
-
-
-def _attends_once(stream: Stream) -> bool:
-    return not stream.others and all(len(block.attentions) == 1 for block in stream.blocks)
-
-
-def _attends_to_itself(stream: Stream) -> bool:
-    return _attends_once(stream) and all(block.attentions[0].is_self for block in stream.blocks)

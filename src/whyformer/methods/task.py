@@ -25,7 +25,6 @@ from whyformer.methods.together import Together
 from whyformer.models.isolation import alone
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
-from whyformer.rules.registered import with_own_rules
 from whyformer.tape.places import Places
 from whyformer.tape.walking import GRADIENT, Composite
 
@@ -167,7 +166,7 @@ class Task(Sources):
         Raises:
             MethodNotApplicable: no attention, or the last block's output does not reach the logits.
         """
-        rules, relevance, seen = with_own_rules(composite), composite.carrier == "relevance", watch.seen
+        relevance, seen = composite.carrier == "relevance", watch.seen
         attended = self.attended(values, roots, relevance=relevance, row_alone=seen is None, merged=True)
         if min(watch.blocks, default=attended.first) < attended.first:
             raise self.refuse(MERGED)
@@ -179,7 +178,7 @@ class Task(Sources):
                 seen(block, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
         at, seed = None if seen is None else at_map, self.seed(attended.logits)
-        walked = attended.walk_blocks(seed, [*first_run, rules], at, watch.blocks, watch.entering)
+        walked = attended.walk_blocks(seed, [*first_run, composite], at, watch.blocks, watch.entering)
         if walked.row is None and seen is not None:
             raise self.refuse(UNREAD, verdict=NOT_YET)
         balance = None if walked.sums is None else replace(walked.sums.balance, precision=attended.whole.precision)

@@ -1,4 +1,4 @@
-"""What a model returned: its tensors by name, the tokens they are of, and the graph behind them."""
+"""What a model returned: its tensors by name and the tokens they are of."""
 
 from __future__ import annotations
 
@@ -209,22 +209,6 @@ def output_mask(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     decodes = any(given.get(f"decoder_{name}") is not None for name in ("input_ids", "inputs_embeds", "attention_mask"))
     mask = given.get("decoder_attention_mask" if decodes else "attention_mask")
     return mask if isinstance(mask, Tensor) else None
-
-
-def with_leaves(raw: Any) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """The same output with each tensor that has a graph replaced by a leaf, and the pairs (tensor, leaf).
-
-    What is read off it then says by the leaves' gradients which tensors were read, and not what these depend on.
-    """
-    pairs: list[tuple[Tensor, Tensor]] = []
-
-    def cut(value: Tensor) -> Tensor:
-        if not value.requires_grad:
-            return value
-        pairs.append((value, value.detach().requires_grad_()))
-        return pairs[-1][1]
-
-    return with_tensors(raw, cut), pairs
 
 
 def with_tensors(raw: Any, replacing: Callable[[Tensor], Tensor]) -> Any:

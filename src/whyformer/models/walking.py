@@ -26,8 +26,3 @@ def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def modules(model: nn.Module) -> list[nn.Module]:
     """The model and all that is in it, each once, as ``model.modules()``."""
     return [module for _, module in named_modules(model)]
-
-
-def parameters(model: nn.Module) -> list[nn.Parameter]:
-    """All parameters, with those that stand at several places as often."""
-    return [p for module in modules(model) for p in module._parameters.values() if p is not None]

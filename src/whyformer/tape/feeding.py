@@ -11,7 +11,7 @@ unknown, it is measured from the input on, what attentions mix being constant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from whyformer.tape.rows import Family, Rows, constant_along
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import Composite, Flows, Parts, Rule, Step, Walk, adjoint, walk_back
 
-__all__ = ["UNMIXED", "drawn", "find_fed", "find_step", "measure_fed", "resizes"]
+__all__ = ["UNMIXED", "drawn", "find_fed", "find_step", "measure_fed", "resizes", "weighed_flows"]
 
 
 def _unless_mixed(walk: Walk, step: Step, flows: Flows) -> Parts:
@@ -121,7 +121,7 @@ def _measured(tape: Tape, rows: Rows, before: int, made: int) -> Tensor | None:
     weights = [torch.ones_like(numbers), *(w for digit in digits for w in (digit, digit.square()))]
     power, *sums = (torch.zeros(len(rows), dtype=torch.float64) for _ in weights)
     for seed in range(1, directions + 1):
-        plain, *others = _flows(tape, label, before, drawn(tape, made, seed), weights, made)
+        plain, *others = weighed_flows(tape, rows, before, made, weights, seed)
         power += rows.sums(before, plain.square()).cpu()
         for total, flow in zip(sums, others, strict=True):
             total += rows.sums(before, flow * plain).cpu()
@@ -139,12 +139,21 @@ def _measured(tape: Tape, rows: Rows, before: int, made: int) -> Tensor | None:
     return place
 
 
-def _flows(
-    tape: Tape, label: Tensor, before: int, seed: Tensor, weights: list[Tensor], made: int
+def weighed_flows(
+    tape: Tape, rows: Rows, before: int, made: int, weights: Iterable[Tensor], seed: int
 ) -> Iterator[Tensor]:
-    """What flows to a value where the flow of each row of another one is weighed by ``[R]`` row numbers."""
-    program, label = read_program(tape, [before], made), label.to(seed.device)
-    runs = [(UNMIXED, {made: seed * weight.to(seed)[label]}) for weight in weights]
+    """Return what flows to a value from another one where random flows of its rows are weighed, what attentions mix
+    being constant.
+
+    Args:
+        tape, rows: a recorded pass and its rows.
+        before, made: numbers of the two values.
+        weights: ``[R]``, the weight of each row, for each of the flows.
+        seed: of the random numbers.
+    """
+    flow = drawn(tape, made, seed)
+    program, label = read_program(tape, [before], made), rows.of(made).to(flow.device)
+    runs = [(UNMIXED, {made: flow * weight.to(flow)[label]}) for weight in weights]
     found = walk_back(program, tape, runs, wanted=[before])
     tape.release()
     return (flows[before].double() for flows in found)

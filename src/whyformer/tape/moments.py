@@ -7,11 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from whyformer.tape.feeding import UNMIXED, drawn
-from whyformer.tape.program import read_program
+from whyformer.tape.feeding import weighed_flows
 from whyformer.tape.rows import Family, Rows
 from whyformer.tape.values import Tape
-from whyformer.tape.walking import walk_back
 
 __all__ = ["frame_of", "lies_like"]
 
@@ -67,19 +65,15 @@ def _centres(
         tape, rows, family, begun: as for :func:`lies_like`.
         places: ``[N]`` the coordinates i of the rows along each axis.
     """
-    program, label = read_program(tape, [begun.value], family.value), rows.of(family.value)
     ones, elements = torch.ones_like(places[0]), begun.numbers.flatten()
     found = [torch.zeros(len(elements), dtype=torch.float64) for _ in (ones, *places)]
     weights = torch.zeros(len(found), len(rows), dtype=torch.float64)
     for weight, place in zip(weights, (ones, *places), strict=True):
         weight[family.numbers] = place.expand(family.numbers.shape)
     for seed in range(1, DRAWN + 1):
-        flow = drawn(tape, family.value, seed)
-        runs = [(UNMIXED, {family.value: flow * w.to(flow)[label.to(flow.device)]}) for w in weights]
-        plain, *moved = (f[begun.value].double() for f in walk_back(program, tape, runs, wanted=[begun.value]))
+        plain, *moved = weighed_flows(tape, rows, begun.value, family.value, weights, seed)
         for total, product in zip(found, (plain, *moved), strict=True):
             total += rows.sums(begun.value, product * plain).cpu()[elements]
-    tape.release()
     return found[0], found[1:]
 
 

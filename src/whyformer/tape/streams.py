@@ -217,7 +217,8 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     ends = [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in ends]
     inner = {n for path in ends for n in path[:-1]}  # states that are read too, on the way to what is read last
     chain = path_to(above, _common(above, [path[-1] for path in ends if path[-1] not in inner]))
-    starts = [(_last_before(a, above, chain), a) for a in own]
+    place = {n: i for i, n in enumerate(chain)}
+    starts = [(_last_before(a, above, place), a) for a in own]
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # something leads past the sums between
         states = [n for n in chain if members.is_whole(n)]
@@ -323,9 +324,9 @@ def _blocks(
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, found, strict=True)]
 
 
-def _last_before(attention: Attention, above: dict[int, int], chain: Sequence[int]) -> int:
+def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
     """Return the position on the spine of the last value through which all paths to a map pass, or −1."""
-    n, place = attention.map, {n: i for i, n in enumerate(chain)}
+    n = attention.map
     while n >= 0 and n not in place:
         n = above.get(n, -1)
     return place.get(n, -1)

@@ -12,7 +12,6 @@ from whyformer.methods.registry import is_block, method
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
-from whyformer.rules.registered import with_own_rules
 from whyformer.tape.places import Places
 from whyformer.tape.streams import Stream
 
@@ -76,7 +75,7 @@ def gradcam(task: Task, *, blocks: BlockList = -1, composite: CompositeName = "p
 
 def _features(task: Task, numbers: list[int], composite: CompositeName) -> Features:
     """The features of blocks and what flows to them."""
-    passed, rules = task.main_pass(), with_own_rules(COMPOSITES[composite])
+    passed = task.main_pass()
     own = passed.blocks_of(task.inputs.name)
     chosen = [(stream, passed.input_of_attention(stream, block)) for stream, block in (own[n] for n in numbers)]
     if not all(passed.holds(number, stream) for stream, number in chosen):
@@ -87,7 +86,7 @@ def _features(task: Task, numbers: list[int], composite: CompositeName) -> Featu
         found[number] = passed.arrived(stream, number, flow)
 
     at = {number: partial(arrive, stream, number) for stream, number in chosen}
-    passed.walk(task.seed(passed.logits), [rules], at=at)
+    passed.walk(task.seed(passed.logits), [COMPOSITES[composite]], at=at)
     rows, flows = zip(*(found[number] for _, number in chosen), strict=True)
     return passed.logits, list(rows), list(flows), passed.places(task.inputs.name, chosen[-1][0])
 

@@ -84,10 +84,6 @@ class Aggregation:
         if self.heads != "mean":
             raise InputError(f"{method}: heads are {done}, so aggregation has no heads to choose")
 
-    def first(self, start: int) -> int:
-        """The first block whose map is needed, of those from ``start`` where layers is a word."""
-        return min(self.layers) if isinstance(self.layers, list) else start
-
     def wants(self, index: int, start: int = 0) -> bool:
         """Whether the map of this block is needed."""
         return index in self.layers if isinstance(self.layers, list) else index >= start

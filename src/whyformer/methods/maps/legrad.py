@@ -9,7 +9,6 @@ from whyformer.methods.registry import OptionalBlock, method
 from whyformer.methods.structure import NOT_YET, UNREAD
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
-from whyformer.rules.registered import with_own_rules
 
 
 @method(
@@ -36,7 +35,7 @@ def legrad(task: Task, *, start_layer: OptionalBlock = None, composite: Composit
     task.refuse_streams()
     blocks = task.blocks("what leaves them")
     first = task.layer(max(0, blocks - 2) if start_layer is None else start_layer)
-    rules, attended = with_own_rules(COMPOSITES[composite]), task.attended()
+    rules, attended = COMPOSITES[composite], task.attended()
     logits, last, found = attended.logits, attended.stream.last, list[Tensor]()
     copies = task.copies(1, logits)
 

@@ -15,10 +15,8 @@ from whyformer.methods.conservation import Balance
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET, UNREAD
 from whyformer.methods.task import MapWatch, Scores, Task
-from whyformer.rules.registered import with_own_rules
 from whyformer.tape.walking import GRADIENT, Composite
 
-Entering = Callable[[Key, Tensor, Tensor], None]
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
 
 
@@ -175,7 +173,7 @@ class StreamTask:
 
     def walk(self, composite: Composite, watch: MapWatch) -> StreamWalk:
         """Do :meth:`Task.walk` over several streams: ``watch`` names attentions by number."""
-        task, passed, rules = self.task, self.passed, with_own_rules(composite)
+        task, passed = self.task, self.passed
         relevance = composite.carrier == "relevance"
         first_run = [GRADIENT] if watch.gradient or relevance else []
 
@@ -184,7 +182,7 @@ class StreamTask:
             assert watch.seen is not None
             watch.seen(number, shown, flows[-1], *(flows[:1] if watch.gradient else ()))
 
-        walked = passed.walk(task.seed(passed.logits), [*first_run, rules], at_map, watch.blocks)
+        walked = passed.walk(task.seed(passed.logits), [*first_run, composite], at_map, watch.blocks)
         balance = None if walked.sums is None else replace(walked.sums.balance, precision=passed.whole.precision)
         return StreamWalk(passed.logits, _read(task, walked.read), balance)
 
