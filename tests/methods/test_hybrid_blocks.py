@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import whyformer
 from tape.reading import read
+from whyformer.errors import MethodNotApplicable
 from zoo import randomise
 
 WIDTH, HEADS, TOKENS, CLASSES = 12, 3, 6, 3
@@ -180,3 +181,24 @@ def test_value_zeroing_where_rows_choose_experts_by_what_attention_made() -> Non
         steps.append(moved / moved.sum(-1, keepdim=True))
     expected = (steps[1] @ steps[0])[:, -1]
     assert torch.allclose(whyformer.explain(model, x, "value_zeroing").scores, expected, rtol=1e-7)
+
+
+class Versions(nn.Module):
+    """Two versions of each state, which every layer mixes, so that no value holds all that one layer hands on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(Attend() for _ in range(2)), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x, x.tanh()
+        for attend in self.layers:
+            y = attend(a + b)
+            a, b = a + y + 0.5 * b, b - 0.3 * y + 0.2 * a
+        return self.head(a + b)[:, -1]
+
+
+def test_value_zeroing_is_refused_where_no_state_lies_between_attentions() -> None:
+    model = randomise(Versions()).eval()
+    with pytest.raises(MethodNotApplicable, match="value_zeroing is not supported yet"):
+        whyformer.explain(model, torch.randn(2, TOKENS, WIDTH), "value_zeroing", 0)
