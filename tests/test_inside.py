@@ -253,7 +253,8 @@ def test_a_module_that_ran_more_than_once_has_several_values() -> None:
     assert len(r.runs("layer")) == 2
 
 
-def test_a_model_that_decides_by_a_value_is_run_again() -> None:
+@pytest.mark.parametrize("way", ["comparison", "list"])
+def test_a_model_that_decides_by_a_value_is_run_again(way: str) -> None:
     class Deciding(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -261,7 +262,8 @@ def test_a_model_that_decides_by_a_value_is_run_again() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.first(x)
-            return self.second(y if y.sum() > 0 else -y).mean(1)
+            positive = y.sum() > 0 if way == "comparison" else (y > 0).sum((1, 2)).tolist()[0] > 5
+            return self.second(y if positive else -y).mean(1)
 
     model, x = Deciding().eval(), torch.randn(2, 3, 4, dtype=torch.float64)
     r = record(model, x)

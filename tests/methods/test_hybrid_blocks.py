@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -44,17 +45,34 @@ class Convolve(nn.Module):
         return self.conv(x.mT)[..., : x.shape[1]].mT
 
 
-class Choose(nn.Module):
-    """Each row goes to the expert that it likes best."""
+class Decay(nn.Module):
+    """Linear attention with a decay, in one piece: q kᵀ of all rows without a softmax."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        decay = 0.5 ** (torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])).clamp(min=0)
+        return (self.q(x) @ self.k(x).mT * decay.tril().to(x)) @ self.v(x)
+
+
+class Choose(nn.Module):
+    """Each row goes to the expert that it likes best. Experts are called in turn, or rows are sorted by their expert."""
+
+    def __init__(self, *, sort: bool = False) -> None:
+        super().__init__()
+        self.sort = sort
         self.router, self.experts = nn.Linear(WIDTH, 3), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
         share, chosen = self.router(rows).softmax(-1).max(-1)
         out = torch.zeros_like(rows)
+        if self.sort:
+            order, counts = chosen.argsort(stable=True), functional.one_hot(chosen, 3).sum(0).tolist()
+            made = [expert(own) for expert, own in zip(self.experts, rows[order].split(counts), strict=True)]
+            return out.index_add(0, order, torch.cat(made).tanh() * share[order, None]).view_as(x)
         for i, expert in enumerate(self.experts):
             own = (chosen == i).nonzero().flatten()
             out = out.index_add(0, own, expert(rows[own]).tanh() * share[own, None])
@@ -101,8 +119,8 @@ def mlp() -> nn.Module:
 
 
 def built(*kinds: str, again: bool = False, pool: bool = False) -> tuple[Encoder, Tensor]:
-    """``kinds``: the branches of each layer, a attention, c convolution, m an MLP, e experts."""
-    make = {"a": Attend, "c": Convolve, "m": mlp, "e": Choose}
+    """``kinds``: the branches of each layer, a attention, c convolution, d decay, m an MLP, e experts, s sorted experts."""
+    make = {"a": Attend, "c": Convolve, "d": Decay, "m": mlp, "e": Choose, "s": partial(Choose, sort=True)}
     layers = [Layer(*(make[kind]() for kind in branches)) for branches in kinds]
     model = randomise(Encoder(layers, again=again, pool=pool)).double().eval().requires_grad_(False)
     return model, torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0)).double()
@@ -113,6 +131,8 @@ def built(*kinds: str, again: bool = False, pool: bool = False) -> tuple[Encoder
     [
         (("am", "am"), 0),
         (("cm", "am"), 1),
+        (("dm", "am"), 1),
+        (("am", "dm", "am"), 1),
         (("am", "cm", "cm", "am"), 2),
         (("mam", "mam"), 0),
         (("macm", "macm"), 0),  # a convolution beside each attention
@@ -165,8 +185,9 @@ def test_a_pool_by_a_matrix_makes_a_row_for_each_of_its_outputs() -> None:
     assert len(stream.blocks) == 2
 
 
-def test_value_zeroing_where_rows_choose_experts_by_what_attention_made() -> None:
-    model, x = built("ae", "ae")
+@pytest.mark.parametrize("experts", ["e", "s"])
+def test_value_zeroing_where_rows_choose_experts_by_what_attention_made(experts: str) -> None:
+    model, x = built(f"a{experts}", f"a{experts}")
     steps = []
     for layer in model.layers:
         states: list[Tensor] = []
@@ -181,6 +202,27 @@ def test_value_zeroing_where_rows_choose_experts_by_what_attention_made() -> Non
         steps.append(moved / moved.sum(-1, keepdim=True))
     expected = (steps[1] @ steps[0])[:, -1]
     assert torch.allclose(whyformer.explain(model, x, "value_zeroing").scores, expected, rtol=1e-7)
+
+
+class Behind(nn.Module):
+    """Layers of a convolution and an MLP, whose norms follow the sums."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branch for _ in range(layers) for branch in (Convolve(), mlp()))
+        self.norms, self.head = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in self.branches), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for branch, norm in zip(self.branches, self.norms, strict=True):
+            x = norm(x + branch(x))
+        return self.head(x[:, -1])
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_layer_of_two_branches_is_one_block_where_norms_follow_the_sums(layers: int) -> None:
+    model = randomise(Behind(layers)).double().eval().requires_grad_(False)
+    stream = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream
+    assert len(stream.all_blocks) == layers
 
 
 class Versions(nn.Module):

@@ -22,6 +22,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Change, ForwardPass, Layout, Read, record_pass
 from whyformer.rules.registered import with_own_rules
+from whyformer.tape.mixing import mixes
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
@@ -198,11 +199,22 @@ class MapPass:
     @property
     def is_complete(self) -> bool:
         """True if it is known which rows look at which in all attentions that lead to the target, and each is in a
-        block of its rows, or pools them."""
+        block of its rows, or pools them. Rows that are looked at, but look at none, are not mixed otherwise before."""
         own = list(self.attentions.values())
         known = all(a.queries is not None and a.keys is not None for a in own)
         others = [a for a in _leading(self.layout) if a not in own]
-        return known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
+        complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
+        return complete and not any(map(self._mixed_before, own))
+
+    def _mixed_before(self, attention: Attention) -> bool:
+        """Return True if rows that only this attention looks at may have been mixed on the way to it."""
+        keys, rows, value = attention.keys, self.layout.rows, attention.pieces[0].value
+        if keys is None or value is None or any(s.all_blocks and s.rows is keys for s in self.layout.streams):
+            return False
+        families = [rows.families[f] for f in rows.family[keys].unique().tolist()]
+        if len(families) != 1 or not families[0].source or value not in self.whole.tape.maker:
+            return False
+        return mixes(self.whole.tape, rows, keys, families[0].value, value) is not False
 
     # -- blocks
     def blocks_of(self, name: str) -> list[tuple[Stream, Block]]:

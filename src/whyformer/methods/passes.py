@@ -61,13 +61,14 @@ class Layout:
         rows: of the pass.
         attentions: in the order of execution.
         streams: the rows that attend together, in the order in which they first do.
-        first_maps: numbers of maps of learned vectors that look at one another before they look at any input.
+        first_maps: number of each map of learned vectors that look at one another before they look at any input -> the
+            sample of each of its entries along the first axis.
     """
 
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
-    first_maps: Sequence[int] = ()
+    first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def roots(self) -> list[int]:
@@ -139,12 +140,16 @@ class ForwardPass:
         key = tuple(sources), ends, learned
         if key not in self._layouts:
             known = self.layout(sources, read) if learned else None
-            maps = [] if known is None else self._first_maps(known, ends, outputs)
+            maps = {} if known is None else self._first_maps(known, ends, outputs)
             self._layouts[key] = known if known is not None and not maps else self._layout(sources, outputs, ends, maps)
         return self._layouts[key]
 
     def _layout(
-        self, sources: Mapping[str, Inputs], outputs: tuple[int, ...], ends: tuple[int, ...], maps: Sequence[int]
+        self,
+        sources: Mapping[str, Inputs],
+        outputs: tuple[int, ...],
+        ends: tuple[int, ...],
+        maps: Mapping[int, tuple[int, ...]],
     ) -> Layout:
         tape, main = self.tape, next(iter(sources.values()))
         fed = {name: argument_of(self.feed, side.scored) for name, side in sources.items()}
@@ -152,15 +157,17 @@ class ForwardPass:
         others = [n for n, side in sources.items() if side.modality != "text" and n not in main.shared]
         packed = {n: len(fed[n]) // main.batch for n in others if main.is_packed(fed[n])}
         turned = [n for n, side in sources.items() if side.turned]
-        learned = [Source("", n, is_map=True) for n in maps]
+        learned = [Source("", n, samples=own, is_map=True) for n, own in maps.items()]
         rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
         program = read_program(tape, [*rows.begun.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
         return Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
 
-    def _first_maps(self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
+    def _first_maps(
+        self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]
+    ) -> dict[int, tuple[int, ...]]:
         program = read_program(self.tape, known.roots, ends)
-        return find_first_maps(program, self.tape, known.streams, needed_calls(self.tape, outputs))
+        return find_first_maps(program, self.tape, known.rows, known.streams, needed_calls(self.tape, outputs))
 
     def _ends(self, read: Read) -> tuple[int, ...]:
         """The numbers of the values that a target reads."""

@@ -20,6 +20,7 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance, Sums
 from whyformer.methods.passes import Feed, ForwardPass, Layout, Read, argument_of, record_pass
 from whyformer.tape.caches import Recent
+from whyformer.tape.calls import Call
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import Rows
 from whyformer.tape.streams import entry
@@ -37,11 +38,13 @@ class Roots:
         numbers: input -> number of that value.
         own: input -> ``[B, N]`` its rows, if the value lies inside of the model, where rows of others may stand beside.
         rows: of the pass; None if no value lies inside of the model.
+        calls: number of such a value -> (the call that makes it, its shape).
     """
 
     numbers: Mapping[str, int]
     own: Mapping[str, Tensor]
     rows: Rows | None = None
+    calls: Mapping[int, tuple[Call, torch.Size]] = field(default_factory=dict)
 
     def arranged(self, name: str, value: Tensor) -> Tensor:
         """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
@@ -89,7 +92,8 @@ def find_roots(
         if len(looked_up) > 1:
             raise ModelError(f"the tokens of its input '{name}' are looked up in several places, which is not followed")
         numbers[name] = looked_up[0]
-    return Roots(numbers, own, None if layout is None else layout.rows)
+    calls = {n: (tape.maker[n], tape.shapes[n]) for n in numbers.values() if n in tape.maker}
+    return Roots(numbers, own, None if layout is None else layout.rows, calls)
 
 
 def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
@@ -165,13 +169,26 @@ def changed_pass(
         roots = find_roots(record_pass(model, feed, samples, checkpoint=checkpoint), sources, made)
     changes = {} if roots is None else _changes(roots, {name: values[name] for name in texts})
     whole = record_pass(model, (tuple(args), kwargs), samples, changes, checkpoint=checkpoint)
-    return whole, roots or find_roots(whole, sources, made)
+    roots = roots or find_roots(whole, sources, made)
+    for number in changes:
+        (wanted, _), call = roots.calls[number], whole.tape.maker.get(number)
+        if call is None or (call.number, call.name, call.operands) != (wanted.number, wanted.name, wanted.operands):
+            raise ModelError(_MOVED)
+    return whole, roots
+
+
+_MOVED = (
+    "the model calls other operations if its inputs are changed, as with experts, before it reads another input: "
+    "explain it by a method that changes no inputs, such as input_x_gradient, attnlrp or gae"
+)
 
 
 def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[Tensor], Tensor]]:
     """Number of each root -> function that puts the rows of all inputs that end there into it."""
 
     def changed(value: Tensor, number: int) -> Tensor:
+        if value.shape != roots.calls[number][1]:
+            raise ModelError(_MOVED)
         for name, arranged in values.items():
             if roots.numbers[name] == number:
                 value = roots.laid_out(name, value, arranged)

@@ -73,6 +73,7 @@ class _Following:
         self.first: dict[str, tuple[int, int]] = {}  # source -> (number of its first element, length of its last axis)
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
         self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
+        self.blank: set[int] = set()  # values that hold padding alone, cut off from values with rows
         self.blends = False  # the call at hand makes elements of several rows of one family
         for source in sources:
             self._begin(source)
@@ -110,7 +111,9 @@ class _Following:
         lead = 2 if len(samples) == shape[:2].numel() != shape[0] else 1
         samples = samples.view(*shape[:lead], *(1,) * (len(shape) - lead))
         if source.is_map:
-            queries = self._new(samples.expand(-1, 1, shape[2], 1), source.name, source.value)
+            each = torch.arange(int(samples.max()) + 1)[:, None].expand(-1, shape[-1])
+            queries = self._new(each, source.name, source.value)[samples.flatten()]
+            queries = queries.view(shape[0], *(1,) * (len(shape) - 3), shape[-1], 1)
             self.labels[source.value] = queries.expand(shape), queries.mT.expand(shape)
             return
         if not self.tape.floating(source.value):
@@ -166,6 +169,8 @@ class _Following:
             self._follow_ids(call)
         known = [self.labels.get(o, ()) for o in call.operands]
         if not any(known) or not call.results:
+            moves = call.name in _MOVED and bool(call.operands) and all(o in self.blank for o in call.operands)
+            self.blank.update(call.results if moves else ())
             return
         shape, name = self.tape.shapes[call.results[0]], call.name
         if 0 in shape:
@@ -247,6 +252,8 @@ class _Following:
                     if call.name == "cat":
                         label = self._fill(call, known, label)
                     self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
+                elif self.tape.floating(r):
+                    self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
         beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, known))
         if beside and len(joined) == 1:
@@ -260,7 +267,8 @@ class _Following:
         """Give rows to constants that are put beside others: a class token is a row, further features are none."""
         axis, shape = call.argument("dim", 0), label.shape
         like = next(k[0] for k in known if k)
-        if all(known) or like.dim() != label.dim() or not bool((label == 0).any()):
+        filled = all(k or o in self.blank for k, o in zip(known, call.operands, strict=True))
+        if filled or like.dim() != label.dim() or not bool((label == 0).any()):
             return label
         if _along_features(call, known):
             return torch.where(label == 0, like.narrow(axis, 0, 1).expand(shape), label)

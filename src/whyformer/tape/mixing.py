@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from torch import Tensor
+
 from whyformer.tape.calls import Call
 from whyformer.tape.members import Members
 from whyformer.tape.program import Program
+from whyformer.tape.rows import Rows
 from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import decisions, replay
 
-__all__ = ["find_mixing", "period"]
+__all__ = ["find_mixing", "mixes", "period"]
 
 
 def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence[int]) -> list[int]:
@@ -32,7 +35,7 @@ def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence
     if not attending or members.queries.shape[1] < 2 or len(states) < 3:
         return []
     strange = [i for i, calls in enumerate(branches) if i not in attending and _is_strange(calls, program, members)]
-    mixing = [i for i in strange if _mixes(tape, members, states[i], states[i + 1])]
+    mixing = [i for i in strange if mixes(tape, members.rows, members.queries, states[i], states[i + 1])]
     if all(i + 1 in mixing for i in attending):
         return []
     starts = sorted((*attending, *mixing))
@@ -43,15 +46,20 @@ def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence
 
 
 def period(tape: Tape, states: Sequence[int]) -> int:
-    """Return after how many branches of a stream the same calls follow again; 1 if they do not.
+    """Return after how many branches of a stream the same calls follow again; 1 if they do not. A norm behind the last
+    sum is no part of the last branch.
 
     Args:
         tape: of the pass.
         states: numbers of the values between the branches, in the order of execution.
     """
     branches = [[c.name for c in _calls_between(tape, *ends)] for ends in pairwise(states)]
-    fitting = (n for n in range(1, len(branches)) if all(b == branches[i % n] for i, b in enumerate(branches)))
-    return next(fitting, 1)
+
+    def repeats(n: int) -> bool:
+        again = [branches[i % n] for i in range(len(branches))]
+        return branches[:-1] == again[:-1] and branches[-1] == again[-1][: len(branches[-1])]
+
+    return next(filter(repeats, range(1, len(branches))), 1)
 
 
 def _is_normed(program: Program, state: int) -> bool:
@@ -87,16 +95,23 @@ def _attends(call: Call, members: Members) -> bool:
 
 
 def _is_strange(calls: Sequence[Call], program: Program, members: Members) -> bool:
-    """Return True if some value holds other rows than those of the stream, or unknown ones."""
-    made = (r for call in calls for r in call.results if program.carry[r])
-    return not all(map(members.is_part, made))
+    """Return True if some value holds other rows than those of the stream, unknown ones, or rows beside rows."""
+    made = [r for call in calls for r in call.results if program.carry[r]]
+    return not all(members.is_part(r) and len(members.rows.labels[r]) == 1 for r in made)
 
 
-def _mixes(tape: Tape, members: Members, first: int, last: int) -> bool:
-    """Return True if every second row of a state, changed, changes the other rows of a later one."""
-    rows, own = members.rows, members.queries
+def mixes(tape: Tape, rows: Rows, own: Tensor, first: int, last: int) -> bool | None:
+    """Return True if every second row of a value, changed, changes the other rows of a later one. None if that is
+    unknown, as where rows choose experts.
+
+    Args:
+        tape: of the pass.
+        rows: which row each element of a value belongs to.
+        own: ``[B, N]`` the rows.
+        first, last: numbers of the two values, which hold these rows.
+    """
     if any(call.number <= tape.maker[last].number for call in decisions(tape, [first])):
-        return False  # experts that rows choose
+        return None
     before = rows.features(first, tape[first], own).clone()
     before[:, ::2] = before[:, ::2].roll(1, -1)
     (changed,) = replay(tape, {first: rows.with_features(first, tape[first], own, before)}, [last])

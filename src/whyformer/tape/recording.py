@@ -314,7 +314,8 @@ class Recorder(TorchDispatchMode):
         first, made = len(self.tape), list(tensors_in(out))
         if not any(first + i in self.change for i in range(len(made))):
             return out
-        new = [self.change[first + i](t) if first + i in self.change else t for i, t in enumerate(made)]
+        change = (self.change.get(first + i) for i in range(len(made)))
+        new = [t if f is None else _in_layout_of(t, f(t)) for t, f in zip(made, change, strict=True)]
         return new[0] if isinstance(out, Tensor) else type(out)(new)
 
     # -- calls that stand for others
@@ -396,6 +397,13 @@ class Recorder(TorchDispatchMode):
             tensor.copy_(before)
             self._name(tensor, n)
         self._restore.clear()
+
+
+def _in_layout_of(old: Tensor, new: Tensor) -> Tensor:
+    """Return a tensor with the strides of the one that it replaces: which calls follow depends on them."""
+    if new.shape != old.shape or new.stride() == old.stride():
+        return new
+    return torch.empty_like(old).copy_(new)
 
 
 def _written(func: Any, slots: Any, named: Mapping[str, Any]) -> Iterator[int]:

@@ -92,9 +92,9 @@ class Source:
         name: of the input.
         value: its number on the tape.
         features: the axis of a row's features; None if each element is a row, such as token ids.
-        samples: sample of each entry along the first axis, where rows of all samples are packed, or along the first
-            two, where each sample has several texts that count as samples; None if each entry is one.
-        is_map: it is no input, but the map ``[B, H, N, N]`` of an attention among N learned vectors.
+        samples: sample of each entry along the first axis, where rows of all samples are packed or a map holds heads;
+            along the first two, where each sample has several texts that count as samples; None if each entry is one.
+        is_map: it is no input, but the map ``[B, H, N, N]`` or ``[B·H, N, N]`` of an attention among N learned vectors.
     """
 
     name: str

@@ -147,6 +147,9 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned]
     depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
     streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
+    if not any(s.blocks for s in streams):  # they attend in a layout that is not followed
+        streams = _streams_without_attention(program, tape, rows) or streams
+        return [replace(s, others=0) for s in streams]
     read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
 
@@ -154,8 +157,8 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
     """Describe the streams of a model in which no rows attend: a block is a branch, or several if others are alike."""
     found, line = list[Stream](), spine(program) if program.output in program.dominator else []
-    for family in (f for f in rows.families if f.numbers.dim() == 2 and f.numbers.shape[1] > 1):
-        members = Members(family.numbers, rows)
+    for numbers in _row_sets(rows, line):
+        members = Members(numbers, rows)
         chain = [n for n in line if members.is_whole(n)]
         sums = _sums(program).intersection(chain[1:])
         if sums:
@@ -163,32 +166,52 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
             last = max(sums)
             starts = states[:: period(tape, [*states, last])]
             blocks = tuple(Block(n, end, ()) for n, end in zip(starts, [*starts[1:], last], strict=True))
-            names, through = tuple(filter(None, (family.source,))), tuple(n for n in chain if n <= last)
-            found.append(Stream(family.numbers, names, through, (), all_blocks=blocks, others=len(blocks)))
+            names = dict.fromkeys(rows.families[f].source for f in rows.family[numbers].unique().tolist())
+            through = tuple(n for n in chain if n <= last)
+            found.append(
+                Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, others=len(blocks))
+            )
     return [*found[:-1], *(replace(s, is_read=True) for s in found[-1:])]
 
 
-def find_first_maps(program: Program, tape: Tape, streams: Iterable[Stream], calls: Iterable[Call]) -> list[int]:
+def _row_sets(rows: Rows, values: Iterable[int]) -> list[Tensor]:
+    """Return the rows ``[B, N]`` that some values hold, as many of each sample, each set once."""
+    found: dict[bytes, Tensor] = {}
+    for label in (known[0] for n in values if (known := rows.labels.get(n))):
+        numbers = rows.distinct(label)
+        counts = rows.sample[numbers].bincount()
+        if int(counts[0]) > 1 and bool((counts == counts[0]).all()):
+            ordered = numbers[rows.sample[numbers].argsort(stable=True)]
+            found.setdefault(ordered.numpy().tobytes(), ordered.view(len(counts), -1))
+    return list(found.values())
+
+
+def find_first_maps(
+    program: Program, tape: Tape, rows: Rows, streams: Iterable[Stream], calls: Iterable[Call]
+) -> dict[int, tuple[int, ...]]:
     """Return the maps of learned vectors that look at one another before they look at any input, so that these maps are
-    constants: the first one of each stream.
+    constants: the first one of each stream, and the sample of each of its entries along the first axis.
 
     Args:
         program: from where the rows of the inputs begin.
         tape: the pass.
+        rows: which row each element of a value belongs to.
         streams: those of the program.
         calls: those that the output depends on.
     """
-    found = []
+    found = dict[int, tuple[int, ...]]()
     softmaxes = [c for c in calls if c.name in SOFTMAXES and not program.carry[c.results[0]]]
     for stream in (s for s in streams if s.is_learned and s.blocks):
         (b, n), first = stream.rows.shape, tape.maker[stream.blocks[0].attentions[0].product].number
-        own = (c for c in softmaxes if c.number < first and _is_square(tape.shapes[c.results[0]], b, n))
-        found += [c.results[0] for c in own][:1]
+        maps = [p.map for block in stream.blocks for a in block.attentions if a.is_self for p in a.pieces]
+        labels = {m: label[0] for m in reversed(maps) if (label := rows.labels.get(m))}
+        known = {tape.shapes[m]: rows.sample[label].flatten(1)[:, 0] for m, label in labels.items()}
+        for c in (c for c in softmaxes if c.number < first):
+            shape = tape.shapes[c.results[0]]
+            if shape[-2:] == (n, n) and ((len(shape) == 4 and shape[0] == b) or (len(shape) == 3 and shape in known)):
+                found[c.results[0]] = tuple(range(b) if len(shape) == 4 else known[shape].tolist())
+                break
     return found
-
-
-def _is_square(shape: torch.Size, samples: int, rows: int) -> bool:
-    return len(shape) == 4 and shape[0] == samples and shape[2:] == (rows, rows)
 
 
 def _read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:

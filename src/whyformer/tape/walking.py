@@ -432,12 +432,17 @@ _SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "uniq
 
 def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
     """Return the calls by which something that depends on the roots became a Python number or a shape. Replays repeat
-    the decisions of the recorded pass."""
+    the decisions of the recorded pass.
+
+    Reading numbers off a tensor, as ``tolist`` does, is no call: an integer that no later call uses may have been read.
+    """
     depends = set(roots)
+    used = {o for call in tape.calls for o in call.operands}
     found: list[Any] = []
     for call in tape.calls:
         if any(o in depends for o in call.operands):
             depends.update(call.results)  # integers and booleans too: they carry no gradient, but they decide
-            if not call.results or call.name in _SHAPED:
+            read = (r not in used and not tape.dtypes[r].is_floating_point for r in call.results)
+            if not call.results or call.name in _SHAPED or all(read):
                 found.append(call)
     return found
