@@ -225,6 +225,29 @@ def test_a_layer_of_two_branches_is_one_block_where_norms_follow_the_sums(layers
     assert len(stream.all_blocks) == layers
 
 
+class Levels(nn.Module):
+    """The head reads the norm of what leaves each layer, as heads of dense outputs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(Layer(Attend(), mlp()) for _ in range(3)), nn.LayerNorm(WIDTH)
+        self.heads = nn.ModuleList(nn.Linear(WIDTH, CLASSES) for _ in self.layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = []
+        for layer, head in zip(self.layers, self.heads, strict=True):
+            x = layer(x)
+            logits.append(head(self.norm(x)[:, -1]))
+        return sum(logits)
+
+
+def test_blocks_whose_norms_are_all_read() -> None:
+    model = randomise(Levels()).double().eval().requires_grad_(False)
+    blocks = read(model, torch.randn(2, TOKENS, WIDTH).double()).stream.blocks
+    assert [len(b.attentions) for b in blocks] == [1, 1, 1]
+    assert [b.entry for b in blocks[1:]] == [b.exit for b in blocks[:-1]]
+
+
 class Versions(nn.Module):
     """Two versions of each state, which every layer mixes, so that no value holds all that one layer hands on."""
 

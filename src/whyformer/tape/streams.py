@@ -236,10 +236,10 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    ends = [path_to(above, n) for n in _ends(program, tape, carry, depth)]
-    ends = [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in ends]
-    inner = {n for path in ends for n in path[:-1]}  # states that are read too, on the way to what is read last
-    chain = path_to(above, _common(above, [path[-1] for path in ends if path[-1] not in inner]))
+    ends = _to_states(members, above, _ends(program, tape, carry, depth))
+    if ends and max(a.map for a in own) > max(path[-1] for path in ends):  # it reads rows of several states
+        ends = _to_states(members, above, _states_before(program, members, carry, _ends(program, tape, carry, depth)))
+    chain = path_to(above, _common(above, _last_read(program, ends)))
     place = {n: i for i, n in enumerate(chain)}
     starts = [(_last_before(a, above, place), a) for a in own]
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
@@ -258,6 +258,37 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
+
+
+def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]) -> list[list[int]]:
+    """Return the paths to some values, each up to the last state on it."""
+    paths = [path_to(above, n) for n in values]
+    return [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in paths]
+
+
+def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
+    """Return the first states that are met on all ways back from some values."""
+    makers = {r: u for u in program.units for r in u.exits}
+    todo, seen, found = list(values), set[int](), list[int]()
+    while todo:
+        n = todo.pop()
+        if n in seen or not carry[n]:
+            continue
+        seen.add(n)
+        if members.is_state(n):
+            found.append(n)
+        else:
+            todo += makers[n].entries if n in makers else ()
+    return sorted(found)
+
+
+def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ends of paths but for those of states, or norms of states, on the way to what is read last."""
+    added = _sums(program)
+    inner = {n for path in paths for n in path[:-1]}
+    before = {n for path in paths for n in path[: max((i for i, n in enumerate(path) if n in added), default=0)]}
+    last_sum = {path[-1]: max(added.intersection(path), default=-1) for path in paths}
+    return [path[-1] for path in paths if path[-1] not in inner and last_sum[path[-1]] not in before]
 
 
 def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int]) -> list[int]:
