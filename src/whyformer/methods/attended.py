@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Sums
 from whyformer.methods.passes import Change, ForwardPass, Layout, Read, record_pass
 from whyformer.rules.registered import with_own_rules
+from whyformer.tape.members import Members
 from whyformer.tape.mixing import mixes
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
+from whyformer.tape.trunk import Trunk
 from whyformer.tape.units import Unit
 from whyformer.tape.walking import Composite, walk_back
 
@@ -251,8 +254,11 @@ class MapPass:
 
     def path(self, stream: Stream, block: Block) -> list[int]:
         """Return the values of a stream's spine from what enters a block to what leaves it, without those inside of
-        units."""
-        return [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
+        units; and the sums between that something leads past."""
+        path = [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
+        members = Members(stream.rows, self.layout.rows)
+        between = (Trunk(self._makers, members, *ends).values[1:] for ends in pairwise(path))
+        return [*path[:1], *(n for values in between for n in values)]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
         """The values of a path from one on that are no unit's inside. Where something leads past it, as an embedding
@@ -277,6 +283,12 @@ class MapPass:
             if unit.kind == "norm" or found > first:
                 found, kinds = i, frozenset(("view", "scale", "shift"))
         return found
+
+    def adds_rows(self, value: int) -> bool:
+        """Return True if a value is a sum with constants of several axes, such as learned vectors."""
+        unit, tape = self._makers[value], self.whole.tape
+        constants = (o for n in unit.calls for o in tape.calls[n].operands if o not in unit.entries)
+        return unit.kind == "shift" and any(len(tape.shapes[o]) > 1 for o in constants)
 
     def _is_of_features(self, unit: Unit) -> bool:
         """Return True if what a unit adds or multiplies by is the same for all rows, as the bias of a norm is and

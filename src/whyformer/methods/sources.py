@@ -274,13 +274,14 @@ class Sources:
         return packed or side.choices is not None
 
     def own_tokens(self) -> Tensor:
-        """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""
+        """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input, or of
+        what is made of one."""
         name, inputs = self.inputs.name, self.given.keys()
-        keys = self.structure.passed.keys if len(inputs) > 1 else []
-        key = next((k for k in keys if name in k and len(k & inputs) > 1), None)
-        if key is None:
-            return torch.ones(1, 1, dtype=torch.bool)
-        return self.at_tokens(name, (self.located(name, key)[1].rows >= 0).float()).cpu() > 0
+        keys = [k for k in self.structure.passed.keys if name in k] if len(inputs) > 1 else []
+        for key in sorted(keys, key=lambda k: len(k & inputs) < 2):
+            if len(key & inputs) > 1 or self.structure.passed.elements(name, key) is not None:
+                return self.at_tokens(name, (self.located(name, key)[1].rows >= 0).float()).cpu() > 0
+        return torch.ones(1, 1, dtype=torch.bool)
 
     def at_tokens(self, name: str, values: Tensor) -> Tensor:
         """``[B, N]`` of a text's tokens from ``[B, M]`` of the rows that are looked up by its ids."""

@@ -20,6 +20,7 @@ from whyformer.tape.rows import Rows, slim
 from whyformer.tape.structure import Attention, Piece, occurrences
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
+from whyformer.tape.walking import repeat_unit
 
 __all__ = ["VectorRules"]
 
@@ -50,16 +51,21 @@ class VectorRules(ShareRules):
         self.attention, self.behind, self.first = attention, behind, first
         self.factors: dict[int, Tensor | None] = dict.fromkeys(p.product for p in attention.pieces)
         self._left_out: set[int] = set()
+        self._enters_late = False
 
-    def begin_block(self, entry: int) -> dict[int, Shares]:
-        """Return the shares with which a walk begins: of the products A·V, and of what enters the block.
+    def begin_block(self, entry: int | None) -> dict[int, Shares]:
+        """Return the shares with which a walk begins: of the products A·V, and of what enters the block. Where that is
+        None, constants enter it; they are what is added to the attention.
 
         Raises:
             ModelError: which value belongs to which row and head is unknown.
         """
-        value, heads = self.tape[entry], self.attention.heads
-        nothing = value.new_zeros(heads, *value.shape)
-        start = {entry: Shares(torch.cat([nothing, value[None]]), is_late=True)}
+        self._enters_late = entry is None
+        start = dict[int, Shares]()
+        if entry is not None:
+            value = self.tape[entry]
+            nothing = value.new_zeros(self.attention.heads, *value.shape)
+            start[entry] = Shares(torch.cat([nothing, value[None]]), is_late=True)
         count = torch.zeros(len(self.rows), dtype=torch.long)
         for piece in self.attention.pieces:
             parts = self._by_heads(piece, count)
@@ -86,7 +92,13 @@ class VectorRules(ShareRules):
             raise self._lost(unit)
         if mixed:
             self.factors.update(dict.fromkeys(unit.exits, factor))
-        return super().__call__(unit, given)
+        made = super().__call__(unit, given)
+        if self._enters_late and unit.exit == self.behind:
+            (added,) = repeat_unit(self.tape, unit, {e: torch.zeros_like(self.tape[e]) for e in unit.entries})
+            shares = made[unit.exit]
+            parts, rest = torch.cat([shares.parts[:-1], added[None]]), shares.rest
+            made[unit.exit] = replace(shares, parts=parts, rest=None if rest is None else rest - added)
+        return made
 
     def settled(self, value: int, shares: Shares) -> Shares:
         """Return the shares as they are: no rest is shared out."""
@@ -140,6 +152,10 @@ class VectorRules(ShareRules):
         call = self.tape.maker[piece.product]
         known = piece.value in call.operands and call.name in ("mm", "bmm", "matmul", "baddbmm", "addmm")
         labels = [self.rows.labels.get(n, ()) for n in (piece.value, piece.product) if n is not None]
+        if piece.value is not None and not labels[0]:  # values that are made of constants: those of the map's keys
+            keys, shape = self.rows.labels[piece.map][-1][..., 0, :], self.tape.shapes[piece.value]
+            fits = keys.numel() == shape[:-1].numel()
+            labels[0] = (keys.reshape(shape[:-1])[..., None].expand(shape),) if fits else ()
         if piece.value is None or not known or any(len(label) != 1 for label in labels):
             raise ModelError("the values that it mixes are not those of its rows")
         width = -2 if piece.value == call.operands[-2] else -1  # the axis of features

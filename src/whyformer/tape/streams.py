@@ -17,7 +17,7 @@ from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.trunk import Trunk
-from whyformer.tape.units import dominators
+from whyformer.tape.units import Unit, dominators
 from whyformer.tape.values import Tape
 
 __all__ = [
@@ -245,7 +245,7 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # something leads past the sums between
         states = [n for n in chain if members.is_whole(n)]
-        trunk = Trunk(program, members, states[0], states[-1])
+        trunk = Trunk(_makers(program), members, states[0], states[-1])
         chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in own]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
@@ -268,7 +268,7 @@ def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
     """Return the first states that are met on all ways back from some values."""
-    makers = {r: u for u in program.units for r in u.exits}
+    makers = _makers(program)
     todo, seen, found = list(values), set[int](), list[int]()
     while todo:
         n = todo.pop()
@@ -296,7 +296,7 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
     states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
     if len(states) == 2:  # something leads past the sums between
-        states = [n for n in Trunk(program, members, *states).values if n in added or n == states[0]]
+        states = [n for n in Trunk(_makers(program), members, *states).values if n in added or n == states[0]]
     return find_mixing(program, tape, members, states)
 
 
@@ -401,6 +401,11 @@ def _residuals(program: Program) -> set[int]:
             if a in path_to(program.dominator, b)[:-1] or b in path_to(program.dominator, a)[:-1]:
                 found.add(u.exit)
     return found
+
+
+def _makers(program: Program) -> dict[int, Unit]:
+    """Return for each value the unit that makes it."""
+    return {r: u for u in program.units for r in u.exits}
 
 
 def _sums(program: Program) -> set[int]:

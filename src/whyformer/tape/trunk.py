@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from whyformer.tape.members import Members
-from whyformer.tape.program import Program
+from whyformer.tape.units import Unit
 
 __all__ = ["Trunk"]
 
@@ -13,12 +15,17 @@ class Trunk:
 
     It is the spine unless something leads past its sums, as where each block looks at the embedding once more.
 
+    Args:
+        makers: value -> the unit that makes it.
+        members: which values hold the rows of the stream.
+        first, last: numbers of the two states.
+
     Attributes:
         values: in the order of execution, the two states included.
     """
 
-    def __init__(self, program: Program, members: Members, first: int, last: int) -> None:
-        self.makers = {r: u for u in program.units for r in u.exits}
+    def __init__(self, makers: Mapping[int, Unit], members: Members, first: int, last: int) -> None:
+        self.makers = makers
         found, n = [last], last
         while n != first and n in self.makers:
             before = [e for e in dict.fromkeys(self.makers[n].entries) if members.is_whole(e)]

@@ -103,7 +103,7 @@ class AttentionVectors:
             raise self.task.refuse("no sum follows its attention", verdict="is not supported yet")
         first, wanted = ("sum" if place == "output" else place), {places[p] for p in ("sum", place)}
         try:
-            mixtures = self._mixtures(number, places["entry"], places["sum"], wanted)
+            mixtures = self._mixtures(number, places.get("entry"), places["sum"], wanted)
             value = places[first]
             state = passed.features_of(passed.block_of(number)[0], value, passed.whole.tape[value])
         except (UnknownOperation, ModelError) as error:
@@ -117,7 +117,7 @@ class AttentionVectors:
             )
         return mixtures[places[place]]
 
-    def _mixtures(self, number: int, entry: int, behind: int, wanted: set[int]) -> dict[int, Mixture]:
+    def _mixtures(self, number: int, entry: int | None, behind: int, wanted: set[int]) -> dict[int, Mixture]:
         """The mixtures at some values: the vectors of as many keys as there are queries at a time."""
         passed, attention = self.passed, self.passed.attentions[number]
         assert attention.queries is not None
@@ -145,16 +145,25 @@ class AttentionVectors:
 
     def _places(self, number: int) -> dict[str, int] | None:
         """The numbers of what an attention reads and is added to, and of the values at which its vectors are looked
-        at."""
+        at. What it reads is left out where it is constant."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
+        if block.entry < 0 and piece.query is None:
+            added = (i for i, n in enumerate(path) if passed.adds_rows(n))
+            entry = next(added, 0) - 1
+            return None if entry < 0 else self._named(path, entry, constant=True)
         before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
         entry = max((i for i, n in enumerate(path) if n in before), default=0)
         if entry + 1 >= len(path):
             return None
-        first = passed.behind_norm(path, entry + 1)
-        second = passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > entry + 1 else first
-        return {"entry": path[entry], "sum": path[entry + 1], "norm": path[first], "output": path[second]}
+        return self._named(path, entry, constant=False)
+
+    def _named(self, path: list[int], entry: int, *, constant: bool) -> dict[str, int]:
+        """The places behind the value at a position of a path."""
+        first = self.passed.behind_norm(path, entry + 1)
+        second = self.passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > entry + 1 else first
+        named = {"sum": path[entry + 1], "norm": path[first], "output": path[second]}
+        return named if constant else {"entry": path[entry], **named}
 
 
 class SequenceVectors(AttentionVectors):

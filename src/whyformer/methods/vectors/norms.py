@@ -12,7 +12,6 @@ from torch import Tensor
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
-from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, SequenceVectors
 
@@ -64,8 +63,6 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     several, kept = streams.begin(task), scope in ("residual", "norm")
     how = several.within(how)
     chosen = several.wanted(how)
-    if any(several.passed.block_of(n)[1].entry < 0 for n in chosen):
-        raise task.refuse("rows of it begin as learned vectors, whose values are constants", verdict=NOT_YET)
     logits, readouts = several.read_rows()
     vectors = AttentionVectors(task, several.passed)
     maps: dict[int, Tensor] = {}
