@@ -159,7 +159,7 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
     found, line = list[Stream](), spine(program) if program.output in program.dominator else []
     for numbers in _row_sets(rows, line):
         members = Members(numbers, rows)
-        chain = [n for n in line if members.is_whole(n)]
+        chain = [n for n in line if members.is_state(n)]
         sums = _sums(program).intersection(chain[1:])
         if sums:
             states = [chain[i - 1] for i, n in enumerate(chain) if n in sums]
