@@ -91,17 +91,28 @@ def test_pieces_of_a_block_are_answered_rightly_or_refused(wrapped: bool) -> Non
             )
 
 
-class Mixes(Model):
-    """Rows are mixed by fixed weights, and nothing attends; its halves of blocks are attributes."""
+class Pools(Model):
+    """Patches are averaged: there are no blocks."""
 
     def __init__(self, detached: bool = False) -> None:
         super().__init__()
         del self.blocks
         self.detached = detached
-        self.tokens, self.channels = nn.Linear(17, 17).double(), nn.Linear(16, 16).double()
 
     def forward(self, pixels: Tensor) -> Tensor:
         pixels = pixels.detach() if self.detached else pixels
+        return self.head(self.norm(self.patches(pixels).relu().flatten(2).mean(2)))
+
+
+class Mixes(Model):
+    """Rows are mixed by fixed weights, and nothing attends; its halves of blocks are attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.blocks
+        self.tokens, self.channels = nn.Linear(17, 17).double(), nn.Linear(16, 16).double()
+
+    def forward(self, pixels: Tensor) -> Tensor:
         x = self.patches(pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.places
         x = x + self.tokens(x.mT).mT
@@ -114,7 +125,7 @@ def named(error: Exception) -> list[str]:
 
 @pytest.mark.parametrize("method", ["libragrad", "gae", "transformer_attribution", "partial_lrp", "gradcam"])
 def test_the_methods_named_apply(method: str) -> None:
-    model = Mixes()
+    model = Pools()
     with pytest.raises(MethodNotApplicable) as caught:
         explain(model, pictures(), method, 1)
     others = named(caught.value)
@@ -124,8 +135,13 @@ def test_the_methods_named_apply(method: str) -> None:
         assert explain(model, pictures(), other, 1).scores.any()
 
 
+@pytest.mark.parametrize("method", ["libragrad", "gradcam"])
+def test_blocks_that_mix_rows_by_fixed_weights(method: str) -> None:
+    assert explain(Mixes(), pictures(), method, 1).scores.any()
+
+
 def test_where_no_graph_leads_back_methods_that_need_none_are_named() -> None:
-    model = Mixes(detached=True)
+    model = Pools(detached=True)
     with pytest.raises(MethodNotApplicable) as caught:
         explain(model, pictures(), "gradcam", 1)
     others = named(caught.value)
@@ -135,7 +151,7 @@ def test_where_no_graph_leads_back_methods_that_need_none_are_named() -> None:
 
 
 def test_auto_takes_the_next_choice() -> None:
-    e = explain(Mixes(), pictures(), "auto", 1)
+    e = explain(Pools(), pictures(), "auto", 1)
     assert e.diagnostics["auto"]["method"] == "lrp_ah_ln"
     assert "libragrad" in e.diagnostics["auto"]["passed_over"]
 

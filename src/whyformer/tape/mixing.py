@@ -15,7 +15,7 @@ from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.values import Tape
 from whyformer.tape.walking import decisions, replay
 
-__all__ = ["find_mixing", "mixes", "period"]
+__all__ = ["find_mixing", "mixes"]
 
 
 def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence[int]) -> list[int]:
@@ -43,23 +43,6 @@ def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence
     alike = any(length[i] == length[j] for i in mixing for j in attending)
     normed = [i for i in mixing if i > attending[0] or _is_normed(program, states[i])]
     return [states[i] for i in normed] if alike or any(i < attending[0] for i in normed) else []
-
-
-def period(tape: Tape, states: Sequence[int]) -> int:
-    """Return after how many branches of a stream the same calls follow again; 1 if they do not. A norm behind the last
-    sum is no part of the last branch.
-
-    Args:
-        tape: of the pass.
-        states: numbers of the values between the branches, in the order of execution.
-    """
-    branches = [[c.name for c in _calls_between(tape, *ends)] for ends in pairwise(states)]
-
-    def repeats(n: int) -> bool:
-        again = [branches[i % n] for i in range(len(branches))]
-        return branches[:-1] == again[:-1] and branches[-1] == again[-1][: len(branches[-1])]
-
-    return next(filter(repeats, range(1, len(branches))), 1)
 
 
 def _is_normed(program: Program, state: int) -> bool:

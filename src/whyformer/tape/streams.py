@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from whyformer.tape.calls import Call
 from whyformer.tape.members import Members
-from whyformer.tape.mixing import find_mixing, period
+from whyformer.tape.mixing import find_mixing, mixes
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
@@ -155,7 +156,7 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
 
 
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
-    """Describe the streams of a model in which no rows attend: a block is a branch, or several if others are alike."""
+    """Describe the streams of a model in which no rows attend: a block begins before each branch that mixes rows."""
     found, line = list[Stream](), spine(program) if program.output in program.dominator else []
     for numbers in _row_sets(rows, line):
         members = Members(numbers, rows)
@@ -164,7 +165,8 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
         if sums:
             states = [chain[i - 1] for i, n in enumerate(chain) if n in sums]
             last = max(sums)
-            starts = states[:: period(tape, [*states, last])]
+            between = pairwise([*states, last])
+            starts = [first for first, n in between if mixes(tape, rows, numbers, first, n)] or states
             blocks = tuple(Block(n, end, ()) for n, end in zip(starts, [*starts[1:], last], strict=True))
             names = dict.fromkeys(rows.families[f].source for f in rows.family[numbers].unique().tolist())
             through = tuple(n for n in chain if n <= last)
