@@ -18,6 +18,7 @@ from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.seconds import over_time, unrolled
 
 LEVELS = ("patch", "token", "pixel")
+ACTIVATIONS = ("softmax", "sigmoid", "identity")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,8 @@ class Explanation:
         logits: ``[B, C]`` the model's output for the batch.
         features: what the scores belong to; all of it can be read here too (``e.tokens``, ``e.grid`` ...).
         labels: class index -> name, where the model's config names its classes.
-        multi_label: True if the classes do not exclude one another (probability = sigmoid instead of softmax).
+        activation: what makes probabilities of the logits: ``"softmax"``; ``"sigmoid"``, where the classes do not
+            exclude one another; ``"identity"``, where the output is a number (a regression) and has none.
         model: name of the model: as it was given, as its config has it, or its class.
         input: name of the model's input that these scores are of; parts: explanations of its other inputs, by name
             (see :attr:`inputs` and :meth:`part`).
@@ -53,15 +55,16 @@ class Explanation:
     target_names: list[str] | None = None
     features: Features = field(default_factory=Features)
     labels: dict[int, str] | None = None
-    multi_label: bool = False
+    activation: str = "softmax"
     model: str | None = None
     input: str | None = None
     parts: Mapping[str, Explanation] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise InputError(f"level must be one of {LEVELS}, not {self.level!r}")
+        for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
         # of the extremes: a NaN is one too, and testing each score would take the memory of all once more
         if self.scores.numel() and not torch.isfinite(torch.stack(torch.aminmax(self.scores))).all():
             raise InputError(
@@ -194,20 +197,37 @@ class Explanation:
             said.append(line if len(where) == len(found) else f"sample {', '.join(where)}: {line}")
         return said
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the classes do not exclude one another, so that each has a probability of its own."""
+        return self.activation == "sigmoid"
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the output is a number, as of a regression, and no row of classes."""
+        return self.activation == "identity"
+
     def probabilities(self) -> Tensor:
-        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another."""
+        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another.
+
+        Raises:
+            InputError: the output is a number.
+        """
+        if self.numeric:
+            raise InputError("the output is a number and has no probability: its value is in .logits")
         logits = self.logits.double()
-        return torch.sigmoid(logits) if self.multi_label or logits.shape[-1] == 1 else torch.softmax(logits, -1)
+        return torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, -1)
 
     def label(self, index: int) -> str:
         """Name of a class, or its number as text where the model names none."""
         return (self.labels or {}).get(int(index), str(int(index)))
 
-    def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float]]:
-        """The k classes with the highest logits of a sample: (index, name, logit, probability)."""
-        probabilities, logits = self.probabilities()[sample], self.logits[sample]
+    def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float | None]]:
+        """The k classes with the highest logits of a sample: (index, name, logit, probability; None of a number)."""
+        shares = None if self.numeric else self.probabilities()[sample]
+        logits = self.logits[sample]
         best = logits.argsort(descending=True, stable=True)[:k].tolist()
-        return [(i, self.label(i), float(logits[i]), float(probabilities[i])) for i in best]
+        return [(i, self.label(i), float(logits[i]), None if shares is None else float(shares[i])) for i in best]
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Tensor:
         """``[B, height, width]`` map, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
@@ -294,7 +314,7 @@ class Explanation:
             **storage.to_plain(self),
             "target": self.target.tolist(),
             "logits": self.logits.tolist(),
-            "probabilities": self.probabilities().tolist(),
+            "probabilities": None if self.numeric else self.probabilities().tolist(),
             "scores": self.scores.tolist(),
             **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }

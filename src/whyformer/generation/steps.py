@@ -126,7 +126,7 @@ class Steps:
 
     def ready(self, inputs: Inputs) -> Ready:
         """The model with these inputs, as ``explain`` has it."""
-        return Ready(self.model, inputs, self.tokenizer, self.name, None, False, None, self.checkpoint)
+        return Ready(self.model, inputs, self.tokenizer, self.name, None, None, self.checkpoint)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
         """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""

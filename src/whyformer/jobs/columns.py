@@ -20,7 +20,7 @@ from whyformer.jobs.rows import needed
 
 # what has a column of its own; the other facts of an explanation are in "features"
 _OWN = (
-    "level", "method", "settings", "model", "input", "target_names", "labels", "multi_label", "diagnostics", "tokens",
+    "level", "method", "settings", "model", "input", "target_names", "labels", "diagnostics", "tokens",
     "offsets", "texts",
 )  # fmt: skip
 TOP = 5
@@ -108,7 +108,7 @@ class Rows:
         return {
             "row": explained.row.index, "id": explained.row.id, "method": e.method, "settings": _json(e.settings),
             "target": target, "target_name": None if e.target_names is None else e.target_names[0],
-            "probability": None if target < 0 else float(e.probabilities()[0, target]),
+            "probability": None if target < 0 or e.numeric else float(e.probabilities()[0, target]),
             "level": e.level,
             "shape": _shape(e),
             "scores": kept, "top": top, "logits": e.logits[0].float().numpy(),
@@ -167,17 +167,17 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
         if len(row["warnings"]):
             diagnostics["warnings"] = [list(row["warnings"])]
         facts = {
+            "multi_label": bool(model.get("multi_label")),  # of tables without activations, one a row
             **json.loads(row["features"]), "level": level, "method": row["method"], "input": row["input"],
             "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
-            "target_names": None if row["target_name"] is None else [row["target_name"]],
-            "multi_label": bool(model.get("multi_label")), "diagnostics": diagnostics,
+            "target_names": None if row["target_name"] is None else [row["target_name"]], "diagnostics": diagnostics,
             "tokens": None if row["tokens"] is None else [list(row["tokens"])],
             "offsets": None if offsets is None else [list(zip(offsets[::2], offsets[1::2], strict=True))],
             "texts": None if row["text"] is None else [row["text"]],
         }  # fmt: skip
         parts = {name: Explanation.from_dict(part) for name, part in json.loads(row["parts"] or "{}").items()}
         return Explanation(
-            **storage.from_plain(facts), scores=scores, target=torch.tensor([row["target"]]),
+            **storage.from_plain(facts, len(row["logits"])), scores=scores, target=torch.tensor([row["target"]]),
             logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:

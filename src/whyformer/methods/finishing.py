@@ -16,9 +16,8 @@ from whyformer.targets import Resolver
 
 
 def finish(
-    scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
-    multi_label: bool, end: str = "",
-) -> Explanation:  # fmt: skip
+    scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any], end: str = ""
+) -> Explanation:
     """The explanation of laid-out scores; special tokens and padding get none. ``end`` is the function that the model's
     logits go through at its end, which a target of ours is read before."""
     values, logits = scores.values.detach().cpu(), scores.logits.detach()
@@ -44,7 +43,7 @@ def finish(
     if (written := resolver.written()) is not None:
         diagnostics["target"] = written
     if end and not callable(resolver.reading):
-        diagnostics["end_function"], multi_label = end, multi_label or "sigmoid" in end
+        diagnostics["end_function"] = end
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
     features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
@@ -54,8 +53,8 @@ def finish(
         diagnostics["warnings"] = warned
     return Explanation(
         scores=values, level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
-        diagnostics=diagnostics,
+        target_names=names, features=features, labels=resolver.names(logits),
+        activation=resolver.activation(logits), diagnostics=diagnostics,
     )  # fmt: skip
 
 

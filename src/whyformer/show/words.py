@@ -227,38 +227,52 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
 def target_name(e: Explanation, sample: int = 0) -> str:
     """What is explained, in words: the class's name, "class 7" where it has none, "any class" for maps of no class."""
     if agnostic(e):
-        return "any class"
+        return "any output" if e.numeric else "any class"
     index = int(e.target[sample])
     name = e.target_names[sample] if e.target_names is not None else e.label(index)
     return visible(f"class {name}" if name == str(index) and index not in (e.labels or {}) else name)
 
 
-def value_alone(e: Explanation) -> float | None:
-    """The number that is explained, of a sample that has no classes: a target of one's own, or a regression."""
-    alone = e.logits.shape[-1] == 1 and e.target_names is not None and e.target_names[0] != e.label(0)
-    return float(e.logits[0, 0]) if alone else None
+def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
+    """(name, value) of what the model gives where that is numbers and no classes: a regression, a target of one's own.
+
+    The number that is explained has the target's name.
+    """
+    if not e.numeric:
+        return []
+    names = {i: e.label(i) for i in range(e.logits.shape[-1])}
+    if e.target_names is not None and int(e.target[sample]) in names:
+        names[int(e.target[sample])] = e.target_names[sample]
+    return [(visible(name), float(e.logits[sample, i])) for i, name in names.items()]
+
+
+def value(e: Explanation, sample: int = 0) -> float | None:
+    """The number that is explained; None for a class, and for a target that is none of the model's outputs."""
+    index = int(e.target[sample])
+    return float(e.logits[sample, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
 
 
 def followed(e: Explanation, found: Mapping[str, Any]) -> str:
-    """What was followed when a map was measured: a class, or the number that a regression gives (its sigmoid)."""
-    if value_alone(e) is None or e.target_names is None:
+    """What was followed when a map was measured: a class, or the number that a regression gives."""
+    if value(e) is None or e.target_names is None:
         return e.label(found["followed"])
-    return f"{e.target_names[0]} (its sigmoid)"
+    return e.target_names[0]
 
 
 def probability(e: Explanation, sample: int = 0) -> float | None:
     """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
     index = int(e.target[sample])
     named = e.target_names is None or e.target_names[sample] == e.label(index)
-    if not 0 <= index < e.logits.shape[-1] or not named or agnostic(e):
+    if e.numeric or not 0 <= index < e.logits.shape[-1] or not named or agnostic(e):
         return None
     return float(e.probabilities()[sample, index])
 
 
 def heading(e: Explanation, sample: int = 0) -> str:
-    """Name of the target and its probability, such as ``tabby 83.1%``."""
-    share = probability(e, sample)
-    return target_name(e, sample) + ("" if share is None else f"  {100 * share:.1f}%")
+    """Name of the target and its probability, such as ``tabby 83.1%``; of a number its value, ``the output 0.339``."""
+    share, number = probability(e, sample), None if agnostic(e) else value(e, sample)
+    after = "" if number is None else f"  {figure_of(number)}"
+    return target_name(e, sample) + (after if share is None else f"  {100 * share:.1f}%")
 
 
 def short(text: str, limit: int) -> str:

@@ -49,10 +49,12 @@ class ExplanationOutput(_Record):
     target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
     target_names: list[str] | None = _required("[B] readable names of the targets.")
     logits: list[list[float]] = _required("[B, C] the model's output.")
-    probabilities: list[list[float]] = _required(
-        "[B, C] softmax of the logits, or sigmoid where the classes do not exclude one another."
+    probabilities: list[list[float]] | None = _required(
+        "[B, C] softmax of the logits, or sigmoid where the classes do not exclude one another; null of numbers."
     )
-    multi_label: bool = _required("True where the classes do not exclude one another.")
+    activation: Literal["softmax", "sigmoid", "identity"] = _required(
+        "What makes probabilities of the logits; identity: the output is a number (a regression) and has none."
+    )
     labels: dict[str, str] | None = _required("Class number -> name.")
     frames: int | None = _required("Steps of time with a grid, or a frame of pixels, of their own, for a video.")
     grid: tuple[int, int] | None = _required("Rows and columns of patches.")
@@ -82,9 +84,10 @@ class TrustOutput(_Record):
     """
 
     method: str
-    followed: list[int] = _required("The class whose probability is followed.")
+    followed: list[int] = _required("The class whose probability is followed, or which number.")
+    numeric: bool = _required("True where a number is followed (a regression) and no probability.")
     fractions: list[float] = _required("Share of the features taken out, the highest scores first.")
-    curves: list[list[float | None]] = _required("Probability of the class at each fraction.")
+    curves: list[list[float | None]] = _required("Probability of the class, or the number, at each fraction.")
     areas: list[float | None] = _required("Area under the curve; lower is better.")
     random: list[list[list[float | None]]] = _required(
         "The same for random scores on the same cells: one entry a random map."
@@ -207,7 +210,8 @@ class PerturbOutput(_Command):
     target: str = _required("Name of the class.")
     baseline: Literal["black", "zero", "mean", "blur"] = _required("What stands in for removed pixels.")
     fractions: list[float] = _required("Share of the pixels removed; the first is 0.")
-    probabilities: PerturbProbabilities = _required("Of the class, at each fraction.")
+    probabilities: PerturbProbabilities | None = _optional("Of the class, at each fraction.")
+    values: PerturbProbabilities | None = _optional("Of a model for regression: its number at each fraction.")
     predicted: PerturbPredicted = _required("What the model says, at each fraction.")
     files: list[str] = _required("Files that were written.")
 
