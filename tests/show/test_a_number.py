@@ -78,7 +78,7 @@ def explained(name: str, method: str = "input_x_gradient", target: Any = None) -
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_one_output_is_a_number_wherever_it_is_shown(name: str, tmp_path: Path) -> None:
-    model, inputs, processor, e = explained(name)
+    _, _, _, e = explained(name)
     value, share = float(e.logits[0, 0]), f"{100 * float(e.logits[0, 0].sigmoid()):.1f}"
     assert e.numeric and e.target_names == ["the output"] * len(e) and e.label(0) == "the output"
     assert e.top() == [(0, "the output", value, None)]

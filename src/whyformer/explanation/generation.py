@@ -175,8 +175,8 @@ class Generation:
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
-        columns = torch.stack([self.matrix[:, a:b].sum(1) for a, b in merged], 1)
-        value = torch.stack([self.value[a:b].sum() for a, b in steps])
+        columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)
+        value = torch.stack(units.unit_scores(self.value, (range(a, b) for a, b in steps)))
         texts = ["".join(self.pieces[a:b]) for a, b in merged]
         claims: list[dict[str, Any]] = [
             {k: own[k] for k in ("signed", "class_specific") if k in own} for own in self.diagnostics[:1]

@@ -79,7 +79,7 @@ def words(
         for one in listed:
             word = one.text.casefold().strip(_MARKS)
             if word:
-                values[word] += sum(score for _, score in one.parts)
+                values[word] += one.score
         total = float(e.scores.abs().sum()) or 1.0
         texts, named, method = texts + 1, _target_of(e), e.method
         for word, value in values.items():

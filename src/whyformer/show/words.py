@@ -11,7 +11,7 @@ import numpy as np
 
 from whyformer.errors import InputError
 from whyformer.explanation.doubts import counted, of_input, unread_parts
-from whyformer.explanation.units import word_groups
+from whyformer.explanation.units import unit_scores, word_groups
 from whyformer.show import colours
 from whyformer.show.colours import array
 
@@ -28,7 +28,7 @@ class Word:
 
     Attributes:
         text: as it stands in the sentence, or the token where the sentence is not known.
-        score: the score of its tokens with the largest magnitude, with its sign.
+        score: the sum of its tokens' scores.
         unit: the score on the scale of the map, -1 to 1.
         parts: (token, score) of each of its tokens. places: their places in the sequence of tokens.
         gap: what stands between the word before and this one.
@@ -80,19 +80,18 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     What the model did not read is not among them (:func:`unread`). Without offsets or sentence each token is a word of
     its own, and padding at the end is left out.
     """
-    scores = array(e.scores[sample]).tolist()
-    scale = colours.scale_of(e, sample)
+    scores = array(e.scores[sample])
     odd = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
     tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
     if not len(tokens) == len(offsets) == len(scores):
         raise InputError(f"{len(tokens)} tokens, {len(offsets)} offsets and {len(scores)} scores do not fit together")
+    scale = colours.scale_of(e, sample)
 
     def word(text: str, places: list[int], gap: str) -> Word:
-        parts = tuple((tokens[i], scores[i]) for i in places)
-        strongest = max((score for _, score in parts), key=abs)
-        unit = float(scale.unit(np.array(strongest)))
-        return Word(text, strongest, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
+        parts, score = tuple((tokens[i], float(scores[i])) for i in places), float(unit_scores(scores, [places])[0])
+        unit = float(scale.unit(np.array(score)))
+        return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
 
     if e.offsets is None or e.texts is None:
         count = len(tokens)
