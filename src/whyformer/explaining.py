@@ -122,6 +122,7 @@ class Ready:
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
         checkpoint: whether blocks are run again on the way back.
         singles: each prompt by itself, where the tensors of several prompts do not stack.
+        also: classes whose logits a result keeps in any case, of a row of many.
     """
 
     model: nn.Module
@@ -132,6 +133,7 @@ class Ready:
     classes: int | None
     checkpoint: bool = False
     singles: tuple[Ready, ...] = ()
+    also: tuple[int, ...] = ()
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -276,7 +278,8 @@ class Ready:
 
         def one(part: Scores) -> Explanation:
             inputs = part.inputs or self.inputs
-            return replace(finish(part, inputs, resolver, method, settings, self.end_function), model=self.name)
+            made = finish(part, inputs, resolver, method, settings, self.end_function, self.also)
+            return replace(made, model=self.name)
 
         made = {(scores.inputs or self.inputs).name: one(scores), **{n: one(part) for n, part in scores.parts.items()}}
         parts: dict[str, Explanation] = {}

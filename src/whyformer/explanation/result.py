@@ -34,7 +34,11 @@ class Explanation:
         method, settings: registry name and the full settings (defaults filled in).
         target: ``[B]`` class index explained (the first one of a contrast).
         target_names: a readable name of the target of each sample.
-        logits: ``[B, C]`` the model's output for the batch.
+        logits: ``[B, C]`` the model's output for the batch. Of more than 1,000 classes, such as a vocabulary,
+            ``[B, K]``: the 20 highest and those of the classes that are explained, the highest first.
+        classes: ``[B, K]`` which classes these are; None where ``logits`` has all.
+        normalizer: ``[B]`` log Σ exp over the logits of all classes: logits − normalizer are log-probabilities; None
+            where ``logits`` has all.
         features: what the scores belong to; all of it can be read here too (``e.tokens``, ``e.grid`` ...).
         labels: class index -> name, where the model's config names its classes.
         activation: what makes probabilities of the logits: ``"softmax"``; ``"sigmoid"``, where the classes do not
@@ -60,6 +64,8 @@ class Explanation:
     input: str | None = None
     parts: Mapping[str, Explanation] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
+    classes: Tensor | None = None
+    normalizer: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
@@ -81,7 +87,7 @@ class Explanation:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of an explanation of {len(self)}")
         i = index % len(self)
-        tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
+        tensors: dict[str, Any] = {n: own[i : i + 1] for n, own in storage.result_tensors(self).items()}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
         parts = {name: part[i] for name, part in self.parts.items()}
@@ -208,7 +214,8 @@ class Explanation:
         return self.activation == "identity"
 
     def probabilities(self) -> Tensor:
-        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another.
+        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another; where only some
+        logits are kept, ``[B, K]`` of these, their softmax over all classes.
 
         Raises:
             InputError: the output is a number.
@@ -216,7 +223,25 @@ class Explanation:
         if self.numeric:
             raise InputError("the output is a number and has no probability: its value is in .logits")
         logits = self.logits.double()
-        return torch.sigmoid(logits) if self.multi_label else torch.softmax(logits, -1)
+        if self.multi_label:
+            return torch.sigmoid(logits)
+        return torch.softmax(logits, -1) if self.normalizer is None else (logits - self.normalizer[:, None]).exp()
+
+    def column(self, index: int, sample: int = 0) -> int | None:
+        """Where the logit of a class stands in the row of a sample; None if there is none."""
+        if self.classes is None:
+            return index if 0 <= index < self.logits.shape[-1] else None
+        return next(iter((self.classes[sample] == index).nonzero()[:, 0].tolist()), None)
+
+    def logit(self, index: int, sample: int = 0) -> float | None:
+        """The logit of a class; None if it is none of the model's, or was not kept."""
+        column = self.column(index, sample)
+        return None if column is None else float(self.logits[sample, column])
+
+    def probability(self, index: int, sample: int = 0) -> float | None:
+        """The probability of a class; None of a number, and where :meth:`logit` is."""
+        column = None if self.numeric else self.column(index, sample)
+        return None if column is None else float(self.probabilities()[sample, column])
 
     def label(self, index: int) -> str:
         """Name of a class, or its number as text where the model names none."""
@@ -224,10 +249,13 @@ class Explanation:
 
     def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float | None]]:
         """The k classes with the highest logits of a sample: (index, name, logit, probability; None of a number)."""
-        shares = None if self.numeric else self.probabilities()[sample]
+        shares = None if self.numeric else self.probabilities()[sample].tolist()
         logits = self.logits[sample]
         best = logits.argsort(descending=True, stable=True)[:k].tolist()
-        return [(i, self.label(i), float(logits[i]), None if shares is None else float(shares[i])) for i in best]
+        numbers = range(len(logits)) if self.classes is None else self.classes[sample].tolist()
+        return [
+            (numbers[i], self.label(numbers[i]), float(logits[i]), None if shares is None else shares[i]) for i in best
+        ]
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Tensor:
         """``[B, height, width]`` map, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
@@ -312,10 +340,8 @@ class Explanation:
         """Everything as plain Python values (lists, numbers, strings), pictures left out: ready for JSON."""
         return {
             **storage.to_plain(self),
-            "target": self.target.tolist(),
-            "logits": self.logits.tolist(),
+            **{name: tensor.tolist() for name, tensor in storage.result_tensors(self).items()},
             "probabilities": None if self.numeric else self.probabilities().tolist(),
-            "scores": self.scores.tolist(),
             **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }
 

@@ -29,6 +29,7 @@ _FORMAT = 1
 _ORIGINAL = "original."
 _PART = "part."
 _TENSORS = ("scores", "target", "logits")
+_SOME = ("classes", "normalizer")  # of more classes than are kept
 
 
 # -- plain values ----------------------------------------------------------------------------------------------------
@@ -87,8 +88,10 @@ def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[
 
 def _from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tensors = {name: torch.tensor(facts[name]) for name in _TENSORS}
-        rest = {k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS)}
+        tensors = {name: torch.tensor(facts[name]) for name in (*_TENSORS, *(n for n in _SOME if n in facts))}
+        if "normalizer" in tensors:
+            tensors["normalizer"] = torch.tensor(facts["normalizer"], dtype=torch.float64)
+        rest = {k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS, *_SOME)}
         made = from_plain(rest, tensors["logits"].shape[-1])
         made = {**tensors, **made}
         check_fit(made)
@@ -132,9 +135,15 @@ def save(e: Explanation, path: str | Path) -> Path:
     return path
 
 
+def result_tensors(e: Explanation) -> dict[str, Tensor]:
+    """Those of a result beside its features, by name."""
+    found = {name: getattr(e, name) for name in (*_TENSORS, *_SOME)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 def tensors_of(e: Explanation) -> dict[str, Tensor]:
     """Those of a result and of its features, by name."""
-    tensors: dict[str, Tensor] = {name: getattr(e, name) for name in _TENSORS}
+    tensors = result_tensors(e)
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
     if e.sounds is not None:
@@ -202,7 +211,7 @@ def told(path: str | Path, what: str) -> Iterator[None]:
 def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """The arguments of an Explanation out of :func:`to_plain` and :func:`tensors_of`, whose names begin so."""
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    known = {name: own[name] for name in _TENSORS}
+    known = {name: own[name] for name in (*_TENSORS, *(n for n in _SOME if n in own))}
     made = from_plain(facts, known["logits"].shape[-1])
     count = sum(name.startswith(_ORIGINAL) for name in own)
     originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]

@@ -262,9 +262,7 @@ def probability(e: Explanation, sample: int = 0) -> float | None:
     """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
     index = int(e.target[sample])
     named = e.target_names is None or e.target_names[sample] == e.label(index)
-    if e.numeric or not 0 <= index < e.logits.shape[-1] or not named or agnostic(e):
-        return None
-    return float(e.probabilities()[sample, index])
+    return e.probability(index, sample) if named and not agnostic(e) else None
 
 
 def heading(e: Explanation, sample: int = 0) -> str:

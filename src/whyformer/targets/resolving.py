@@ -23,7 +23,7 @@ _WRITTEN = {
     t.__name__: t for t in (Token, Span, Query, Pixel, Similarity, Contrast, Logit, LogProbability, Probability)
 }
 _RAW = (Token, Span, Query, Pixel, Similarity)
-_SHOWN = 10
+_SHOWN = 20
 OUTPUT = "the output"
 """What the one number of a model for regression is called."""
 
@@ -212,6 +212,12 @@ class Resolver:
         index = 0 if self.raw else index
         return logits.argmax(-1) if index is None else torch.as_tensor(index, device=logits.device).expand(len(logits))
 
+    def named(self, logits: Tensor) -> list[Tensor]:
+        """``[B]`` each: the classes that the target names (of a contrast two); −1 where a callable names none."""
+        other = getattr(self.target, "other", None) if callable(self.target) else None
+        rivals = [] if other is None else [torch.as_tensor(other).expand(len(logits))]
+        return [self.indices(logits), *rivals]
+
     # -- what it is called ---------------------------------------------------------------------------------------------
     def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:
         """(class indices as :meth:`indices` has them, on the CPU; readable names)."""
@@ -248,7 +254,7 @@ class Resolver:
         if not self._words(logits):
             return self._labels(logits)
         shown = logits.topk(min(_SHOWN, logits.shape[-1])).indices.flatten().tolist()
-        shown += [i for i in self.indices(logits).tolist() if i >= 0]
+        shown += [i for own in self.named(logits) for i in own.tolist() if i >= 0]
         name = self._namer(logits)
         return {i: name(i) for i in sorted(set(shown))}
 

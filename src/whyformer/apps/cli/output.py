@@ -48,9 +48,15 @@ class ExplanationOutput(_Record):
     scores: list[list[Any]] = _required("[B, P], [B, N] or [B, height, width]; special tokens and padding are 0.")
     target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
     target_names: list[str] | None = _required("[B] readable names of the targets.")
-    logits: list[list[float]] = _required("[B, C] the model's output.")
+    logits: list[list[float]] = _required(
+        "[B, C] the model's output; of more than 1,000 classes [B, K], the 20 highest and those that are explained."
+    )
+    classes: list[list[int]] = _optional("[B, K] which classes these are, where not all are there.")
+    normalizer: list[float] = _optional(
+        "[B] log of the sum of exp over the logits of all classes: logits - normalizer are log-probabilities."
+    )
     probabilities: list[list[float]] | None = _required(
-        "[B, C] softmax of the logits, or sigmoid where the classes do not exclude one another; null of numbers."
+        "As logits: their softmax over all classes, or sigmoid where these do not exclude one another; null of numbers."
     )
     activation: Literal["softmax", "sigmoid", "identity"] = _required(
         "What makes probabilities of the logits; identity: the output is a number (a regression) and has none."
@@ -106,6 +112,7 @@ class GenerationCandidate(_Record):
     text: str
     logit: float
     probability: float
+    log_probability: float
 
 
 class GenerationOutput(_Record):
@@ -129,7 +136,7 @@ class GenerationOutput(_Record):
     target: list[int] = _optional()
     target_names: list[str] = _optional()
     probabilities: list[float] = _required("Of each token of the answer.")
-    candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step.")
+    candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step, and the answer's.")
     turns: list[list[Any]] = _optional("(role, first token, one after the last) of each message.")
     notes: list[str] = _optional("What was done to the prompt.")
     method: str
