@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, PretrainedConfig
 from typer.testing import CliRunner
 
 import whyformer
@@ -165,6 +165,23 @@ CLASSES = {
     "its name": (lambda: bert(id2label={0: "toxic"}), "toxic"),
     "several labels": (lambda: bert(num_labels=1, problem_type="multi_label_classification"), "class 0"),
 }
+
+
+def test_a_sigmoid_between_two_names_is_the_probability_of_the_second() -> None:
+    model = Net().eval()
+    model.config = PretrainedConfig(id2label={0: "negative", 1: "positive"})
+    e = whyformer.explain(model, torch.randn(1, 5, 16), "lrp")
+    assert e.activation == "sigmoid" and e.target_names == ["positive"] and e.top()[0][1] == "positive"
+    model.config = PretrainedConfig(num_labels=2)  # LABEL_0 and LABEL_1 name nothing
+    assert whyformer.explain(model, torch.randn(1, 5, 16), "lrp").numeric
+
+
+def test_a_choice_among_maps_of_a_number_follows_the_number() -> None:
+    model, words = bert(num_labels=1), tokenizer()
+    chosen = whyformer.arbitrate(model, [SENTENCE, "Dull as can be"], ["occlusion", "input_x_gradient"], processor=words, criterion="aopc", holdout=0.0)
+    assert chosen.winners.shape[0] == 2 and torch.isfinite(torch.as_tensor(chosen.selection)).all()
+    with pytest.raises(InputError, match="aopc"):
+        whyformer.arbitrate(model, [SENTENCE], ["occlusion"], processor=words, criterion="log_odds")
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -168,9 +168,11 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
         diagnostics = json.loads(row["diagnostics"])
         if len(row["warnings"]):
             diagnostics["warnings"] = [list(row["warnings"])]
+        own = json.loads(row["features"])
+        if "activation" not in own:  # a table of an earlier version
+            own["multi_label"] = bool(model.get("multi_label"))
         facts = {
-            "multi_label": bool(model.get("multi_label")),  # of tables without activations, one a row
-            **json.loads(row["features"]), "level": level, "method": row["method"], "input": row["input"],
+            **own, "level": level, "method": row["method"], "input": row["input"],
             "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
             "target_names": None if row["target_name"] is None else [row["target_name"]], "diagnostics": diagnostics,
             "tokens": None if row["tokens"] is None else [list(row["tokens"])],
