@@ -123,10 +123,11 @@ def perturb(asked: Perturb) -> None:
             drawing = show.strip(made)
     orders = ("highest_first", "lowest_first")
     shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
-    what, said, form = ("values", "value", ".4g") if made.numeric else ("probabilities", "probability", ".1%")
+    said, form = ("value", ".4g") if made.numeric else ("probability", ".1%")
     facts = record(
         "perturb", model=work.loaded.name, input=given.title, method=made.method, settings=results[0].settings,
-        target=made.target, baseline=asked.baseline, fractions=list(made.fractions), **{what: shares},
+        target=made.target, baseline=asked.baseline, fractions=list(made.fractions),
+        probabilities=None if made.numeric else shares, values=shares if made.numeric else None,
         predicted=dict(zip(orders, made.predicted, strict=True)),
     )  # fmt: skip
     lines = [f"{said} of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]

@@ -217,8 +217,8 @@ class PerturbOutput(_Command):
     target: str = _required("Name of the class.")
     baseline: Literal["black", "zero", "mean", "blur"] = _required("What stands in for removed pixels.")
     fractions: list[float] = _required("Share of the pixels removed; the first is 0.")
-    probabilities: PerturbProbabilities | None = _optional("Of the class, at each fraction.")
-    values: PerturbProbabilities | None = _optional("Of a model for regression: its number at each fraction.")
+    probabilities: PerturbProbabilities | None = _required("Of the class, at each fraction; null of a number.")
+    values: PerturbProbabilities | None = _required("Of a regression, its number at each fraction; else null.")
     predicted: PerturbPredicted = _required("What the model says, at each fraction.")
     files: list[str] = _required("Files that were written.")
 
