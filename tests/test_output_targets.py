@@ -351,7 +351,7 @@ def test_a_target_is_named_kept_and_read_again(name: str, target: Any, names: li
     model.config.id2label = {0: "no", 1: "dog", 2: "cat", 3: "cow", 4: "bee"}
     e = whyformer.explain(model, inputs, "input_x_gradient", target)
     assert e.target_names == names
-    assert len(e.probabilities()) == len(e) == 2
+    assert len(e.logits) == len(e) == 2 and e.numeric == (e.logits.shape[1] == 1)
     assert ("prob" in str(e)) == (e.logits.shape[1] > 1)  # a span, a similarity and a function have a value alone
     assert whyformer.Explanation.from_dict(e.to_dict()).target_names == names
     e.save(tmp_path / "e.safetensors")

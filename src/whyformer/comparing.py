@@ -12,6 +12,7 @@ from torch import nn
 
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explaining import Ready, begin
+from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
@@ -137,7 +138,7 @@ def each(
                     make = partial(once, (name, settings, target), make)
                 earlier = [(e, r) for e, (_, r) in zip(made, resolvers, strict=False) if isinstance(e, Explanation)]
                 try:
-                    made.append(_one(make, resolver, earlier))
+                    made.append(_one(make, ready, resolver, earlier))
                 except WhyformerError as error:
                     made.append(Refusal(name, settings, error))
                 if len(resolvers) == 1:
@@ -148,14 +149,22 @@ def each(
 
 
 def _one(
-    make: Callable[[], Explanation], resolver: Resolver, earlier: Sequence[tuple[Explanation, Resolver]]
+    make: Callable[[], Explanation],
+    ready: Ready,
+    resolver: Resolver,
+    earlier: Sequence[tuple[Explanation, Resolver]],
 ) -> Explanation:
     """An explanation; of a method that is the same for all classes an earlier one's scores."""
     same = (e for e, r in earlier if e.diagnostics.get("class_specific") is False and r.reading == resolver.reading)
     known = next(same, None)
     if known is None:
         return make()
-    index, names = resolver.describe(known.logits)
-    written = resolver.written()
+    written, kept = resolver.written(), Candidates(known.logits)
+    logits = known.logits
+    if known.classes is not None:  # this target's may not be among those that were kept
+        logits = ready.task(resolver, known.method).forward()
+        kept = likeliest(logits, resolver.named(logits))
+    index, names = resolver.describe(logits)
     facts = known.diagnostics if written is None else {**known.diagnostics, "target": written}
-    return replace(known, target=index, target_names=names, diagnostics=facts)
+    labels = resolver.names(logits)
+    return replace(known, target=index, target_names=names, labels=labels, diagnostics=facts, **vars(kept))

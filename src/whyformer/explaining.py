@@ -27,7 +27,7 @@ from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
-from whyformer.models.ends import end_function
+from whyformer.models.ends import end_function, final_activation
 from whyformer.models.kinds import LANGUAGE, compares
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.memory import is_out_of_memory
@@ -107,9 +107,6 @@ def explain(
     return in_batches(inputs, count, target, tracking(progress), ready, explained)
 
 
-OUTPUT = "the output"
-"""What the one number of a model for regression is called."""
-
 # no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
 _UNTOLD = {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError}
 _UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
@@ -123,9 +120,9 @@ class Ready:
     Attributes:
         name: of the model, as it was given, as its config has it, or its class.
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
-        says_multi_label: True if the model says that its classes do not exclude one another.
         checkpoint: whether blocks are run again on the way back.
         singles: each prompt by itself, where the tensors of several prompts do not stack.
+        also: classes whose logits a result keeps in any case, of a row of many.
     """
 
     model: nn.Module
@@ -133,10 +130,10 @@ class Ready:
     processor: Any
     name: str
     labels: dict[int, str] | None
-    says_multi_label: bool
     classes: int | None
     checkpoint: bool = False
     singles: tuple[Ready, ...] = ()
+    also: tuple[int, ...] = ()
     _logits: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     @property
@@ -144,19 +141,19 @@ class Ready:
         """The name of the function that the model's logits go through at its end, as far as it was run; "" for none."""
         return end_function(self.model, *self.inputs.feed)
 
-    @property
-    def multi_label(self) -> bool:
-        """Whether the classes do not exclude one another, as the model says or its end function shows."""
-        return self.says_multi_label or "sigmoid" in self.end_function
+    def activation(self, outputs: int, returned: bool = False) -> str:
+        """What turns a row of so many logits into what it says (see :func:`final_activation`), once the model was run.
 
-    @property
-    def regresses(self) -> bool:
-        """Whether the model says that its output is a number and no class."""
-        return getattr(getattr(self.model, "config", None), "problem_type", None) == "regression"
+        Args:
+            returned: whether the row is what the model returned, its end function applied.
+        """
+        end = self.end_function
+        return "identity" if returned and end else final_activation(self.model, end, outputs)
 
     def resolver(self, target: Target = None) -> Resolver:
         """What a user calls the target, checked against the model's classes."""
-        return Resolver(target, self.labels, self.classes, self.inputs.batch, self.processor)
+        facts = (self.labels, self.classes, self.inputs.batch, self.processor)
+        return Resolver(target, *facts, activation=self.activation)
 
     def task(self, target: Target | Resolver = None, name: str = "", progress: bool | Track = False) -> Task:
         """The inputs and the target as methods take them; ``name`` is what errors call the work."""
@@ -166,10 +163,8 @@ class Ready:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        facts = (resolver.counted, resolver.last)
-        return Task(
-            self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts, self.checkpoint
-        )
+        facts = (resolver.counted, resolver.last, self.checkpoint, resolver.activation)
+        return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def refuse_singles(self, name: str) -> None:
         """Raise where these are prompts that make no batch, by what needs one."""
@@ -283,9 +278,7 @@ class Ready:
 
         def one(part: Scores) -> Explanation:
             inputs = part.inputs or self.inputs
-            made = finish(part, inputs, resolver, method, settings, self.says_multi_label, self.end_function)
-            if self.regresses and made.logits.shape[-1] == 1 and made.target_names == [made.label(0)] * len(made):
-                made = replace(made, target_names=[OUTPUT] * len(made))  # a number, of which there is no probability
+            made = finish(part, inputs, resolver, method, settings, self.end_function, self.also)
             return replace(made, model=self.name)
 
         made = {(scores.inputs or self.inputs).name: one(scores), **{n: one(part) for n, part in scores.parts.items()}}
@@ -319,8 +312,7 @@ def begin(
     model, processor = opened(model, processor, device=device, dtype=dtype)
     if processor is None and wants_processor(inputs):
         processor = processor_of(model)
-    labels, multi_label = class_names(model)
-    facts = (processor, name, labels, multi_label, class_count(model), checkpoint)
+    facts = (processor, name, class_names(model)[0], class_count(model), checkpoint)
     singles = unstackable(model, inputs, processor) if is_prompt(inputs) else []
     if not singles:
         return Ready(model, oriented(model, prepare(model, inputs, processor, truncate=truncate)), *facts)

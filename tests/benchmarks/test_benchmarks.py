@@ -22,7 +22,7 @@ from whyformer.benchmarks.runner import run_benchmark
 from whyformer.benchmarks.study import Study, Unusable
 from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.errors import InputError
-from whyformer.evaluation.forwards import Forwards, probabilities
+from whyformer.evaluation.forwards import Forwards, activated
 from whyformer.explaining import Ready
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
@@ -365,9 +365,9 @@ def test_models_with_several_classes_at_once_have_sigmoid_probabilities(tmp_path
         found[name] = np.array([r["values"]["clean"]["probability"] for r in rows])
     assert not np.isclose(found["several"], found["single"]).any()
     logits = np.array([[0.0, np.log(3)]])
-    assert probabilities(logits) == pytest.approx(np.array([[0.25, 0.75]]))
-    assert probabilities(np.zeros((0, 0))).size == 0
-    assert probabilities(logits, multi_label=True) == pytest.approx(np.array([[0.5, 0.75]]))
+    assert activated(logits, "softmax") == pytest.approx(np.array([[0.25, 0.75]]))
+    assert activated(np.zeros((0, 0)), "softmax").size == 0
+    assert activated(logits, "sigmoid") == pytest.approx(np.array([[0.5, 0.75]]))
 
 
 def test_a_processors_own_filter_is_taken(vit) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import BertConfig, BertModel
 
 from whyformer import explain, targets
 from whyformer.evaluation import evaluate
@@ -103,6 +105,55 @@ def test_a_function_of_the_users_own_is_about_what_the_model_returns(end: str, m
     wanted = explain(Model(), pictures(), method, lambda z: function(z)[:, 2])
     torch.testing.assert_close(found.scores, wanted.scores, rtol=1e-8, atol=1e-11)
     assert "end_function" not in found.diagnostics
+
+
+class Reader(nn.Module):
+    """A classifier of token ids, whose logits go through ``end``."""
+
+    def __init__(self, end: Callable[[Tensor], Tensor] | None = None, classes: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        self.bert, self.head = BertModel(BertConfig(vocab_size=50, **sizes)), nn.Linear(16, classes)
+        self.end = end
+        self.double().eval().requires_grad_(False)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        z = self.head(self.bert(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0])
+        return z if self.end is None else self.end(z)
+
+
+def ids(count: int = 2) -> Tensor:
+    return torch.randint(3, 50, (count, 5), generator=torch.Generator().manual_seed(2))
+
+
+SIGMOIDS = {"sigmoid": True, "sigmoid by hand": True, "logsigmoid": True, "softmax": False, "log_softmax": False}
+
+
+@pytest.mark.part(times=2)
+@pytest.mark.parametrize("classes", [1, 3])
+@pytest.mark.parametrize("end", SIGMOIDS)
+@pytest.mark.parametrize(("kind", "baseline"), [(Model, "zero"), (Model, "mean"), (Reader, "zero")])
+def test_both_ends_of_an_integral_are_read_before_the_end_function(
+    kind: type[Model] | type[Reader], baseline: str, end: str, classes: int
+) -> None:
+    if classes == 1 and not SIGMOIDS[end]:
+        pytest.skip("a softmax of one logit is always 1")
+    model, bare = kind(ENDS[end][1], classes), kind(None, classes)
+    inputs = pictures() if kind is Model else ids()
+    asked: list[Any] = [None, 0, targets.Probability(0, SIGMOIDS[end]), targets.LogProbability(0, SIGMOIDS[end])]
+    for target in asked if classes == 1 else [*asked, targets.Contrast(0, 2), targets.Probability([1, 2])]:
+        found, wanted = (explain(m, inputs, "integrated_gradients", target, baseline=baseline, steps=6) for m in (model, bare))
+        ours, theirs = (e.diagnostics["completeness"]["difference"] for e in (found, wanted))
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+        assert found.warnings == wanted.warnings
+        torch.testing.assert_close(found.scores, wanted.scores)
+    if kind is Model and baseline == "zero":
+        with torch.no_grad():
+            z, below = bare(inputs), bare(torch.zeros_like(inputs))
+        figure = explain(model, inputs, "integrated_gradients", 0, steps=40).diagnostics["completeness"]
+        assert figure["difference"] == pytest.approx((z - below)[:, 0].tolist())
+        assert max(figure["error"]) < 0.05 * max(map(abs, figure["difference"]))
 
 
 def test_probabilities_are_the_models() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from whyformer.evaluation.metrics.sanity import (
     stages,
 )
 from whyformer.evaluation.statistics import bootstrap
+from whyformer.explanation.result import Explanation
 from zoo_evaluate import tiny_vit
 
 
@@ -195,5 +195,6 @@ def test_a_conservation_fit_needs_one_sum_and_one_output_a_sample(sums: list[Any
     ],
 )
 def test_where_the_sum_of_relevance_is_read(diagnostics: dict[str, Any], wanted: tuple[float, str]) -> None:
-    found = SimpleNamespace(scores=torch.tensor([[1.0, 2]]), logits=torch.tensor([[-1.0, 4]]), target=torch.tensor([1]), diagnostics=diagnostics)
+    scores, logits = torch.tensor([[1.0, 2]]), torch.tensor([[-1.0, 4]])
+    found = Explanation(scores, "token", "lrp", {}, torch.tensor([1]), logits, diagnostics=diagnostics)
     assert relevance_sum(found) == wanted

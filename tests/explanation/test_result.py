@@ -102,7 +102,8 @@ def test_probabilities_and_top():
     e = picture()
     assert torch.allclose(e.probabilities().sum(-1), torch.ones(1, dtype=torch.float64))
     assert e.top(0, 2) == [(1, "dog", 3.0, pytest.approx(0.90876, abs=1e-4)), (0, "cat", 0.5, pytest.approx(0.07460, abs=1e-4))]
-    several = dataclasses.replace(e, multi_label=True)
+    several = dataclasses.replace(e, activation="sigmoid")
+    assert several.multi_label and not e.multi_label
     assert torch.allclose(several.probabilities(), torch.sigmoid(e.logits.double()))
 
 
@@ -122,7 +123,7 @@ def test_its_shapes_in_words():
 
 # -- what is kept is checked -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "value"), [
-    ("tokens", 3), ("tokens", ["a"]), ("offsets", [[[1]]]), ("texts", [3]), ("grid", [1, 2, 3]), ("image_size", "32"), ("multi_label", 1), ("level", None),
+    ("tokens", 3), ("tokens", ["a"]), ("offsets", [[[1]]]), ("texts", [3]), ("grid", [1, 2, 3]), ("image_size", "32"), ("activation", 1), ("level", None),
     ("settings", []), ("diagnostics", None), ("labels", ["a"]), ("target_names", "dog"), ("geometry", [3]), ("model", 3), ("method", 3), ("surprise", 1),
 ])  # fmt: skip
 def test_a_value_of_another_kind_is_refused_by_its_name(name, value):
@@ -135,7 +136,7 @@ def test_what_may_be_unknown_may_be_missing_and_the_rest_may_not():
     facts = json.loads(json.dumps(sentence().to_dict()))
     for name in ("tokens", "offsets", "texts", "grid", "image_size", "geometry", "model", "labels", "target_names"):
         assert Explanation.from_dict({k: v for k, v in facts.items() if k != name}).method == facts["method"]
-    for name in ("level", "method", "settings", "multi_label", "diagnostics", "scores", "target", "logits"):
+    for name in ("level", "method", "settings", "activation", "diagnostics", "scores", "target", "logits"):
         with pytest.raises(InputError, match=name):
             Explanation.from_dict({k: v for k, v in facts.items() if k != name})
 

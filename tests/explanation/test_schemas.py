@@ -23,7 +23,7 @@ from whyformer.explanation.schemas import (
 from whyformer.jobs.manifest import Manifest, Part
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "level": (3, "its level"), "settings": ([], "its settings"), "multi_label": (1, "its multi_label"),
+    "level": (3, "its level"), "settings": ([], "its settings"), "activation": ("tanh", "its activation"),
     "tokens": ([["a", 3]], "tokens.0.1"), "offsets": ([[[0, 1], [1]]], "offsets.0.1.1"), "unknown": ([[1.5]], "unknown.0.0"),
     "target_names": (["a", None], "target_names.1"), "labels": ({"zero": "a"}, "labels.zero"), "grid": ([4, "4"], "grid.1"), "method": (None, "method"),
     "geometry": ([3], "geometry.0"), "rate": ("fast", "rate"), "colour": ("red", "has no 'colour'"),
@@ -58,7 +58,7 @@ def test_a_wrong_value_is_named_with_its_file(name: str, saved: Path, tmp_path: 
     assert said.removeprefix("its ") in str(told.value)
 
 
-@pytest.mark.parametrize("name", ["level", "method", "settings", "multi_label", "diagnostics"])
+@pytest.mark.parametrize("name", ["level", "method", "settings", "activation", "diagnostics"])
 def test_what_lacks_is_named(name: str, saved: Path, tmp_path: Path) -> None:
     damaged = with_facts(saved, lambda facts: facts.pop(name), tmp_path / "less.safetensors")
     with pytest.raises(LoadError, match=f"less.safetensors is not a saved explanation: this explanation lacks its {name}"):

@@ -182,7 +182,7 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="generated text"):
         Generation.load(tmp_path / "other.safetensors")
     facts = g.to_dict()
-    assert len(facts["candidates"][0]) == 10
+    assert len(facts["candidates"][0]) in (20, 21)  # the generated token may be none of the likeliest
     assert facts["probabilities"][0] == pytest.approx(g.probability(0))
 
 

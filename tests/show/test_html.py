@@ -86,7 +86,7 @@ def test_words_have_signed_colours_and_their_values_on_hover():
 
 def test_the_tooltip_of_a_merged_word_lists_its_tokens():
     source = html.fragment(sentence("charming", [0, 0.5, 2.0, 0]))
-    assert 'title="2 · char (0.5) + ##ming (2)"' in source
+    assert 'title="2.5 · char (0.5) + ##ming (2)"' in source
 
 
 def test_text_runs_in_its_own_direction():

@@ -1,9 +1,11 @@
 import pytest
 import torch
 
+import whyformer
 from show.made import picture, sentence
 from whyformer.errors import InputError
 from whyformer.show import words as w
+from whyformer.show.colours import scale_of
 
 
 def merged(text, pieces, scores=None):
@@ -13,11 +15,29 @@ def merged(text, pieces, scores=None):
     return w.words(e)
 
 
-def test_word_pieces_become_words_with_the_strongest_score_and_its_sign():
-    found, rest = merged("unforgivable film.", [(0, 2), (2, 9), (9, 12), (13, 17), (17, 18)], [1.0, -3.0, 2.0, 0.5, 0.1])
-    assert [(x.text, x.score) for x in found] == [("unforgivable", -3.0), ("film", 0.5), (".", pytest.approx(0.1))]
-    assert found[0].parts == (("un", 1.0), ("forgiva", -3.0), ("ble", 2.0))
+def test_word_pieces_become_words_with_the_sum_of_their_scores():
+    found, rest = merged("unforgivable film.", [(0, 2), (2, 9), (9, 12), (13, 17), (17, 18)], [1.0, -4.5, 2.0, 0.5, 0.1])
+    assert [(x.text, x.score) for x in found] == [("unforgivable", -1.5), ("film", 0.5), (".", pytest.approx(0.1))]
+    assert found[0].parts == (("un", 1.0), ("forgiva", -4.5), ("ble", 2.0))
     assert rest == ""
+
+
+def test_an_emoji_has_what_its_bytes_add_up_to():
+    """Each byte of one sign for it, the others against it: the word is against."""
+    pieces = [(0, 4), (5, 6), (5, 6), (5, 6), (5, 6)]
+    found, _ = merged("good 😀", pieces, [0.5, 0.67, -0.6, -0.5, -0.27])
+    assert [x.score for x in found] == pytest.approx([0.5, -0.7])
+    assert [x.claim for x in found] == ["for", "against"] and found[1].unit == -1
+    assert scale_of(sentence("good 😀", [0.5, 0.67, -0.6, -0.5, -0.27], tokens=[list("gabcd")], offsets=[pieces])).limit == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("method", ["lrp_ah_ln", "rollout", "saliency", "occlusion"])
+def test_the_words_of_a_text_add_up_to_its_scores_of_any_method(method):
+    e = whyformer.explain("bundled:sst2", "Unforgivably overlong 😀 yet charmingly acted.", method)
+    found, _ = w.words(e)
+    assert any(len(x.parts) > 1 for x in found)
+    assert sum(x.score for x in found) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
+    assert max(abs(x.unit) for x in found) == pytest.approx(1)
 
 
 def test_the_sentence_can_be_put_together_again():
@@ -102,5 +122,5 @@ def test_tokens_that_do_not_fit_their_scores_are_refused():
 def test_a_word_knows_its_place_in_the_sequence_and_on_the_scale():
     found, _ = merged("unforgivable film", [(0, 2), (2, 12), (13, 17)], [1.0, -4.0, 2.0])
     assert [x.places for x in found] == [(0, 1), (2,)]
-    assert [x.unit for x in found] == [-1.0, 0.5]
-    assert (found[0].value, found[0].sum, found[1].sum) == ("-4", "un (1) + forgivable (-4)", "")
+    assert [x.unit for x in found] == pytest.approx([-1.0, 2 / 3])
+    assert (found[0].value, found[0].sum, found[1].sum) == ("-3", "un (1) + forgivable (-4)", "")

@@ -18,10 +18,11 @@ from whyformer import explaining
 from whyformer.benchmarks.configurations import RANDOM, TRUTH, Configuration
 from whyformer.benchmarks.report import Report, Results, Values
 from whyformer.errors import FOREIGN_ERRORS, InputError
-from whyformer.evaluation.forwards import Forwards, probabilities
+from whyformer.evaluation.forwards import Forwards, activated
 from whyformer.explanation.result import Explanation
 from whyformer.methods import find
 from whyformer.methods.together import Together, sharing
+from whyformer.models.ends import final_activation, known_end_function
 from whyformer.models.structure import class_count, class_names
 
 
@@ -82,7 +83,8 @@ class Study:
 
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
         """Softmax over the last axis, or the sigmoid of each logit where several classes may be true at once."""
-        return probabilities(logits, class_names(self.model)[1])
+        end = known_end_function(self.model)
+        return activated(logits, final_activation(self.model, end, logits.shape[-1]))
 
     def check(self, option: str, valid: Sequence[str | None], several: bool = False) -> None:
         """The option must be one of these; or some, as a sequence or with commas, of which it becomes a tuple."""

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.evaluation.forwards import probabilities
+from whyformer.evaluation.forwards import activated
 from whyformer.explaining import Ready
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
         scores: pictures ``[B, H, W]`` at the input's size, text ``[B, N]``.
-        target: ``[B]`` class whose probability is followed.
+        target: ``[B]`` class whose probability is followed, or which of the model's numbers.
         logits: ``[B, C]`` of the plain forward pass.
         content: text, ``[B, N]`` True at tokens that are neither special nor padding.
         resolver: which row of the output ``logits`` are, and what of it the target is.
@@ -58,14 +58,17 @@ class Case:
 
     @cached_property
     def clean(self) -> Array:
-        """``[B]`` probability of the target; its value where it has none (a span, a user's own function)."""
-        return self.probabilities(self.logits)[np.arange(len(self)), self.target]
+        """``[B]`` probability of the target; its value where it has none (a regression, a span, a user's function)."""
+        return self.outcomes(self.logits)[np.arange(len(self)), self.target]
 
-    def probabilities(self, logits: Array) -> Array:
-        """Softmax, or the sigmoid of each where the model's classes do not exclude one another."""
-        if self.resolver.raw:
-            return logits
-        return probabilities(logits, self.ready.multi_label)
+    @cached_property
+    def activation(self) -> str:
+        """What turns logits into what is followed: "softmax", "sigmoid", or "identity" for numbers."""
+        return self.resolver.activation(torch.from_numpy(self.logits))
+
+    def outcomes(self, logits: Array) -> Array:
+        """What is followed of these logits: probabilities, or numbers that have none as they are."""
+        return activated(logits, self.activation)
 
     def features(self, sample: int) -> Array:
         """``[n]`` scores of what can be taken out: all pixels, or the content tokens."""
@@ -101,8 +104,8 @@ class Case:
         return found.double().cpu().numpy()
 
     def follow(self, sample: int, masks: NDArray[np.bool_], baseline: str | int) -> Array:
-        """``[F]`` probability of the target in :meth:`run`."""
-        return self.probabilities(self.run(sample, masks, baseline))[:, self.target[sample]]
+        """``[F]`` probability, or value, of the target in :meth:`run`."""
+        return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
 
 
 def read_case(ready: Ready, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:

@@ -63,11 +63,11 @@ def padded(rows: Sequence[Any], pad: int) -> tuple[Tensor, Tensor]:
     return ids, (torch.arange(ids.shape[1]) < lengths).long()
 
 
-def probabilities(logits: NDArray[np.float64], multi_label: bool = False) -> NDArray[np.float64]:
-    """Softmax over the last axis; the sigmoid of each logit for ``multi_label`` models and of a single logit."""
-    if multi_label or logits.shape[-1] == 1:
+def activated(logits: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
+    """What is followed of logits: "softmax" over the last axis, the "sigmoid" of each, or "identity": the numbers."""
+    if activation == "sigmoid":
         return 1 / (1 + np.exp(-logits))
-    if not logits.size:  # nothing was asked: no map of the batch could be used
+    if activation == "identity" or not logits.size:  # nothing was asked: no map of the batch could be used
         return logits
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     return shifted / shifted.sum(-1, keepdims=True)

@@ -42,6 +42,7 @@ class Metric:
         settings: setting -> default.
         baselines: what stands in for a feature of pictures and of text by default, None if nothing is taken out.
         plan: settings -> :class:`Plan`, of metrics that follow one output of the model.
+        of_classes: whether it is defined for a class alone: by its rank or the ratio of its probabilities.
     """
 
     name: str
@@ -53,6 +54,15 @@ class Metric:
     baselines: tuple[str, str] | None
     function: Callable[..., Any] = field(repr=False)
     plan: Callable[..., Plan] | None = field(default=None, repr=False)
+    of_classes: bool = False
+
+    def check_activation(self, activation: str) -> None:
+        """Raise where it is defined for classes and the model gives a number ("identity")."""
+        if self.of_classes and activation == "identity":
+            raise InputError(
+                f"the metric {self.name} is about classes, and what is explained is a number: take deletion, "
+                "insertion, aopc, comprehensiveness or sufficiency, which follow the number itself"
+            )
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults; refuses unknown ones and asks for what is missing.
@@ -81,7 +91,7 @@ METRICS: dict[str, Metric] = {}
 
 def metric(
     name: str, summary: str, *, better: str, modality: str = "both", needs: tuple[str, ...] = (),
-    baselines: tuple[str, str] | None = None, **settings: Any,
+    baselines: tuple[str, str] | None = None, of_classes: bool = False, **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:  # fmt: skip
     """Register a function ``(case, **settings) -> values [B] or (values [B], curves [B, F])``.
 
@@ -90,7 +100,9 @@ def metric(
     settings = settings | ({"baseline": None} if baselines else {})
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        METRICS[name] = Metric(name, summary, better, modality, needs, settings, baselines, function)
+        METRICS[name] = Metric(
+            name, summary, better, modality, needs, settings, baselines, function, of_classes=of_classes
+        )
         return function
 
     return register
@@ -98,9 +110,10 @@ def metric(
 
 def perturbation(
     name: str, summary: str, masks: Callable[..., Any], score: Score, *, better: str, baselines: tuple[str, str],
-    modality: str = "both", **settings: Any,
+    modality: str = "both", of_classes: bool = False, **settings: Any,
 ) -> None:  # fmt: skip
-    """Register a metric that follows the probability of the target: a :class:`Plan` whose ``masks`` take settings."""
+    """Register a metric that follows the probability of the target, or the number that it is: a :class:`Plan` whose
+    ``masks`` take settings."""
 
     def plan(**given: Any) -> Plan:
         return Plan(partial(masks, **given), score)
@@ -115,7 +128,7 @@ def perturbation(
         return np.array(figures), None if curves[0] is None else np.stack(curves)
 
     full = {**settings, "baseline": None}
-    METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan)
+    METRICS[name] = Metric(name, summary, better, modality, (), full, baselines, function, plan, of_classes)
 
 
 def find_metric(name: str) -> Metric:

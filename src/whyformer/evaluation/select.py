@@ -138,12 +138,13 @@ def arbitrate(
     task = ready.task(resolver, "arbitrate", progress)
     removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
     logits = task.forward()
-    wanted, goals = _goals(resolver, logits, mode, labels, ready.multi_label)
+    METRICS[criterion].check_activation(resolver.activation(logits))
+    wanted, goals = _goals(resolver, logits, mode, labels)
     explained = _explained(entries, ready, task, target, wanted, resolver)
     scores = [[_on_features(e, removed) for e in listed] for listed in explained]
     part = 0.0 if mode == "batch" else holdout
     parts = [split(f.nonzero()[:, 0].tolist(), part, seed) for f in removed.features]
-    _refuse_cancelling(mode, entries, explained, logits, ready.multi_label)
+    _refuse_cancelling(mode, entries, explained, logits, resolver.activation(logits) != "softmax")
     (selection, heldout), cost = measure(task, removed, PLANS[criterion], scores, goals, parts, logits, batch_size)
     sign = 1 if METRICS[criterion].better == "higher" else -1
     winners, choosing, reported = _choose(sign * selection, wanted, mode, holdout, seed)
@@ -204,20 +205,21 @@ def _titles(entries: Sequence[Explanation | tuple[str, dict[str, Any]]]) -> list
     return found
 
 
-def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int, several: bool) -> tuple[Tensor, list[Goal]]:
+def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int) -> tuple[Tensor, list[Goal]]:
     """(classes ``[B, K]``, target first; what the criterion watches for each of the K)."""
-    several = several or logits.shape[-1] == 1
+    activation = resolver.activation(logits)
+    goal: Any = Logit if activation == "identity" else partial(Probability, multi_label=activation == "sigmoid")
     index = resolver.indices(logits).cpu()
     if resolver.raw:
         return index[:, None], [Logit(0)]
     if mode not in ("prime", "label"):
-        own = resolver.target if callable(resolver.target) else Probability(index.tolist(), several)
+        own = resolver.target if callable(resolver.target) else goal(index.tolist())
         return index[:, None], [own]
     if callable(resolver.target):
         raise InputError(f"arbitrate: mode '{mode}' compares classes, so the target must be a class, not a callable")
     first = logits.cpu().scatter(1, index[:, None], float("inf"))
     wanted = first.argsort(dim=1, descending=True, stable=True)[:, :labels]
-    return wanted, [Probability(column.tolist(), several) for column in wanted.T]
+    return wanted, [goal(column.tolist()) for column in wanted.T]
 
 
 def _explained(

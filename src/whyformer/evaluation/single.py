@@ -74,7 +74,7 @@ def evaluate(
             size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
         metric: a name from :func:`whyformer.evaluation.registry.list_metrics`.
         target: class (index or name) whose probability is followed; the explained one, or else the predicted one, by
-            default.
+            default. Of a model for regression, and of targets that are values themselves, the number is followed.
         batch_size: perturbed samples in one forward pass.
         **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size). Metrics that take features
             out have ``baseline=``: "zero" (the processor's mean colour), "black", "mean" (of this picture) or "blur"
@@ -102,6 +102,7 @@ def evaluate(
 
 def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Sequence[int]) -> Evaluation:
     """What the metric says of a case; ``samples`` are the numbers that its samples have for the user."""
+    chosen.check_activation(case.activation)
     full, kind = dict(settings), case.ready.inputs.modality
     if chosen.baselines and full["baseline"] is None:
         full["baseline"] = "zero" if kind == "tensor" else chosen.baselines[0 if kind == "image" else 1]

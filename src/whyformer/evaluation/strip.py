@@ -27,9 +27,10 @@ class Strip:
     Attributes:
         pictures: ``[O, F, H, W, 3]`` uint8, as the model saw them.
         fractions: ``[F]`` share of the pixels removed.
-        probabilities: ``[O, F]`` of the class whose name is ``target``.
+        probabilities: ``[O, F]`` of the class whose name is ``target``; of a number its values.
         predicted: ``[O][F]`` name of the class that the model says.
         method: that made the scores; baseline: what stands in for removed pixels.
+        numeric: whether what is followed is a number and no probability.
     """
 
     pictures: NDArray[np.uint8]
@@ -39,6 +40,7 @@ class Strip:
     target: str
     method: str
     baseline: str
+    numeric: bool = False
 
 
 def perturbation_strip(
@@ -76,7 +78,7 @@ def perturbation_strip(
     case = read_case(ready, explanation, None, batch_size)
     if case.constant(sample):
         raise InputError("the map is constant, so it gives no order in which to remove pixels")
-    index = int(case.target[sample])
+    index, numeric = int(case.target[sample]), case.activation == "identity"
     steps = curve_fractions(fractions)
     # the same as is fed, before the normalisation, where the mean colour is what becomes 0
     seen = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
@@ -87,10 +89,10 @@ def perturbation_strip(
     for first in (True, False):
         masks = removal_masks(case.features(sample), steps, highest_first=first)
         logits = case.run(sample, masks, baseline)
-        shares.append(case.probabilities(logits)[:, index])
-        named.append([explanation.label(i) for i in logits.argmax(-1).tolist()])
+        shares.append(case.outcomes(logits)[:, index])
+        named.append([explanation.label(index if numeric else i) for i in logits.argmax(-1).tolist()])
         gone = torch.from_numpy(masks).reshape(len(masks), 1, *seen.shape[-2:])
         drawn = (torch.where(gone, base, seen) * 255).round().clamp(0, 255).to(torch.uint8)
         pictures.append(drawn.permute(0, 2, 3, 1).numpy())
     shown = explanation.label(index)
-    return Strip(np.stack(pictures), steps, np.stack(shares), named, shown, explanation.method, baseline)
+    return Strip(np.stack(pictures), steps, np.stack(shares), named, shown, explanation.method, baseline, numeric)

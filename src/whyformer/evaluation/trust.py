@@ -36,12 +36,15 @@ class Trust:
         method: that made the scores.
         followed: ``[B]`` the class whose probability is followed: the explained one, or else the predicted one.
         fractions: ``[F]`` share of the features (pixels, content tokens) taken out, the highest scores first.
-        curves: ``[B, F]`` probability of the class; areas: ``[B]`` under them, 0 to 1, lower is better.
+        curves: ``[B, F]`` probability of the class, or the model's number; areas: ``[B]`` under them, lower is better.
         random: ``[D, B, F]`` the same for random scores on the same cells; chance: ``[D, B]`` the areas.
             A constant map gives no order: its curve is NaN.
         warnings: for each sample, sentences about its map from the run's diagnostics and the scores.
         baseline: what stood in for a feature; seeds: of the random maps.
         kind: what the random curves depend on; forwards: plain forward passes (of one sample) that it took.
+        numeric: whether a number is followed (a regression, a span) and no probability.
+        rising: ``[B]`` whether a curve is the better the faster it rises: of a map without signs for a number that lies
+            below what is left when all is taken out.
     """
 
     method: str
@@ -56,32 +59,47 @@ class Trust:
     seeds: tuple[int, ...]
     kind: tuple[Any, ...]
     forwards: int
+    numeric: bool = False
+    rising: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.followed)
 
     def measurable(self, sample: int = 0) -> bool:
-        """Whether the scores give an order and the class starts at a probability of at least :data:`LOWEST`."""
-        return bool(np.isfinite(self.areas[sample]) and self.curves[sample, 0] >= LOWEST)
+        """Whether the scores give an order, and there is something to fall: a class starts at a probability of at least
+        :data:`LOWEST`, a number changes when features are taken out."""
+        if not np.isfinite(self.areas[sample]):
+            return False
+        return self._moves(sample) if self.numeric else bool(self.curves[sample, 0] >= LOWEST)
+
+    def _moves(self, sample: int) -> bool:
+        """Whether the number changes by more than rounding."""
+        all_curves = np.stack([self.curves[sample], *self.random[:, sample]])
+        size = np.nanmax(np.abs(all_curves))
+        return bool(np.nanmax(all_curves) - np.nanmin(all_curves) > 1e-6 * size)
 
     def better(self, sample: int = 0) -> bool | None:
-        """True: the curve falls faster than each random one; False: no faster than they do on average; None: between,
-        or not measurable."""
+        """True: the curve falls faster than each random one (rises, where :attr:`rising`); False: no faster than they
+        do on average; None: between, or not measurable."""
         if not self.measurable(sample):
             return None
-        area, chance = float(self.areas[sample]), self.chance[:, sample]
+        sign = -1 if self.rising and self.rising[sample] else 1
+        area, chance = sign * float(self.areas[sample]), sign * self.chance[:, sample]
         return True if area < chance.min() else False if area >= chance.mean() else None
 
     def verdict(self, sample: int = 0) -> str:
         """The comparison in one sentence."""
         if not np.isfinite(self.areas[sample]):
             return "Not measurable here: all scores are equal, so they give no order."
+        if self.numeric and not self.measurable(sample):
+            return "Not measurable here: the number stays the same whatever is taken out."
         if not self.measurable(sample):
             return (
                 f"Not measurable here: the class starts at a probability of {self.curves[sample, 0]:.1%}, and a fall "
                 f"is measured from {LOWEST:.0%} on."
             )
-        figures = f"area {self.areas[sample]:.3f}, random {self.chance[:, sample].mean():.3f}"
+        form = ".4g" if self.numeric else ".3f"
+        figures = f"area {self.areas[sample]:{form}}, random {self.chance[:, sample].mean():{form}}"
         if self.better(sample):
             return f"Better than each random map ({figures})."
         if self.better(sample) is None:
@@ -94,7 +112,7 @@ class Trust:
         return {
             "followed": self.followed[sample], "fractions": list(self.fractions), "curve": _plain(self.curves[sample]),
             "lowest": _plain(random.min(0)), "mean": _plain(random.mean(0)), "highest": _plain(random.max(0)),
-            "verdict": self.verdict(sample), "warnings": list(self.warnings[sample]),
+            "verdict": self.verdict(sample), "warnings": list(self.warnings[sample]), "numeric": self.numeric,
         }  # fmt: skip
 
     def noted_in(self, explanation: Explanation) -> Explanation:
@@ -109,6 +127,7 @@ class Trust:
             "curves": _plain(self.curves), "areas": _plain(self.areas), "random": _plain(self.random),
             "chance": _plain(self.chance), "verdicts": [self.verdict(i) for i in range(len(self))],
             "warnings": [list(w) for w in self.warnings], "baseline": self.baseline, "seeds": list(self.seeds),
+            "numeric": self.numeric,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -140,7 +159,11 @@ def trust(
     target: Target = None,
     known: Sequence[Trust] = (),
 ) -> Trust:
-    """Compare an explanation with chance: does the model's probability fall faster than for random maps?
+    """Compare an explanation with chance: does what the model says fall faster than for random maps?
+
+    That is the probability of the class; of a model for regression, and of targets that are values themselves, the
+    number. (A map whose scores have no sign says what matters, not in which direction: where such a number rises when
+    everything is taken out, a good map makes it rise faster.)
 
     The features with the highest scores are taken out, in ``steps`` equal steps, and the model is asked again (the
     curve of the metric "deletion"); the same is done for random maps of the same kind: uniform scores on the same
@@ -189,9 +212,12 @@ def trust(
     areas = mean_curve_area(curves)
     sizes = [None if case.image else case.features(i).size for i in range(len(case))]
     warned = tuple(tuple(warnings(one, size)) for one, size in zip(explanation, sizes, strict=True))
+    numeric = case.activation == "identity"
+    unsigned = numeric and explanation.diagnostics.get("signed") is False
     return Trust(
         explanation.method, tuple(case.target.tolist()), fractions, curves[0], areas[0], curves[1:], areas[1:],
-        warned, chosen, tuple(seeds), kind, len(case) + case.forwards,
+        warned, chosen, tuple(seeds), kind, len(case) + case.forwards, numeric,
+        tuple(unsigned and bool(own[-1] > own[0]) for own in curves[0]),
     )  # fmt: skip
 
 

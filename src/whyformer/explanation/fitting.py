@@ -28,6 +28,7 @@ def check_fit(made: Mapping[str, Any]) -> None:
     scores, target, logits, features = (made[name] for name in ("scores", "target", "logits", "features"))
     level = made["level"]
     _tensors(scores, target, logits)
+    _kept(logits, made.get("classes"), made.get("normalizer"))
     batch = len(scores)
     listed = {n: getattr(features, n) for n in ("tokens", "offsets", "texts", "extent", "unknown", "durations",
               "geometry", "originals", "pictures", "sounds")}  # fmt: skip
@@ -88,6 +89,20 @@ def _tensors(scores: Tensor, target: Tensor, logits: Tensor) -> None:
         raise InputError("its scores and logits must be fractional numbers, and its target whole ones")
     if not scores[0].numel() or not logits.shape[1]:
         raise InputError("it has no scores, or no logits")
+
+
+def _kept(logits: Tensor, classes: Tensor | None, normalizer: Tensor | None) -> None:
+    """Which classes the logits are of, and what makes log-probabilities of them."""
+    if classes is None and normalizer is None:
+        return
+    if classes is None or normalizer is None:
+        raise InputError("it has classes without a normalizer, or a normalizer without classes")
+    if classes.dtype != torch.int64 or classes.shape != logits.shape or not bool((classes >= 0).all()):
+        raise InputError("its classes are not those of its logits")
+    if normalizer.dtype != torch.float64 or normalizer.shape != logits.shape[:1]:
+        raise InputError("its normalizer is of another kind")
+    if not bool(torch.isfinite(normalizer).all()) or bool((logits.double().logsumexp(-1) > normalizer + 1e-3).any()):
+        raise InputError("its normalizer is not that of its logits")
 
 
 def _sizes(features: Features, level: str, scores: Tensor) -> None:

@@ -34,7 +34,9 @@ class Generation:
         method, settings: registry name and full settings.
         explained: what of each generated token the scores are of, such as "log-probability".
         value: ``[T]`` that number. target, target_names: what was explained of each step, as in an Explanation.
-        logits: ``[T, V]`` the model's output for each step.
+        logits: ``[T, V]`` the model's output for each step; of more than 1,000 tokens ``[T, K]``: the 20 highest and
+            those of the tokens that were generated or are explained, the highest first. classes: ``[T, K]`` the
+            numbers of these tokens; normalizer: ``[T]`` log Σ exp over the whole vocabulary; None where all are there.
         turns: (role, first token, one after the last) of each message of a conversation, its answer included.
         labels: number -> text of the likeliest tokens.
         input, part: what the model's forward calls the tokens that it reads, and the decoder's own where they differ.
@@ -68,6 +70,8 @@ class Generation:
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     again: Callable[[int, int], Explanation] | None = field(default=None, repr=False)
+    classes: Tensor | None = None
+    normalizer: Tensor | None = None
 
     # -- reading -----------------------------------------------------------------------------------------------------
     def __len__(self) -> int:
@@ -93,12 +97,24 @@ class Generation:
         """Of the generated token (or unit) of this step."""
         if self.unit != "token":
             raise InputError("the probability of a token is asked of the tokens, not of what by() made of them")
-        row = self.logits[self._step(step)].double()
-        return float(torch.softmax(row, -1)[self.ids[self.start + self._step(step)]])
+        own = self._output(self._step(step))
+        return own.probability(self.ids[self.start + self._step(step)]) or 0.0
 
     def candidates(self, step: int, k: int = 5) -> list[tuple[int, str, float, float]]:
-        """The k likeliest tokens of a step: (number, text, logit, probability)."""
-        return self[step].top(0, k)
+        """The k likeliest tokens of a step: (number, text, logit, probability); of a large vocabulary 20 are kept, and
+        the generated one."""
+        return [(i, text, logit, share or 0.0) for i, text, logit, share in self._output(self._step(step)).top(0, k)]
+
+    def _output(self, t: int) -> Explanation:
+        """A step as an Explanation of one token, for what the model says there."""
+        facts: dict[str, Any] = {"method": self.method, "settings": self.settings, "target": self.target[t : t + 1]}
+        return Explanation(self.matrix[t : t + 1, :1], "token", **facts, labels=self.labels, **self._said(t))
+
+    def _said(self, t: int) -> dict[str, Any]:
+        """What the model says at a step, by the names that an Explanation has for it."""
+        kept = {n: None if (own := getattr(self, n)) is None else own[t : t + 1] for n in ("classes", "normalizer")}
+        activation = "softmax" if self.unit == "token" else "identity"
+        return {"logits": self.logits[t : t + 1], "activation": activation, **kept}
 
     def __getitem__(self, step: int) -> Explanation:
         """The explanation of one step: of the tokens before it, and in parts of their own an encoder's and pictures."""
@@ -111,12 +127,12 @@ class Generation:
             features = Features([self.tokens[first:last]], [offsets], [text])
             return Explanation(
                 self.matrix[t : t + 1, first:last], "token", self.method, self.settings, self.target[t : t + 1],
-                self.logits[t : t + 1], [self.target_names[t]], features, self.labels, model=self.model, input=name,
-                **more,
+                target_names=[self.target_names[t]], features=features, labels=self.labels, model=self.model,
+                input=name, **self._said(t), **more,
             )  # fmt: skip
 
         parts = {self.part: one(self.source, end, self.part)} if self.source else {}
-        facts = {"target": self.target[t : t + 1], "logits": self.logits[t : t + 1], "labels": self.labels}
+        facts = {"target": self.target[t : t + 1], "labels": self.labels, **self._said(t)}
         parts |= {n: own.at(t, **facts, target_names=[self.target_names[t]]) for n, own in self.seen.items()}
         return one(0, self.source or end, self.input, parts=parts, diagnostics=notes)
 
@@ -175,8 +191,8 @@ class Generation:
             merged = (units.words_of if unit == "word" else units.sentences_of)(self.pieces, breaks)
         first = next(i for i, (a, _) in enumerate(merged) if a >= self.start)
         steps = [(a - self.start, b - self.start) for a, b in merged[first:]]
-        columns = torch.stack([self.matrix[:, a:b].sum(1) for a, b in merged], 1)
-        value = torch.stack([self.value[a:b].sum() for a, b in steps])
+        columns = torch.stack(units.unit_scores(self.matrix, (range(a, b) for a, b in merged)), 1)
+        value = torch.stack(units.unit_scores(self.value, (range(a, b) for a, b in steps)))
         texts = ["".join(self.pieces[a:b]) for a, b in merged]
         claims: list[dict[str, Any]] = [
             {k: own[k] for k in ("signed", "class_specific") if k in own} for own in self.diagnostics[:1]
@@ -188,7 +204,8 @@ class Generation:
             tokens=[roles.get(own, text.strip() or text) for own, text in zip(merged, texts, strict=True)],
             ids=list(range(len(merged))), start=first,
             source=sum(b <= self.source for _, b in merged) if self.source else 0,
-            value=value, logits=value[:, None], target=torch.zeros(len(steps), dtype=torch.long), labels=None,
+            value=value, logits=value[:, None], classes=None, normalizer=None,
+            target=torch.zeros(len(steps), dtype=torch.long), labels=None,
             target_names=[f"'{''.join(self.pieces[self.start + a : self.start + b]).strip()}'" for a, b in steps],
             turns=[], unit=unit, groups=merged, diagnostics=[dict(c) for c in claims for _ in steps], again=None,
             seen={name: own.merged(steps) for name, own in self.seen.items()},
@@ -196,14 +213,15 @@ class Generation:
 
     # -- keeping and showing -----------------------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values, ready for JSON; of the logits the likeliest ten of each step."""
+        """Everything as plain Python values, ready for JSON; of the logits the likeliest 20 of each step, and that of
+        the generated token."""
         from whyformer.explanation import kept
 
         return kept.to_dict(self)
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Generation:
-        """Read what :meth:`to_dict` gave; ``logits`` are then log-probabilities, exact for the tokens it lists.
+        """Read what :meth:`to_dict` gave; ``logits`` are then those of the tokens that it lists.
 
         Raises:
             InputError: it is no such dictionary; or the prompt had pictures, which it does not hold.

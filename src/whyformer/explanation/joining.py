@@ -45,7 +45,10 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
         else:
             made[name] = _maps([own.get(name) for own in named])
     try:
-        facts: dict[str, Any] = {n: torch.cat([getattr(e, n) for e in samples]) for n in ("logits", "target")}
+        facts: dict[str, Any] = {
+            n: None if any(getattr(e, n) is None for e in samples) else torch.cat([getattr(e, n) for e in samples])
+            for n in ("logits", "target", "classes", "normalizer")
+        }
     except RuntimeError as error:
         raise InputError("the model gives these samples outputs of unlike sizes: explain them one at a time") from error
     names = [e.target_names for e in samples]

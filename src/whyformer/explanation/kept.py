@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation import sealing
+from whyformer.explanation.candidates import KEPT
 from whyformer.explanation.features import Features
 from whyformer.explanation.fitting import check_fit, check_said
 from whyformer.explanation.pictured import Pictured
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 _FORMAT = "generation 1"
 _TENSORS = ("matrix", "value", "target", "logits")
-_LISTED = 10
+_SOME = ("classes", "normalizer")  # of a large vocabulary
 _SEEN = "seen."
 _TINY = 1e-300
-_MOST, _LARGEST = 2**20, 2**27
-"""Of a vocabulary; of all that is read of the logits in a dictionary."""
+_MOST = 2**31
+"""Of a vocabulary."""
 
 
 def to_dict(g: Generation) -> dict[str, Any]:
@@ -37,13 +38,23 @@ def to_dict(g: Generation) -> dict[str, Any]:
     facts = {name: plain(getattr(g, name)) for name in HeldGeneration.model_fields}
     facts |= {name: getattr(g, name).tolist() for name in ("matrix", "value", "target")}
     if g.unit == "token":
-        keys = ("id", "text", "logit", "probability")
-        steps = range(len(g))
-        facts["candidates"] = [[dict(zip(keys, c, strict=True)) for c in g.candidates(t, _LISTED)] for t in steps]
-        facts["probabilities"] = [g.probability(t) for t in steps]
+        facts["candidates"] = [_candidates(g, t) for t in range(len(g))]
+        facts["probabilities"] = [g.probability(t) for t in range(len(g))]
     if g.seen:
         facts["seen"] = {n: {**to_plain(own.first), "scores": own.scores.tolist()} for n, own in g.seen.items()}
     return {**facts, "prompt": g.prompt, "text": g.text}
+
+
+def _candidates(g: Generation, step: int) -> list[dict[str, Any]]:
+    """The likeliest tokens of a step and the generated one, the likeliest first."""
+    found = g.candidates(step, g.logits.shape[1])
+    token = g.ids[g.start + step]
+    listed = [one for place, one in enumerate(found) if place < KEPT or one[0] == token]
+    normalizer = float(g.logits[step].double().logsumexp(0) if g.normalizer is None else g.normalizer[step])
+    return [
+        {"id": i, "text": text, "logit": logit, "probability": share, "log_probability": logit - normalizer}
+        for i, text, logit, share in listed
+    ]
 
 
 def save(g: Generation, path: str | Path) -> Path:
@@ -64,7 +75,7 @@ def content(g: Generation) -> bytes:
         **{name: plain(getattr(g, name)) for name in HeldGeneration.model_fields},
     }
     facts["seen"] = {name: to_plain(own.first) for name, own in g.seen.items()}
-    tensors = {name: getattr(g, name) for name in _TENSORS}
+    tensors = {name: own for name in (*_TENSORS, *_SOME) if (own := getattr(g, name)) is not None}
     for i, own in enumerate(g.seen.values()):
         tensors |= {f"{_SEEN}{i}.{name}": tensor for name, tensor in tensors_of(own.at(0)).items()}
         tensors[f"{_SEEN}{i}.all"] = own.scores
@@ -93,8 +104,7 @@ def load(path: str | Path) -> dict[str, Any]:
 def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a Generation out of what :func:`to_dict` gave.
 
-    Of the logits it holds the likeliest of each step. They become log-probabilities; the other tokens share what is
-    left of 1.
+    Of the logits it holds the likeliest of each step and that of the generated token.
 
     Raises:
         InputError: it is no such dictionary, or its values do not fit together; or its maps of pictures lack them.
@@ -106,7 +116,7 @@ def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("an answer to a prompt with pictures, which JSON does not hold: save it as .safetensors")
     try:
         tensors = {name: torch.tensor(facts[name]) for name in ("matrix", "value", "target")}
-        tensors["logits"] = _logits(facts) if facts["unit"] == "token" else tensors["value"][:, None]
+        tensors |= _logits(facts) if facts["unit"] == "token" else {"logits": tensors["value"][:, None]}
         return _checked(facts, tensors, {})
     except InputError:
         raise
@@ -114,39 +124,52 @@ def from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"this is not {what}: {error!r}") from error
 
 
-def _logits(facts: Mapping[str, Any]) -> Tensor:
-    """``[T, V]`` log-probabilities, V just large enough that no unlisted token is likelier than the listed ones."""
-    written = zip(facts["ids"][facts["start"] :], facts["probabilities"], strict=True)
-    known = [{one["id"]: one["probability"] for one in step} for step in facts["candidates"]]
-    for own, (token, share) in zip(known, written, strict=True):
-        if abs(own.setdefault(token, share) - share) > 1e-6:
-            raise ValueError("its probabilities are not those of its candidates")
-    if not all(isinstance(n, int) and 0 <= n < _MOST for own in known for n in own):
+def _logits(facts: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The kept logits ``[T, K]``, their tokens and what makes log-probabilities of them.
+
+    Files of earlier versions list ten tokens, without log-probabilities, and of the generated one its probability: its
+    logit follows from those of the others.
+    """
+    written = facts["ids"][facts["start"] :]
+    rows = [
+        _listed(step, token, float(share))
+        for step, token, share in zip(facts["candidates"], written, facts["probabilities"], strict=True)
+    ]
+    count = min(len(own) for own, _ in rows)
+    kept = []
+    for (own, _), token in zip(rows, written, strict=True):  # of one length: the least likely are left out
+        others = sorted((n for n in own if n != token), key=lambda n: -own[n])[: count - 1]
+        kept.append(sorted([token, *others], key=lambda n: -own[n]))
+    return {
+        "logits": torch.tensor([[own[n] for n in row] for (own, _), row in zip(rows, kept, strict=True)]),
+        "classes": torch.tensor(kept),
+        "normalizer": torch.tensor([normalizer for _, normalizer in rows], dtype=torch.float64),
+    }
+
+
+def _listed(step: Sequence[Mapping[str, Any]], token: int, share: float) -> tuple[dict[int, float], float]:
+    """(token -> logit, the normalizer) of one step's list, the generated token with its probability among them."""
+    if not all(isinstance(one["id"], int) and 0 <= one["id"] < _MOST for one in step):
         raise ValueError("its tokens are none of a vocabulary")
-    if not all(own and 0 <= float(p) <= 1 for own in known for p in own.values()):
+    if not step or not all(0 <= float(p) <= 1 for p in (share, *(one["probability"] for one in step))):
         raise ValueError("its probabilities are none")
-    left = [max(0.0, 1 - sum(own.values())) for own in known]
-    least = [max(min(one["probability"] for one in step), _TINY) for step in facts["candidates"]]
-    more = max(min(math.ceil(rest / low), _MOST) for rest, low in zip(left, least, strict=True))
-    size = max(n for own in known for n in own) + 1 + more
-    if size * len(known) > _LARGEST:
-        raise ValueError(f"{len(known)} steps of {size} tokens would fill the memory")
-    made = torch.empty(len(known), size, dtype=torch.float64)
-    for row, own, rest, low in zip(made, known, left, least, strict=True):
-        each = rest / max(size - len(own), 1)
-        if rest > 1e-6 and each > 1.001 * low:
-            raise ValueError("its candidates are not the likeliest")
-        row.fill_(max(min(each, low), _TINY))
-        for token, share in own.items():
-            row[token] = max(float(share), _TINY)
-    return made.log()
+    best = max(step, key=lambda one: float(one["probability"]))
+    normalizer = float(best["logit"]) - float(best.get("log_probability", math.log(max(best["probability"], _TINY))))
+    own = {one["id"]: float(one["logit"]) for one in step}
+    own.setdefault(token, normalizer + math.log(max(share, _TINY)))
+    if any(abs(math.exp(own[one["id"]] - normalizer) - one["probability"]) > 1e-6 for one in step):
+        raise ValueError("its probabilities are not those of its logits")
+    if abs(math.exp(own[token] - normalizer) - share) > 1e-6:
+        raise ValueError("its probabilities are not those of its candidates")
+    return own, normalizer
 
 
 def _checked(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], seen: dict[str, Pictured]) -> dict[str, Any]:
     """The arguments of a Generation, each of its kind and fitting the others."""
     known = {name: facts[name] for name in HeldGeneration.model_fields if name in facts}
     held = vars(checked(HeldGeneration, known, "this answer"))
-    made = {**held, **{name: tensors[name] for name in _TENSORS}, "seen": seen}
+    some = {name: tensors[name] for name in _SOME if name in tensors}
+    made = {**held, **{name: tensors[name] for name in _TENSORS}, **some, "seen": seen}
     _check_fit(made)
     return made
 
@@ -166,11 +189,14 @@ def _check_fit(made: Mapping[str, Any]) -> None:
     known = {"value": value, "target names": made["target_names"], "diagnostics": made["diagnostics"] or value}
     if any(len(own) != steps for own in (*known.values(), *(one.scores for one in made["seen"].values()))):
         raise ValueError("its sizes do not fit together")
+    some = {name: made.get(name) for name in _SOME}
     check_fit({"scores": matrix, "target": target, "logits": logits, "level": "token", "target_names": None,
-               "features": Features()})  # fmt: skip
+               "features": Features(), **some})  # fmt: skip
     for own in made["diagnostics"]:
         check_said(own, 1)
-    if made["unit"] == "token" and not all(0 <= n < logits.shape[1] for n in made["ids"][made["start"] :]):
+    written, classes = torch.tensor(made["ids"][made["start"] :]), some["classes"]
+    known = (written >= 0) & (written < logits.shape[1] if classes is None else (classes == written[:, None]).any(1))
+    if made["unit"] == "token" and not bool(known.all()):
         raise ValueError("the tokens that were generated are none of its vocabulary")
     for name in ("turns", "groups"):
         if any(not 0 <= a <= b <= 2**31 for *_, a, b in made[name] or ()):

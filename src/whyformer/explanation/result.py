@@ -18,6 +18,7 @@ from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.seconds import over_time, unrolled
 
 LEVELS = ("patch", "token", "pixel")
+ACTIVATIONS = ("softmax", "sigmoid", "identity")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +34,15 @@ class Explanation:
         method, settings: registry name and the full settings (defaults filled in).
         target: ``[B]`` class index explained (the first one of a contrast).
         target_names: a readable name of the target of each sample.
-        logits: ``[B, C]`` the model's output for the batch.
+        logits: ``[B, C]`` the model's output for the batch. Of more than 1,000 classes, such as a vocabulary,
+            ``[B, K]``: the 20 highest and those of the classes that are explained, the highest first.
+        classes: ``[B, K]`` which classes these are; None where ``logits`` has all.
+        normalizer: ``[B]`` log Σ exp over the logits of all classes: logits − normalizer are log-probabilities; None
+            where ``logits`` has all.
         features: what the scores belong to; all of it can be read here too (``e.tokens``, ``e.grid`` ...).
         labels: class index -> name, where the model's config names its classes.
-        multi_label: True if the classes do not exclude one another (probability = sigmoid instead of softmax).
+        activation: what makes probabilities of the logits: ``"softmax"``; ``"sigmoid"``, where the classes do not
+            exclude one another; ``"identity"``, where the output is a number (a regression) and has none.
         model: name of the model: as it was given, as its config has it, or its class.
         input: name of the model's input that these scores are of; parts: explanations of its other inputs, by name
             (see :attr:`inputs` and :meth:`part`).
@@ -53,15 +59,18 @@ class Explanation:
     target_names: list[str] | None = None
     features: Features = field(default_factory=Features)
     labels: dict[int, str] | None = None
-    multi_label: bool = False
+    activation: str = "softmax"
     model: str | None = None
     input: str | None = None
     parts: Mapping[str, Explanation] = field(default_factory=dict)
     diagnostics: dict[str, Any] = field(default_factory=dict)
+    classes: Tensor | None = None
+    normalizer: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            raise InputError(f"level must be one of {LEVELS}, not {self.level!r}")
+        for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
         # of the extremes: a NaN is one too, and testing each score would take the memory of all once more
         if self.scores.numel() and not torch.isfinite(torch.stack(torch.aminmax(self.scores))).all():
             raise InputError(
@@ -78,7 +87,7 @@ class Explanation:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of an explanation of {len(self)}")
         i = index % len(self)
-        tensors: dict[str, Any] = {n: getattr(self, n)[i : i + 1] for n in ("scores", "target", "logits")}
+        tensors: dict[str, Any] = {n: own[i : i + 1] for n, own in storage.result_tensors(self).items()}
         names = None if self.target_names is None else [self.target_names[i]]
         diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
         parts = {name: part[i] for name, part in self.parts.items()}
@@ -194,20 +203,59 @@ class Explanation:
             said.append(line if len(where) == len(found) else f"sample {', '.join(where)}: {line}")
         return said
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the classes do not exclude one another, so that each has a probability of its own."""
+        return self.activation == "sigmoid"
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the output is a number, as of a regression, and no row of classes."""
+        return self.activation == "identity"
+
     def probabilities(self) -> Tensor:
-        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another."""
+        """``[B, C]`` softmax of the logits, or sigmoid where the classes do not exclude one another; where only some
+        logits are kept, ``[B, K]`` of these, their softmax over all classes.
+
+        Raises:
+            InputError: the output is a number.
+        """
+        if self.numeric:
+            raise InputError("the output is a number and has no probability: its value is in .logits")
         logits = self.logits.double()
-        return torch.sigmoid(logits) if self.multi_label or logits.shape[-1] == 1 else torch.softmax(logits, -1)
+        if self.multi_label:
+            return torch.sigmoid(logits)
+        return torch.softmax(logits, -1) if self.normalizer is None else (logits - self.normalizer[:, None]).exp()
+
+    def column(self, index: int, sample: int = 0) -> int | None:
+        """Where the logit of a class stands in the row of a sample; None if there is none."""
+        if self.classes is None:
+            return index if 0 <= index < self.logits.shape[-1] else None
+        return next(iter((self.classes[sample] == index).nonzero()[:, 0].tolist()), None)
+
+    def logit(self, index: int, sample: int = 0) -> float | None:
+        """The logit of a class; None if it is none of the model's, or was not kept."""
+        column = self.column(index, sample)
+        return None if column is None else float(self.logits[sample, column])
+
+    def probability(self, index: int, sample: int = 0) -> float | None:
+        """The probability of a class; None of a number, and where :meth:`logit` is."""
+        column = None if self.numeric else self.column(index, sample)
+        return None if column is None else float(self.probabilities()[sample, column])
 
     def label(self, index: int) -> str:
         """Name of a class, or its number as text where the model names none."""
         return (self.labels or {}).get(int(index), str(int(index)))
 
-    def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float]]:
-        """The k classes with the highest logits of a sample: (index, name, logit, probability)."""
-        probabilities, logits = self.probabilities()[sample], self.logits[sample]
+    def top(self, sample: int = 0, k: int = 5) -> list[tuple[int, str, float, float | None]]:
+        """The k classes with the highest logits of a sample: (index, name, logit, probability; None of a number)."""
+        shares = None if self.numeric else self.probabilities()[sample].tolist()
+        logits = self.logits[sample]
         best = logits.argsort(descending=True, stable=True)[:k].tolist()
-        return [(i, self.label(i), float(logits[i]), float(probabilities[i])) for i in best]
+        numbers = range(len(logits)) if self.classes is None else self.classes[sample].tolist()
+        return [
+            (numbers[i], self.label(numbers[i]), float(logits[i]), None if shares is None else shares[i]) for i in best
+        ]
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Tensor:
         """``[B, height, width]`` map, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
@@ -292,10 +340,8 @@ class Explanation:
         """Everything as plain Python values (lists, numbers, strings), pictures left out: ready for JSON."""
         return {
             **storage.to_plain(self),
-            "target": self.target.tolist(),
-            "logits": self.logits.tolist(),
-            "probabilities": self.probabilities().tolist(),
-            "scores": self.scores.tolist(),
+            **{name: tensor.tolist() for name, tensor in storage.result_tensors(self).items()},
+            "probabilities": None if self.numeric else self.probabilities().tolist(),
             **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }
 

@@ -9,7 +9,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -57,7 +56,7 @@ class HeldResult(Held):
     input: StrictStr | None = None
     target_names: list[StrictStr] | None = None
     labels: dict[int, StrictStr] | None = None
-    multi_label: StrictBool
+    activation: Literal["softmax", "sigmoid", "identity"]
     diagnostics: dict[str, Any]
 
 

@@ -29,6 +29,7 @@ _FORMAT = 1
 _ORIGINAL = "original."
 _PART = "part."
 _TENSORS = ("scores", "target", "logits")
+_SOME = ("classes", "normalizer")  # of more classes than are kept
 
 
 # -- plain values ----------------------------------------------------------------------------------------------------
@@ -42,20 +43,39 @@ def to_plain(e: Explanation) -> dict[str, Any]:
     return facts
 
 
-def from_plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def from_plain(facts: Mapping[str, Any], outputs: int) -> dict[str, Any]:
     """The arguments of an Explanation out of :func:`to_plain`: tuples, numbers and geometries again.
+
+    Args:
+        outputs: number of logits of a row.
 
     Raises:
         InputError: a value that is unknown, missing or of another kind.
     """
     from whyformer.explanation.schemas import HeldExplanation, HeldFeatures, HeldResult, checked
 
-    held = vars(checked(HeldExplanation, facts, "this explanation"))
+    held = vars(checked(HeldExplanation, _with_activation(facts, outputs), "this explanation"))
     made = {name: held[name] for name in HeldResult.model_fields}
     features = {name: held[name] for name in HeldFeatures.model_fields}
     if features["geometry"] is not None:
         features["geometry"] = [Geometry.from_dict(g) for g in features["geometry"]]
     return {**made, "features": Features(**features)}
+
+
+def _with_activation(facts: Mapping[str, Any], outputs: int) -> Mapping[str, Any]:
+    """The same with an activation, also of files of earlier versions, which had ``multi_label`` instead.
+
+    One logit of such a file is that of a class if the target has the name of one.
+    """
+    if "multi_label" not in facts or "activation" in facts:
+        return facts
+    several, labels, names = facts["multi_label"], facts.get("labels"), facts.get("target_names")
+    if not isinstance(several, bool):
+        raise InputError("this explanation's multi_label is of another kind")
+    known = [labels.get(0, labels.get("0"))] if isinstance(labels, Mapping) else []
+    named = bool(known) and isinstance(names, list) and names == known * len(names)
+    kind = "sigmoid" if several or (outputs == 1 and named) else "identity" if outputs == 1 else "softmax"
+    return {**{k: v for k, v in facts.items() if k != "multi_label"}, "activation": kind}
 
 
 def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -68,8 +88,11 @@ def from_dict(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[
 
 def _from_dict(facts: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tensors = {name: torch.tensor(facts[name]) for name in _TENSORS}
-        made = from_plain({k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS)})
+        tensors = {name: torch.tensor(facts[name]) for name in (*_TENSORS, *(n for n in _SOME if n in facts))}
+        if "normalizer" in tensors:
+            tensors["normalizer"] = torch.tensor(facts["normalizer"], dtype=torch.float64)
+        rest = {k: v for k, v in facts.items() if k not in ("probabilities", *_TENSORS, *_SOME)}
+        made = from_plain(rest, tensors["logits"].shape[-1])
         made = {**tensors, **made}
         check_fit(made)
     except InputError:
@@ -112,9 +135,15 @@ def save(e: Explanation, path: str | Path) -> Path:
     return path
 
 
+def result_tensors(e: Explanation) -> dict[str, Tensor]:
+    """Those of a result beside its features, by name."""
+    found = {name: getattr(e, name) for name in (*_TENSORS, *_SOME)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
 def tensors_of(e: Explanation) -> dict[str, Tensor]:
     """Those of a result and of its features, by name."""
-    tensors: dict[str, Tensor] = {name: getattr(e, name) for name in _TENSORS}
+    tensors = result_tensors(e)
     if e.pictures is not None:
         tensors["pictures"] = e.pictures
     if e.sounds is not None:
@@ -181,11 +210,12 @@ def told(path: str | Path, what: str) -> Iterator[None]:
 
 def loaded(facts: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """The arguments of an Explanation out of :func:`to_plain` and :func:`tensors_of`, whose names begin so."""
-    made = from_plain(facts)
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    known = {name: own[name] for name in (*_TENSORS, *(n for n in _SOME if n in own))}
+    made = from_plain(facts, known["logits"].shape[-1])
     count = sum(name.startswith(_ORIGINAL) for name in own)
     originals = [Image.fromarray(own[f"{_ORIGINAL}{i}"].numpy()) for i in range(count)]
     seen = {"pictures": own.get("pictures"), "sounds": own.get("sounds"), "originals": originals or None}
-    made = {**made, **{name: own[name] for name in _TENSORS}, "features": replace(made["features"], **seen)}
+    made = {**made, **known, "features": replace(made["features"], **seen)}
     check_fit(made)
     return made

@@ -1,17 +1,31 @@
-"""Tokens in larger units: the words of a sentence, its sentences, the turns of a conversation."""
+"""Tokens in larger units: the words of a sentence, its sentences, the turns of a conversation.
+
+The score of a unit is the sum of its tokens' scores, of every method.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 UNITS = ("token", "word", "sentence", "turn")
 # Scripts written without spaces between words: a token there stays by itself.
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR")
 # after a full stop and a space, or a line break; a number and a point at its beginning are an item's number
 _SENTENCE = re.compile(r"(?<![\s\d][.])(?<=[.!?…])[\"')\]]*\s+|\n+|(?<=[。！？])")
+
+
+def unit_scores(scores: Any, units: Iterable[Iterable[int]]) -> list[Any]:
+    """The sums of scores ``[..., N]`` over the tokens of each unit, ``[...]`` each.
+
+    Args:
+        scores: an array or a tensor.
+        units: places of each unit's tokens.
+    """
+    return [scores[..., list(places)].sum(-1) for places in units]
 
 
 def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:

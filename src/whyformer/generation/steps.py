@@ -124,9 +124,9 @@ class Steps:
         tokens = inputs.features.tokens or [[str(i) for i in self.ids[first:last]]]
         return replace(inputs, features=replace(inputs.features, tokens=tokens, offsets=[offsets], texts=[text]))
 
-    def ready(self, inputs: Inputs) -> Ready:
-        """The model with these inputs, as ``explain`` has it."""
-        return Ready(self.model, inputs, self.tokenizer, self.name, None, False, None, self.checkpoint)
+    def ready(self, inputs: Inputs, *tokens: int) -> Ready:
+        """The model with these inputs, as ``explain`` has it; the logits of ``tokens`` are kept in any case."""
+        return Ready(self.model, inputs, self.tokenizer, self.name, None, None, self.checkpoint, also=tokens)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
         """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""
@@ -190,23 +190,27 @@ class Steps:
         found = None if chosen.family == "perturbation" else self._together(method, target, progress, full)
         if found is None:
             found = [self._alone(t, method, target, progress, settings) for t in range(len(self))]
-        return self._result(found, method, full, target, settings)
+        explained, values = [e for e, _ in found], torch.cat([value for _, value in found])
+        return self._result(explained, values, method, full, target, settings)
 
     def _alone(
         self, step: int, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
-    ) -> Explanation:
-        """A step by itself, as ``explain`` does it for the tokens before it."""
-        meant = self.resolver(target, step).target
-        return self.ready(self.inputs(step)).explain(method, meant, progress=progress, **settings)
+    ) -> tuple[Explanation, Tensor]:
+        """A step by itself, as ``explain`` does it for the tokens before it, and the value of its target."""
+        resolver = self.resolver(target, step)
+        ready = self.ready(self.inputs(step), self.written.answer[step])
+        made = ready.explain(method, resolver.target, progress=progress, **settings)
+        return made, _value(resolver, ready.logits())
 
     def _together(
         self, method: str, target: Target, progress: bool | Track, full: dict[str, Any]
-    ) -> list[Explanation] | None:
-        """All steps from one forward pass; None where the method needs a pass for each."""
+    ) -> list[tuple[Explanation, Tensor]] | None:
+        """All steps from one forward pass, each with the value of its target; None where the method needs a pass for
+        each."""
         whole, function = self.ready(self.inputs(len(self) - 1, rows=True)), find(method).function
         replay = Replay(whole.inputs)
         task = whole.task(self.resolver(target, 0), method, progress)
-        made: list[Explanation] = []
+        made: list[tuple[Explanation, Tensor]] = []
         try:
             with task.at_work():
                 for t in task.progress(range(len(self)), method, len(self)):
@@ -216,9 +220,9 @@ class Steps:
                     if not replay.used:
                         return None
                     inputs = self.inputs(t)
-                    scores, own = self._cut(scores, inputs), self.ready(inputs)
-                    made.append(own.finish(scores, resolver, method, full))
-                    note_claims(made[-1], find(method), full)
+                    scores, own = self._cut(scores, inputs), self.ready(inputs, self.written.answer[t])
+                    made.append((own.finish(scores, resolver, method, full), _value(resolver, scores.logits)))
+                    note_claims(made[-1][0], find(method), full)
         except Apart:
             return None
         except Exception as error:
@@ -246,7 +250,13 @@ class Steps:
 
     # -- what comes of it --------------------------------------------------------------------------------------------
     def _result(
-        self, found: list[Explanation], method: str, full: dict[str, Any], target: Target, settings: dict[str, Any]
+        self,
+        found: list[Explanation],
+        values: Tensor,
+        method: str,
+        full: dict[str, Any],
+        target: Target,
+        settings: dict[str, Any],
     ) -> Generation:
         matrix = torch.zeros(len(self), len(self.ids), dtype=found[0].scores.dtype)
         for t, e in enumerate(found):
@@ -254,21 +264,25 @@ class Steps:
             matrix[t, : len(row)] = row
         pictures = [name for name in found[0].parts if "decoder" not in name]
         decoded = next((name for name in found[0].parts if name not in pictures), "")
-        logits = torch.cat([e.logits for e in found])
+        rows = {n: [getattr(e, n) for e in found] for n in ("logits", "classes", "normalizer")}
+        kept: dict[str, Any] = {n: torch.cat(own) for n, own in rows.items() if own[0] is not None}
         labels: dict[int, str] = {}
         for e in found:
             labels |= e.labels or {}
         named = _NAMED.get(target if isinstance(target, str) else "log_probability" if target is None else "")
-        rows = [logits[t : t + 1] for t in range(len(self))]
-        values = [self.resolver(target, t).callable(row)(row) for t, row in enumerate(rows)]
         tokens = self.tokenizer.convert_ids_to_tokens(self.ids) if self.tokenizer is not None else self.pieces
         return Generation(
             matrix=matrix, tokens=[str(t) for t in tokens], pieces=self.pieces, ids=self.ids, start=self.start,
-            source=self.source, method=method, settings=full, model=self.name, logits=logits, labels=labels or None,
-            explained=named[0] if named else str(target), value=torch.cat(values).detach(),
+            source=self.source, method=method, settings=full, model=self.name, labels=labels or None,
+            explained=named[0] if named else str(target), value=values, **kept,
             target=torch.cat([e.target for e in found]), target_names=[(e.target_names or ["?"])[0] for e in found],
             turns=self.written.turns, input=found[0].input or "input_ids", part=decoded,
             seen={name: Pictured.of([e.parts[name] for e in found]) for name in pictures},
             diagnostics=[e.diagnostics for e in found], notes=self.written.notes,
             again=lambda a, b: self.span(a, b, method, settings),
         )  # fmt: skip
+
+
+def _value(resolver: Resolver, logits: Tensor) -> Tensor:
+    """``[1]`` the value of the target, on the CPU."""
+    return resolver.callable(logits)(logits).detach().cpu()

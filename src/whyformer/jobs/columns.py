@@ -20,7 +20,7 @@ from whyformer.jobs.rows import needed
 
 # what has a column of its own; the other facts of an explanation are in "features"
 _OWN = (
-    "level", "method", "settings", "model", "input", "target_names", "labels", "multi_label", "diagnostics", "tokens",
+    "level", "method", "settings", "model", "input", "target_names", "labels", "diagnostics", "tokens",
     "offsets", "texts",
 )  # fmt: skip
 TOP = 5
@@ -105,10 +105,12 @@ class Rows:
         )
         diagnostics = {k: v for k, v in e.diagnostics.items() if k != "warnings"}
         facts = {k: v for k, v in storage.to_plain(e).items() if k not in _OWN and v is not None}
+        if e.classes is not None and e.normalizer is not None:
+            facts |= {"classes": e.classes[0].tolist(), "normalizer": float(e.normalizer[0])}
         return {
             "row": explained.row.index, "id": explained.row.id, "method": e.method, "settings": _json(e.settings),
             "target": target, "target_name": None if e.target_names is None else e.target_names[0],
-            "probability": None if target < 0 else float(e.probabilities()[0, target]),
+            "probability": e.probability(target),
             "level": e.level,
             "shape": _shape(e),
             "scores": kept, "top": top, "logits": e.logits[0].float().numpy(),
@@ -166,19 +168,25 @@ def explanation_of(row: Mapping[str, Any], model: Mapping[str, Any]) -> Explanat
         diagnostics = json.loads(row["diagnostics"])
         if len(row["warnings"]):
             diagnostics["warnings"] = [list(row["warnings"])]
+        own = json.loads(row["features"])
+        if "activation" not in own:  # a table of an earlier version
+            own["multi_label"] = bool(model.get("multi_label"))
         facts = {
-            **json.loads(row["features"]), "level": level, "method": row["method"], "input": row["input"],
+            **own, "level": level, "method": row["method"], "input": row["input"],
             "settings": json.loads(row["settings"]), "model": model.get("name"), "labels": labels,
-            "target_names": None if row["target_name"] is None else [row["target_name"]],
-            "multi_label": bool(model.get("multi_label")), "diagnostics": diagnostics,
+            "target_names": None if row["target_name"] is None else [row["target_name"]], "diagnostics": diagnostics,
             "tokens": None if row["tokens"] is None else [list(row["tokens"])],
             "offsets": None if offsets is None else [list(zip(offsets[::2], offsets[1::2], strict=True))],
             "texts": None if row["text"] is None else [row["text"]],
         }  # fmt: skip
+        kept: dict[str, Any] = {}
+        if "classes" in facts:
+            kept["classes"] = torch.tensor([facts.pop("classes")])
+            kept["normalizer"] = torch.tensor([facts.pop("normalizer")], dtype=torch.float64)
         parts = {name: Explanation.from_dict(part) for name, part in json.loads(row["parts"] or "{}").items()}
         return Explanation(
-            **storage.from_plain(facts), scores=scores, target=torch.tensor([row["target"]]),
-            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts,
+            **storage.from_plain(facts, len(row["logits"])), scores=scores, target=torch.tensor([row["target"]]),
+            logits=torch.from_numpy(np.array(row["logits"], np.float32))[None], parts=parts, **kept,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise LoadError(f"a row of this table is no explanation: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def words(
         for one in listed:
             word = one.text.casefold().strip(_MARKS)
             if word:
-                values[word] += sum(score for _, score in one.parts)
+                values[word] += one.score
         total = float(e.scores.abs().sum()) or 1.0
         texts, named, method = texts + 1, _target_of(e), e.method
         for word, value in values.items():
@@ -157,13 +158,13 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
 
     Rows are matched by number and content (their SHA-256), explanations by method and class.
     """
-    columns = ["row", "id", "method", "target", "scores", "shape", "logits", "probability", "input_sha256"]
+    columns = ["row", "id", "method", "target", "scores", "shape", "logits", "features", "probability", "input_sha256"]
     if any(str(m.manifest["job"]["scores"]).startswith("top-") for m in (before, after)):
         raise InputError("drift compares whole maps, and one of these runs kept only the top of them")
     agreement, moved, pairs = [], [], []
     rows: dict[int, bool] = {}
     for old, new in _together(_rows(before, columns), _rows(after, columns)):
-        predicted = [int(np.argmax(one["logits"])) for one in (old, new)]
+        predicted = [_predicted(one) for one in (old, new)]
         rows[old["row"]] = rows.get(old["row"], False) or predicted[0] != predicted[1]
         if (old["method"], old["target"]) != (new["method"], new["target"]) or old["shape"] != new["shape"]:
             continue
@@ -177,6 +178,12 @@ def drift(before: Maps, after: Maps, *, count: int = 10) -> Drift:
     pairs.sort(key=lambda pair: pair[1])
     changed = sum(rows.values())
     return Drift(len(rows), changed, bootstrap(agreement), bootstrap(moved), tuple(pairs[:count]))
+
+
+def _predicted(row: Mapping[str, Any]) -> int:
+    """The class with the highest logit."""
+    best, classes = int(np.argmax(row["logits"])), json.loads(row["features"]).get("classes")
+    return best if classes is None else int(classes[best])
 
 
 def _rows(maps: Maps, columns: list[str]) -> Iterator[dict[str, Any]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
@@ -16,11 +18,20 @@ from whyformer.targets import Resolver
 
 
 def finish(
-    scores: Scores, inputs: Inputs, resolver: Resolver, method: str, settings: dict[str, Any],
-    multi_label: bool, end: str = "",
-) -> Explanation:  # fmt: skip
-    """The explanation of laid-out scores; special tokens and padding get none. ``end`` is the function that the model's
-    logits go through at its end, which a target of ours is read before."""
+    scores: Scores,
+    inputs: Inputs,
+    resolver: Resolver,
+    method: str,
+    settings: dict[str, Any],
+    end: str = "",
+    also: Sequence[int] = (),
+) -> Explanation:
+    """The explanation of laid-out scores; special tokens and padding get none.
+
+    Args:
+        end: the function that the model's logits go through at its end, which a target of ours is read before.
+        also: classes whose logits are kept in any case, of a row of many.
+    """
     values, logits = scores.values.detach().cpu(), scores.logits.detach()
     level, grid, frames = "token", None, None
     if scores.kind == "pixel":
@@ -44,7 +55,7 @@ def finish(
     if (written := resolver.written()) is not None:
         diagnostics["target"] = written
     if end and not callable(resolver.reading):
-        diagnostics["end_function"], multi_label = end, multi_label or "sigmoid" in end
+        diagnostics["end_function"] = end
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
     features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
@@ -52,10 +63,13 @@ def finish(
     warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
     if any(warned):
         diagnostics["warnings"] = warned
+    activation = resolver.activation(logits)
+    named = [*resolver.named(logits), *(torch.full((len(logits),), one) for one in also)]
+    kept = Candidates(logits.cpu()) if activation == "identity" else likeliest(logits, named)
     return Explanation(
-        scores=values, level=level, method=method, settings=settings, target=index, logits=logits.cpu(),
-        target_names=names, features=features, labels=resolver.names(logits), multi_label=multi_label,
-        diagnostics=diagnostics,
+        scores=values, level=level, method=method, settings=settings, target=index, **vars(kept),
+        target_names=names, features=features, labels=resolver.names(logits),
+        activation=activation, diagnostics=diagnostics,
     )  # fmt: skip
 
 

@@ -81,6 +81,7 @@ class Task(Sources):
         read: output of the model -> those logits, the row that the target is about.
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         last: whether it is that of the last real token, so that a language model need not compute any other.
+        activation: those logits -> "softmax", "sigmoid" or "identity", what turns them into what the model says.
         progress: wraps an iterable of long work; checkpoint: whether blocks are run again on the way back.
         replay, together: where one recorded pass serves several targets or several methods, what they share.
     """
@@ -94,6 +95,7 @@ class Task(Sources):
     counted: bool = False
     last: bool = False
     checkpoint: bool = False
+    activation: Callable[[Tensor], str] = field(default=lambda logits: "softmax", repr=False)
     replay: Replay | None = field(default=None, repr=False)
     together: Together | None = field(default=None, repr=False)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.models.output import End, Output
+from whyformer.models.structure import class_names
 from whyformer.tape.ends import EndFunction
 from whyformer.tape.ends import end_function as read_end
 from whyformer.tape.recording import record_call
@@ -85,6 +86,34 @@ def fed(output: Output, change: Callable[[Tensor], Tensor]) -> Output | None:
 def end_function(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The name of the function that the model ends in for this kind of input; "" where it has none, or is unknown."""
     return _KNOWN.get(model, {}).get(_kind(args, kwargs), "")
+
+
+def known_end_function(model: nn.Module) -> str:
+    """The name of the function that the model was seen to end in for any kind of input; "" for none."""
+    return next((name for name in _KNOWN.get(model, {}).values() if name), "")
+
+
+def final_activation(model: nn.Module, end: str, outputs: int) -> str:
+    """Return what turns a row of logits into what it says: "softmax", "sigmoid", or "identity" for a number.
+
+    A row of several logits is one of classes: softmax, or sigmoid where they do not exclude one another. One logit is
+    a number (a regression), unless a sigmoid stands behind it or the config calls it a class: by
+    ``problem_type="multi_label_classification"``, or by names in ``id2label``. With ``problem_type="regression"``
+    every output is a number.
+
+    Args:
+        end: the function that the model ends in, as :func:`end_function` names it.
+        outputs: number of logits of a row.
+    """
+    if "sigmoid" in end:
+        return "sigmoid"
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if problem == "regression":
+        return "identity"
+    labels, multi_label = class_names(model)
+    if multi_label or (outputs == 1 and labels and len(labels) <= 2 and all(labels.values())):
+        return "sigmoid"
+    return "identity" if outputs == 1 else "softmax"
 
 
 def _unwatched(output: Output) -> End | None:

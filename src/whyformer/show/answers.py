@@ -101,15 +101,14 @@ def reasons(g: Generation, step: int, count: int = 4) -> list[TokenReason]:
     """The words before a step with the largest |score|, the largest first; the word at which it is read comes last."""
     row, scale = array(g.matrix[step])[: g.start + step], scale_of(g, step)
     ranges = units.words_of(g.pieces[: len(row)], {g.source, *((g.start,) if step else ())})
-    words = [TokenReason(shown("".join(g.pieces[a:b])).strip(), *_strongest(row[a:b], scale)) for a, b in ranges]
+    sums = map(float, units.unit_scores(row, (range(a, b) for a, b in ranges)))
+    words = [
+        TokenReason(shown("".join(g.pieces[a:b])).strip(), score, float(scale.unit(np.array(score))))
+        for (a, b), score in zip(ranges, sums, strict=True)
+    ]
     last, words = words[-1:], [w for w in words[:-1] if w.score]
     best = sorted(words, key=lambda w: -abs(w.score))[:count]
     return best + [w for w in last if w.score and len(best) < count]
-
-
-def _strongest(scores: Array, scale: colours.Scale) -> tuple[float, float]:
-    score = float(scores[np.abs(scores).argmax()])
-    return score, float(scale.unit(np.array(score)))
 
 
 def share_seen(g: Generation, step: int) -> float:

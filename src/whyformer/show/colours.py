@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
+from whyformer.explanation.units import unit_scores, word_groups
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -98,9 +99,13 @@ def has_sign(e: Explanation) -> bool:
 
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
-    """The scale of the map of one sample."""
-    signed = e.diagnostics.get("signed") is True
-    return scale(array(e.scores[sample]), PIXEL_QUANTILE if e.level == "pixel" else 1.0, signed)
+    """The scale of the map of one sample; of a text whose words are known, up to the largest |score| of a word."""
+    scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
+    made = scale(scores, PIXEL_QUANTILE if e.level == "pixel" else 1.0, signed)
+    if e.level != "token" or e.offsets is None or e.texts is None:
+        return made
+    places = [own for _, _, own in word_groups(e.texts[sample], e.offsets[sample])]
+    return Scale(scale(np.array(unit_scores(scores, places))).limit, made.signed)
 
 
 def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:

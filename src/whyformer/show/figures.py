@@ -245,13 +245,15 @@ def matrix(
 def strip(made: Strip) -> Figure:
     """The picture with more and more removed, from left to right: the highest scores first, then the lowest first.
 
-    Under each picture stands the probability of the class, with a bar, and in red what the model says instead.
+    Under each picture stands the probability of the class, with a bar, and in red what the model says instead; of a
+    number its value.
     """
     cell, left, top, foot, gap = 1.15, 0.5, 0.5, 0.36, 0.05  # inches
     orders, steps, high, wide, _ = made.pictures.shape
     tall = cell * min(3.0, max(1 / 3, high / wide))
     paper = Paper(left + steps * (cell + gap), top + orders * (tall + foot))
-    title = f"{made.target}: probability as pixels are removed by {made.method} (replaced by {made.baseline})"
+    what = "value" if made.numeric else "probability"
+    title = f"{made.target}: {what} as pixels are removed by {made.method} (replaced by {made.baseline})"
     paper.write(short(visible(title), int(paper.width * 11)), 0.06, 0.06, 9, va="top")
     for row, order in enumerate(("highest\nfirst", "lowest\nfirst")):
         y = top + row * (tall + foot)
@@ -264,9 +266,11 @@ def strip(made: Strip) -> Figure:
                 said = f"{100 * fraction:.3g} % removed" if column else "unchanged"
                 paper.write(said, x + cell / 2, y - 0.04, 7, ha="center", va="bottom")
             share, predicted = float(made.probabilities[row, column]), made.predicted[row][column]
-            for filled, colour in ((1.0, "#e4e4e4"), (share, colours.code(colours.POSITIVE))):
+            bars = ((1.0, "#e4e4e4"), (share, colours.code(colours.POSITIVE)))
+            for filled, colour in () if made.numeric else bars:
                 paper.box(x, below + 0.03, filled * cell, 0.05, colour)
-            paper.write(f"{100 * share:.1f}%", x, below + 0.11, 7, ha="left", va="top")
+            written = figure_of(share) if made.numeric else f"{100 * share:.1f}%"
+            paper.write(written, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
                 said = short(visible(predicted), 13)
                 paper.write(said, x + cell, below + 0.11, 7, ha="right", va="top", color="#b00020")

@@ -30,7 +30,7 @@ from whyformer.show.words import (
     notes,
     remarks,
     unread,
-    value_alone,
+    values,
     visible,
     words,
 )  # fmt: skip
@@ -62,16 +62,18 @@ def plain(e: Explanation, top: int = 5) -> str:
 
 
 def top_classes(e: Explanation, k: int = 5) -> str:
-    """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns."""
-    best = e.top(0, k)
-    if (alone := value_alone(e)) is not None and e.target_names is not None:
-        return f"Value:\n  {_fitted(visible(e.target_names[0]), _NAME)}  value = {alone:.3f}"
+    """The k classes with the highest logits of the first sample: index, name, logit and probability, in columns; or
+    the first k numbers of a model that gives numbers."""
+    if numbers := values(e)[:k]:
+        head, wide = "Value:" if len(numbers) == 1 else "Values:", max(cell_len(_fitted(n, _NAME)) for n, _ in numbers)
+        return "\n".join([head, *(f"  {set_cell_size(_fitted(n, _NAME), wide)}  value = {v:.3f}" for n, v in numbers)])
+    best = [(i, name, value, share or 0) for i, name, value, share in e.top(0, k)]
     names = [_fitted(visible(name), _NAME) for _, name, _, _ in best]
     wide = max(map(cell_len, names), default=0)
-    values = [f"{value:.3f}" for _, _, value, _ in best]
-    digits, lengths = max(len(str(i)) for i, *_ in best), max(map(len, values))
+    written = [f"{value:.3f}" for _, _, value, _ in best]
+    digits, lengths = max(len(str(i)) for i, *_ in best), max(map(len, written))
     lines = [f"Top {len(best)} classes:" if len(best) > 1 else "Class:"]
-    for (index, _, _, share), name, value in zip(best, names, values, strict=True):
+    for (index, _, _, share), name, value in zip(best, names, written, strict=True):
         padded = set_cell_size(name, wide)
         lines.append(f"  {index:>{digits}} : {padded}  value = {value:>{lengths}}  prob = {100 * share:5.1f}%")
     return "\n".join(lines)
@@ -191,9 +193,9 @@ class _Blocks:
         bare = _colourless(console)
         unit = scale.unit(cells)
         painted = np.rint(colours.paint(unit, scale.signed) * 255).astype(int).tolist()
-        for values, row in zip(unit.tolist(), painted, strict=True):
+        for line_units, row in zip(unit.tolist(), painted, strict=True):
             line = Text(no_wrap=True)
-            for value, colour in zip(values, row, strict=True):
+            for value, colour in zip(line_units, row, strict=True):
                 if bare:
                     shade = _SHADES[round(abs(value) * 4)]
                     line.append(_ascii(("-" if value < 0 and shade != " " else shade) + shade, options))

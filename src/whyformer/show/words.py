@@ -11,7 +11,7 @@ import numpy as np
 
 from whyformer.errors import InputError
 from whyformer.explanation.doubts import counted, of_input, unread_parts
-from whyformer.explanation.units import word_groups
+from whyformer.explanation.units import unit_scores, word_groups
 from whyformer.show import colours
 from whyformer.show.colours import array
 
@@ -28,7 +28,7 @@ class Word:
 
     Attributes:
         text: as it stands in the sentence, or the token where the sentence is not known.
-        score: the score of its tokens with the largest magnitude, with its sign.
+        score: the sum of its tokens' scores.
         unit: the score on the scale of the map, -1 to 1.
         parts: (token, score) of each of its tokens. places: their places in the sequence of tokens.
         gap: what stands between the word before and this one.
@@ -80,19 +80,18 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     What the model did not read is not among them (:func:`unread`). Without offsets or sentence each token is a word of
     its own, and padding at the end is left out.
     """
-    scores = array(e.scores[sample]).tolist()
-    scale = colours.scale_of(e, sample)
+    scores = array(e.scores[sample])
     odd = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
     tokens = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     offsets = [(0, 0)] * len(tokens) if e.offsets is None else e.offsets[sample]
     if not len(tokens) == len(offsets) == len(scores):
         raise InputError(f"{len(tokens)} tokens, {len(offsets)} offsets and {len(scores)} scores do not fit together")
+    scale = colours.scale_of(e, sample)
 
     def word(text: str, places: list[int], gap: str) -> Word:
-        parts = tuple((tokens[i], scores[i]) for i in places)
-        strongest = max((score for _, score in parts), key=abs)
-        unit = float(scale.unit(np.array(strongest)))
-        return Word(text, strongest, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
+        parts, score = tuple((tokens[i], float(scores[i])) for i in places), float(unit_scores(scores, [places])[0])
+        unit = float(scale.unit(np.array(score)))
+        return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
 
     if e.offsets is None or e.texts is None:
         count = len(tokens)
@@ -227,38 +226,50 @@ def remarks(explanations: Iterable[Explanation]) -> list[str]:
 def target_name(e: Explanation, sample: int = 0) -> str:
     """What is explained, in words: the class's name, "class 7" where it has none, "any class" for maps of no class."""
     if agnostic(e):
-        return "any class"
+        return "any output" if e.numeric else "any class"
     index = int(e.target[sample])
     name = e.target_names[sample] if e.target_names is not None else e.label(index)
     return visible(f"class {name}" if name == str(index) and index not in (e.labels or {}) else name)
 
 
-def value_alone(e: Explanation) -> float | None:
-    """The number that is explained, of a sample that has no classes: a target of one's own, or a regression."""
-    alone = e.logits.shape[-1] == 1 and e.target_names is not None and e.target_names[0] != e.label(0)
-    return float(e.logits[0, 0]) if alone else None
+def values(e: Explanation, sample: int = 0) -> list[tuple[str, float]]:
+    """(name, value) of what the model gives where that is numbers and no classes: a regression, a target of one's own.
+
+    The number that is explained has the target's name.
+    """
+    if not e.numeric:
+        return []
+    names = {i: e.label(i) for i in range(e.logits.shape[-1])}
+    if e.target_names is not None and int(e.target[sample]) in names:
+        names[int(e.target[sample])] = e.target_names[sample]
+    return [(visible(name), float(e.logits[sample, i])) for i, name in names.items()]
+
+
+def value(e: Explanation, sample: int = 0) -> float | None:
+    """The number that is explained; None for a class, and for a target that is none of the model's outputs."""
+    index = int(e.target[sample])
+    return float(e.logits[sample, index]) if e.numeric and 0 <= index < e.logits.shape[-1] else None
 
 
 def followed(e: Explanation, found: Mapping[str, Any]) -> str:
-    """What was followed when a map was measured: a class, or the number that a regression gives (its sigmoid)."""
-    if value_alone(e) is None or e.target_names is None:
+    """What was followed when a map was measured: a class, or the number that a regression gives."""
+    if value(e) is None or e.target_names is None:
         return e.label(found["followed"])
-    return f"{e.target_names[0]} (its sigmoid)"
+    return e.target_names[0]
 
 
 def probability(e: Explanation, sample: int = 0) -> float | None:
     """Probability of the target's class; None for a target that is no class, and for class-agnostic maps."""
     index = int(e.target[sample])
     named = e.target_names is None or e.target_names[sample] == e.label(index)
-    if not 0 <= index < e.logits.shape[-1] or not named or agnostic(e):
-        return None
-    return float(e.probabilities()[sample, index])
+    return e.probability(index, sample) if named and not agnostic(e) else None
 
 
 def heading(e: Explanation, sample: int = 0) -> str:
-    """Name of the target and its probability, such as ``tabby 83.1%``."""
-    share = probability(e, sample)
-    return target_name(e, sample) + ("" if share is None else f"  {100 * share:.1f}%")
+    """Name of the target and its probability, such as ``tabby 83.1%``; of a number its value, ``the output 0.339``."""
+    share, number = probability(e, sample), None if agnostic(e) else value(e, sample)
+    after = "" if number is None else f"  {figure_of(number)}"
+    return target_name(e, sample) + (after if share is None else f"  {100 * share:.1f}%")
 
 
 def short(text: str, limit: int) -> str:

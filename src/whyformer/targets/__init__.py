@@ -12,10 +12,11 @@ Of any other output nothing is guessed: :class:`Token`, :class:`Span`, :class:`Q
 
 from whyformer.targets.naming import class_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.resolving import Resolver, Target, of_samples, several_tokens
+from whyformer.targets.resolving import OUTPUT, Resolver, Target, of_samples, several_tokens
 from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
 
 __all__ = [
+    "OUTPUT",
     "Contrast",
     "LogProbability",
     "Logit",

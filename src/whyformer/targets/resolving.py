@@ -23,7 +23,9 @@ _WRITTEN = {
     t.__name__: t for t in (Token, Span, Query, Pixel, Similarity, Contrast, Logit, LogProbability, Probability)
 }
 _RAW = (Token, Span, Query, Pixel, Similarity)
-_SHOWN = 10
+_SHOWN = 20
+OUTPUT = "the output"
+"""What the one number of a model for regression is called."""
 
 
 class Resolver:
@@ -36,6 +38,8 @@ class Resolver:
         labels, classes: names and number of the model's classes, where known.
         batch: number of samples.
         processor: names tokens, if it is or holds a tokenizer.
+        activation: (number of logits of a row, whether the row is what the model returned) -> what turns the row into
+            what it says, as :func:`whyformer.models.ends.final_activation` has it; default: softmax.
 
     Attributes:
         reading: the target over the raw output, or the user's own callable; None where the row of logits is read.
@@ -43,11 +47,18 @@ class Resolver:
     """
 
     def __init__(
-        self, target: Any, labels: dict[int, str] | None, classes: int | None, batch: int, processor: Any = None
+        self,
+        target: Any,
+        labels: dict[int, str] | None,
+        classes: int | None,
+        batch: int,
+        processor: Any = None,
+        activation: Callable[[int, bool], str] = lambda outputs, returned: "softmax",
     ) -> None:
         tokenizer = getattr(processor, "tokenizer", processor)
         self.tokenizer: Any = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
         self.labels, self.classes, self.batch = labels, classes, batch
+        self._activation = activation
         target = _plain(target)
         if isinstance(target, str) and _is_written(target):
             target = _written(target)
@@ -157,17 +168,43 @@ class Resolver:
         return _numbers(self.reading(output.raw), output.batch)[:, None]
 
     def callable(self, logits: Tensor) -> Callable[[Tensor], Tensor]:
-        """The target for samples with these logits (the row that was read)."""
+        """The target for samples with these logits (the row that was read).
+
+        Raises:
+            InputError: it names a class that is none of the row's, or asks for the probability of a number.
+        """
         if callable(self.target) and not self.raw:
             self._check_named(logits.shape[-1], self._words(logits))
             own = self.target
-            return own if _ours(own) else lambda logits: _numbers(own(logits), len(logits))
+            if not _ours(own):
+                return lambda logits: _numbers(own(logits), len(logits))
+            self._check_probability(own, logits)
+            return own
         indices = self.indices(logits)
         in_range(int(indices.max()), logits.shape[-1], self._words(logits))
         of, chosen = getattr(self.reading, "of", "logit"), indices.tolist()
-        if of == "log_probability":
-            return LogProbability(chosen)
-        return Probability(chosen) if of == "probability" else Logit(chosen)
+        made: Any = {"probability": Probability, "log_probability": LogProbability}.get(of, Logit)(chosen)
+        self._check_probability(made, logits)
+        return made
+
+    def activation(self, logits: Tensor) -> str:
+        """What turns the row that was read into what it says: "softmax", "sigmoid", or "identity" for a number."""
+        returned = callable(self.reading) and not isinstance(self.reading, _RAW)
+        return "identity" if self.raw else self._activation(logits.shape[-1], returned)
+
+    def _check_probability(self, target: Any, logits: Tensor) -> None:
+        """Refuse a softmax over what is no row of classes."""
+        if not isinstance(target, Probability | LogProbability) or target.multi_label:
+            return
+        kind, numeric = type(target).__name__, self.activation(logits) == "identity"
+        if not numeric and logits.shape[-1] > 1:
+            return
+        why = "the model's output is a number and has no probability" if numeric else "the softmax of one logit is 1"
+        index = torch.as_tensor(target.index).flatten()[0]
+        raise InputError(
+            f"{kind}: {why}: to explain that number itself, give its index, {index} (of a Token, without of=), as the "
+            f"target; if it is the logit of a class, its sigmoid is {kind}({index}, multi_label=True)"
+        )
 
     def indices(self, logits: Tensor) -> Tensor:
         """``[B]`` class indices, −1 where a callable names none."""
@@ -175,17 +212,23 @@ class Resolver:
         index = 0 if self.raw else index
         return logits.argmax(-1) if index is None else torch.as_tensor(index, device=logits.device).expand(len(logits))
 
+    def named(self, logits: Tensor) -> list[Tensor]:
+        """``[B]`` each: the classes that the target names (of a contrast two); −1 where a callable names none."""
+        other = getattr(self.target, "other", None) if callable(self.target) else None
+        rivals = [] if other is None else [torch.as_tensor(other).expand(len(logits))]
+        return [self.indices(logits), *rivals]
+
     # -- what it is called ---------------------------------------------------------------------------------------------
     def describe(self, logits: Tensor) -> tuple[Tensor, list[str]]:
         """(class indices as :meth:`indices` has them, on the CPU; readable names)."""
         index = self.indices(logits).cpu().clone()
         own = callable(self.target) and not hasattr(self.target, "index")
-        words = self._words(logits)
-        names = ["custom target" if own else self._name(i, words) for i in index.tolist()]
+        name = self._namer(logits)
+        names = ["custom target" if own else name(i) for i in index.tolist()]
         other = getattr(self.target, "other", None)
         if callable(self.target) and other is not None:
             rivals = torch.as_tensor(other).expand(len(names)).tolist()
-            names = [f"{n} rather than {self._name(o, words)}" for n, o in zip(names, rivals, strict=True)]
+            names = [f"{n} rather than {name(o)}" for n, o in zip(names, rivals, strict=True)]
         if callable(self.target) and getattr(self.target, "among", None) is not None:
             counts = torch.as_tensor(self.target.among).expand(len(names)).tolist()
             names = [f"{n} among the {k} likeliest" for n, k in zip(names, counts, strict=True)]
@@ -209,10 +252,20 @@ class Resolver:
     def names(self, logits: Tensor) -> dict[int, str] | None:
         """Class index -> name for the row that was read; of a vocabulary the likeliest and the target only."""
         if not self._words(logits):
-            return None if self.raw else self.labels
+            return self._labels(logits)
         shown = logits.topk(min(_SHOWN, logits.shape[-1])).indices.flatten().tolist()
-        shown += [i for i in self.indices(logits).tolist() if i >= 0]
-        return {i: self._name(i, True) for i in sorted(set(shown))}
+        shown += [i for own in self.named(logits) for i in own.tolist() if i >= 0]
+        name = self._namer(logits)
+        return {i: name(i) for i in sorted(set(shown))}
+
+    def _labels(self, logits: Tensor) -> dict[int, str] | None:
+        """Names of the classes of a row; of numbers, what the config calls them or that they are outputs."""
+        known, outputs = self.labels or {}, logits.shape[-1]
+        if self.activation(logits) == "identity":
+            return {i: OUTPUT if outputs == 1 else f"output {i}" for i in range(outputs)} | ({} if self.raw else known)
+        if outputs == 1 and len(known) == 2:  # a sigmoid between two classes is the probability of the second
+            return {0: known.get(1, OUTPUT)}
+        return self.labels
 
     def _words(self, logits: Tensor) -> bool:
         """Whether the row is over the tokenizer's vocabulary."""
@@ -220,11 +273,17 @@ class Resolver:
             return False
         return not self.labels and logits.shape[-1] >= int(self.tokenizer.vocab_size)
 
-    def _name(self, index: int, words: bool) -> str:
-        if words:
+    def _namer(self, logits: Tensor) -> Callable[[int], str]:
+        """What calls a class or token of a row by its name."""
+        if not self._words(logits):
+            labels = self._labels(logits) or {}
+            return lambda index: labels.get(index, str(index))
+
+        def word(index: int) -> str:
             token = self.tokenizer.convert_ids_to_tokens(index) if index < len(self.tokenizer) else None
             return str(index) if token is None else repr(_shown(self.tokenizer, token))
-        return (self.labels or {}).get(index, str(index))
+
+        return word
 
 
 def several_tokens(target: Any, tokenizer: Any, labels: Any, classes: int | None) -> tuple[str, list[int]] | None:

@@ -123,13 +123,16 @@ def perturb(asked: Perturb) -> None:
             drawing = show.strip(made)
     orders = ("highest_first", "lowest_first")
     shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
+    said, form = ("value", ".4g") if made.numeric else ("probability", ".1%")
     facts = record(
         "perturb", model=work.loaded.name, input=given.title, method=made.method, settings=results[0].settings,
-        target=made.target, baseline=asked.baseline, fractions=list(made.fractions), probabilities=shares,
+        target=made.target, baseline=asked.baseline, fractions=list(made.fractions),
+        probabilities=None if made.numeric else shares, values=shares if made.numeric else None,
         predicted=dict(zip(orders, made.predicted, strict=True)),
     )  # fmt: skip
-    lines = [f"probability of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]
-    lines += [f"{f:7.0%}   {a:13.1%}   {b:12.1%}" for f, a, b in zip(made.fractions, *shares.values(), strict=True)]
+    lines = [f"{said} of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]
+    rows = zip(made.fractions, *shares.values(), strict=True)
+    lines += [f"{f:7.0%}   {a:>13{form}}   {b:>12{form}}" for f, a, b in rows]
     from whyformer.show.files import write_all
 
     contents = _encoded(formats, drawing, given.name, made.method, made.target, "removed")

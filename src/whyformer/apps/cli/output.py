@@ -48,11 +48,19 @@ class ExplanationOutput(_Record):
     scores: list[list[Any]] = _required("[B, P], [B, N] or [B, height, width]; special tokens and padding are 0.")
     target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
     target_names: list[str] | None = _required("[B] readable names of the targets.")
-    logits: list[list[float]] = _required("[B, C] the model's output.")
-    probabilities: list[list[float]] = _required(
-        "[B, C] softmax of the logits, or sigmoid where the classes do not exclude one another."
+    logits: list[list[float]] = _required(
+        "[B, C] the model's output; of more than 1,000 classes [B, K], the 20 highest and those that are explained."
     )
-    multi_label: bool = _required("True where the classes do not exclude one another.")
+    classes: list[list[int]] = _optional("[B, K] which classes these are, where not all are there.")
+    normalizer: list[float] = _optional(
+        "[B] log of the sum of exp over the logits of all classes: logits - normalizer are log-probabilities."
+    )
+    probabilities: list[list[float]] | None = _required(
+        "As logits: their softmax over all classes, or sigmoid where these do not exclude one another; null of numbers."
+    )
+    activation: Literal["softmax", "sigmoid", "identity"] = _required(
+        "What makes probabilities of the logits; identity: the output is a number (a regression) and has none."
+    )
     labels: dict[str, str] | None = _required("Class number -> name.")
     frames: int | None = _required("Steps of time with a grid, or a frame of pixels, of their own, for a video.")
     grid: tuple[int, int] | None = _required("Rows and columns of patches.")
@@ -82,9 +90,10 @@ class TrustOutput(_Record):
     """
 
     method: str
-    followed: list[int] = _required("The class whose probability is followed.")
+    followed: list[int] = _required("The class whose probability is followed, or which number.")
+    numeric: bool = _required("True where a number is followed (a regression) and no probability.")
     fractions: list[float] = _required("Share of the features taken out, the highest scores first.")
-    curves: list[list[float | None]] = _required("Probability of the class at each fraction.")
+    curves: list[list[float | None]] = _required("Probability of the class, or the number, at each fraction.")
     areas: list[float | None] = _required("Area under the curve; lower is better.")
     random: list[list[list[float | None]]] = _required(
         "The same for random scores on the same cells: one entry a random map."
@@ -103,6 +112,7 @@ class GenerationCandidate(_Record):
     text: str
     logit: float
     probability: float
+    log_probability: float
 
 
 class GenerationOutput(_Record):
@@ -126,7 +136,7 @@ class GenerationOutput(_Record):
     target: list[int] = _optional()
     target_names: list[str] = _optional()
     probabilities: list[float] = _required("Of each token of the answer.")
-    candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step.")
+    candidates: list[list[GenerationCandidate]] = _required("The likeliest tokens at each step, and the answer's.")
     turns: list[list[Any]] = _optional("(role, first token, one after the last) of each message.")
     notes: list[str] = _optional("What was done to the prompt.")
     method: str
@@ -207,7 +217,8 @@ class PerturbOutput(_Command):
     target: str = _required("Name of the class.")
     baseline: Literal["black", "zero", "mean", "blur"] = _required("What stands in for removed pixels.")
     fractions: list[float] = _required("Share of the pixels removed; the first is 0.")
-    probabilities: PerturbProbabilities = _required("Of the class, at each fraction.")
+    probabilities: PerturbProbabilities | None = _required("Of the class, at each fraction; null of a number.")
+    values: PerturbProbabilities | None = _required("Of a regression, its number at each fraction; else null.")
     predicted: PerturbPredicted = _required("What the model says, at each fraction.")
     files: list[str] = _required("Files that were written.")
 

@@ -41,12 +41,12 @@ def endpoint(handlers: Handlers) -> Any:
         track = session.track(seconds=handlers.limits.seconds)
         loaded, view = handlers.full_view(session, asked)
         says = work.predict(session, loaded, view)
-        top = [{"class": i, "name": n, "probability": p} for i, n, p in says.top()]
+        figure = "value" if says.numeric else "probability"
         found = list(work.explain(session, loaded, view, track))
         results = [e for e in found if not isinstance(e, Refusal)]
         answer: dict[str, Any] = {
             "model": view.model,
-            "top": top if says.value is None else [{"class": 0, "name": says.label(0), "value": says.value}],
+            "top": [{"class": i, "name": n, figure: number} for i, n, number in says.top()],
             "explanations": [e.to_dict() for e in results],
             "refusals": {one.method: str(one.error) for one in found if isinstance(one, Refusal)},
             "warnings": list(dict.fromkeys(w for e in results for w in warnings(e))),

@@ -129,13 +129,13 @@ class Handlers:
             yield *nothing, status(str(told), error=True)
             return
         # the five likeliest classes first, with their probabilities, then all others by number
-        value = prediction.value
-        best = {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()} if value is None else {}
+        numeric = prediction.numeric
+        best = {} if numeric else {i: f"{n} ({100 * share:.1f} %)" for i, n, share in prediction.top()}
         rest = {i: prediction.label(i) for i in range(len(prediction.order)) if i not in best}
         choices = [(name, f"#{i}") for i, name in (best | rest).items()]
         kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-        says = piece("classes", classes=prediction.top(), value=value)
+        says = piece("classes", classes=prediction.top(), numeric=numeric)
         yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
     def loading(self, asked: PageInput) -> str:

@@ -19,9 +19,9 @@ import whyformer
 from whyformer.apps.web.weighing import held
 from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
-from whyformer.evaluation.forwards import probabilities
+from whyformer.evaluation.forwards import activated
 from whyformer.evaluation.trust import Trust
-from whyformer.explaining import OUTPUT, Ready, begin
+from whyformer.explaining import Ready, begin
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
@@ -178,19 +178,24 @@ class Watch:
 # -- what the page asks of the library -------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of an input: classes from the likeliest down, or the ``value`` of a regression."""
+    """What the model says of an input: classes from the likeliest down, or the numbers of a regression.
+
+    Attributes:
+        order: of the classes, from the highest logit down; of numbers as they come.
+        figures: probabilities; or, where ``numeric``, the numbers.
+    """
 
     order: tuple[int, ...]
-    probabilities: tuple[float, ...]
+    figures: tuple[float, ...]
     labels: dict[int, str]
     blocks: int
-    value: float | None = None
+    numeric: bool = False
 
     def label(self, index: int) -> str:
         return self.labels.get(index, f"class {index}")
 
     def top(self, count: int = 5) -> list[tuple[int, str, float]]:
-        return [(i, self.label(i), self.probabilities[i]) for i in self.order[:count]]
+        return [(i, self.label(i), self.figures[i]) for i in self.order[:count]]
 
 
 def ready(session: VisitorSession, loaded: Loaded, view: View) -> Ready:
@@ -207,11 +212,11 @@ def predict(session: VisitorSession, loaded: Loaded, view: View) -> Prediction:
     """One plain forward pass."""
     prepared = ready(session, loaded, view)
     logits = prepared.logits().double().cpu()
-    share = probabilities(logits[0].numpy(), prepared.multi_label)
-    order = logits[0].argsort(descending=True, stable=True).tolist()
-    value = float(logits[0, 0]) if prepared.regresses and len(order) == 1 else None
-    labels = (prepared.labels or {}) if value is None else {0: OUTPUT}
-    return Prediction(tuple(order), tuple(share.tolist()), labels, len(find_blocks(loaded.model)), value)
+    resolver = prepared.resolver()
+    activation, labels = resolver.activation(logits), resolver.names(logits) or {}
+    figures, numeric = activated(logits[0].numpy(), activation).tolist(), activation == "identity"
+    order = range(len(figures)) if numeric else logits[0].argsort(descending=True, stable=True).tolist()
+    return Prediction(tuple(order), tuple(figures), labels, len(find_blocks(loaded.model)), numeric)
 
 
 def explain(session: VisitorSession, loaded: Loaded, view: View, track: Track) -> Iterator[Explanation | Refusal]:

@@ -108,7 +108,7 @@ def _top_1(case: Case, *, label: Any, baseline: str, highest_first: bool) -> tup
 for _name, _which, _better in (("positive", "highest", "lower"), ("negative", "lowest", "higher")):
     metric(
         _name, f"top-1 AUC in % as the {_which} scores are removed (CVPR 2021, Table 1)",
-        better=_better, baselines=("black", "unk"), label=None,
+        better=_better, baselines=("black", "unk"), of_classes=True, label=None,
     )(partial(_top_1, highest_first=_name == "positive"))  # fmt: skip
 
 
@@ -163,7 +163,7 @@ perturbation(
 )  # fmt: skip
 perturbation(
     "log_odds", "mean log ratio of the probability over 10–90 % removed, highest first", _ten_to_ninety,
-    lambda a, clean, y: (log_odds(clean, y), y), better="lower", baselines=("black", "unk"),
+    lambda a, clean, y: (log_odds(clean, y), y), better="lower", baselines=("black", "unk"), of_classes=True,
 )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def relevance_sum(explanation: Explanation) -> tuple[float, str]:
         return float(figure["sum"][0]), "all features"
     if figure.get("blocks"):
         lowest = min(figure["blocks"], key=int)
-        logit = float(explanation.logits[0, int(explanation.target[0])])
+        logit = explanation.logit(int(explanation.target[0])) or 0.0
         return float(figure["blocks"][lowest][0]) / float(figure["start"][0]) * logit, f"input of block {lowest}"
     if "completeness" in explanation.diagnostics:
         return float(explanation.diagnostics["completeness"]["sum"][0]), "all features"

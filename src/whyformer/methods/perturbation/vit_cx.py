@@ -110,11 +110,10 @@ def _features(task: Task) -> tuple[Tensor, Tensor, Places | None]:
 
 def outcome(task: Task, logits: Tensor, output: str) -> Callable[[Tensor], Tensor]:
     """What is read off changed inputs: the target, or for a class its "probability"."""
-    target = task.resolve(logits)
-    if output != "probability" or not isinstance(target, Logit):
+    target, activation = task.resolve(logits), task.activation(logits)
+    if output != "probability" or not isinstance(target, Logit) or activation == "identity":
         return target
-    several = getattr(getattr(task.model, "config", None), "problem_type", None) == "multi_label_classification"
-    return Probability(target.index, several or logits.shape[-1] == 1)
+    return Probability(target.index, activation == "sigmoid")
 
 
 def _feature_grid(task: Task, features: Tensor, places: Places) -> Tensor:

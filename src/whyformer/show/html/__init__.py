@@ -100,26 +100,32 @@ def way(pieces: Sequence[words.Word]) -> str:
     return "rtl" if words.right_to_left("".join(word.text for word in pieces)) else "ltr"
 
 
-def curves(found: Mapping[str, Any]) -> dict[str, str] | None:
+def curves(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """Points of a map's deletion curve, of the mean of random ones, and of the band that these fill, in an SVG's
-    pixels (x 34 to 312, y 144 to 8); None where there is no curve."""
+    pixels (x 34 to 312, y 144 to 8), and the figures at the ends and in the middle of the upright axis, 0 to 1 but for
+    a number; None where there is no curve."""
     lines = {name: np.array(found[name], dtype=float) for name in ("curve", "mean", "lowest", "highest")}
     if not all(np.isfinite(line).all() for line in lines.values()):
         return None
+    low, high = 0.0, 1.0
+    if found.get("numeric"):
+        low, high = min(line.min() for line in lines.values()), max(line.max() for line in lines.values())
 
     def points(line: Any) -> list[str]:
-        x, y = np.linspace(34, 312, len(line)), 144 - 136 * np.clip(line, 0, 1)
+        x, y = np.linspace(34, 312, len(line)), 144 - 136 * np.clip((line - low) / ((high - low) or 1), 0, 1)
         return [f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True)]
 
     band = points(lines["highest"]) + points(lines["lowest"])[::-1]
-    return {"curve": " ".join(points(lines["curve"])), "mean": " ".join(points(lines["mean"])), "band": " ".join(band)}
+    ticks = [f"{n:.3g}" for n in (low, (low + high) / 2, high)]
+    joined = {name: " ".join(points(lines[name])) for name in ("curve", "mean")}
+    return {**joined, "band": " ".join(band), "ticks": ticks}
 
 
 _FUNCTIONS = (
     asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
     painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
     words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
-    words.target_name, words.unread, words.value_alone, words.words,
+    words.target_name, words.unread, words.value, words.values, words.words,
 )  # fmt: skip
 
 
