@@ -304,7 +304,7 @@ class Sources:
             values = at_elements(values, elements.rows)
             values = self.at_tokens(name, values) if side.modality == "text" else values
             kind = "patch" if side.modality == "image" else "token"
-            made[name] = Scores(values, logits, kind, {}, elements.grid, side)
+            made[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
         return self.assemble(made, logits, diagnostics)
 
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:

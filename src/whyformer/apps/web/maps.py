@@ -51,10 +51,15 @@ def _original(e: Explanation) -> dict[str, Any] | None:
 
 
 def _seen(e: Explanation) -> tuple[float, float, float, float]:
-    """(left, top, width, height) of the map on the picture, as shares of it; beyond 0..1 where it was padded."""
-    if e.geometry is None or e.originals is None:
-        return 0, 0, 1, 1
-    (high, wide), (left, top, right, bottom) = e.geometry[0].size, e.geometry[0].box
+    """(left, top, width, height) of what the model read of the picture, as shares of it; beyond 0..1 where it was
+    padded."""
+    return _shares(e, e.boxes()[1])
+
+
+def _shares(e: Explanation, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """(left, top, width, height) of a box on the picture, as shares of it."""
+    high, wide = e.geometry[0].size if e.geometry is not None else e.image_size or e.grid or e.scores.shape[-2:]
+    left, top, right, bottom = box
     return left / wide, top / high, (right - left) / wide, (bottom - top) / high
 
 
@@ -68,7 +73,7 @@ def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) 
     return {
         "source": session.once(key, lambda: _uri(painting.overlay(e, longest=PIXELS, **look))),
         "scores": Markup(base64.b64encode(values.tobytes()).decode()),
-        "box": ",".join(f"{share:.6f}" for share in _seen(e)),
+        "box": ",".join(f"{share:.6f}" for share in _shares(e, e.boxes()[0])),
         "aspect": f"{wide / high:.4f}",
         "rows": rows,
         "columns": columns,
