@@ -61,10 +61,11 @@ def explain(
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either, of which
-            32 go through the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path,
-            or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
-            done to it stands in ``diagnostics["input"]``.
+            ``[B, N]``), or a list of samples that are (token ids of unlike lengths are padded), or a tuple of the
+            arguments of forward; or with ``processor`` a picture, a string, or a list of either, of which 32 go through
+            the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path, or opened for
+            reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be done to it stands in
+            ``diagnostics["input"]``.
         method: a name from :func:`whyformer.list_methods`; by default "auto", which takes what measured best for this
             kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
