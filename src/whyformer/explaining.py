@@ -22,6 +22,7 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
+from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_samples, with_unscored
 from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
@@ -324,9 +325,14 @@ def begin(
     facts = (processor, name, labels, multi_label, class_count(model), checkpoint)
     singles = unstackable(model, inputs, processor) if is_prompt(inputs) else []
     if not singles:
-        return Ready(model, oriented(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
+        return Ready(model, _measured(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
     each = [begin(model, one, processor, truncate=truncate, checkpoint=checkpoint) for one in singles]
     kinds = {one.inputs.modality for one in each}
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
     return Ready(model, stand, *facts, tuple(replace(one, name=name) for one in each))
+
+
+def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with what the model shows of their axes."""
+    return with_batch_axes(model, oriented(model, inputs))
