@@ -24,7 +24,7 @@ def with_batch_axes(model: nn.Module, inputs: Inputs) -> Inputs:
     """The inputs with the arguments that have no batch axis, ``whole``.
 
     An argument with as many rows as there are samples, or a multiple of it, has rows for each sample. Where that may be
-    by chance, it is tried: the model has to say of one sample alone what it says of all, with the argument cut or whole.
+    by chance, it is tried: the model has to say of one sample alone what it says of all, with it cut or whole.
     """
     given: list[tuple[Place, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     scored = {inputs.scored, *(one.scored for one in inputs.others.values())}
