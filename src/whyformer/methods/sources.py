@@ -271,7 +271,7 @@ class Sources:
             (side.modality == "tensor" and side.tensor.dim() != 3 and side.tensor.shape[:-1] != (self.inputs.batch,))
             or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures of each prompt
         )
-        return packed or side.choices is not None
+        return packed or (side.choices or 1) > 1
 
     def own_tokens(self) -> Tensor:
         """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""
