@@ -23,7 +23,7 @@ from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
-from whyformer.methods.diagnosis import check_samples, with_unscored
+from whyformer.methods.diagnosis import check_choices, check_samples, with_unscored
 from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
@@ -334,5 +334,7 @@ def begin(
 
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
-    """The inputs with what the model shows of their axes."""
-    return with_batch_axes(model, oriented(model, inputs))
+    """The inputs with what the model shows of their axes, which are checked."""
+    made = with_batch_axes(model, oriented(model, inputs))
+    check_choices(model, made)
+    return made

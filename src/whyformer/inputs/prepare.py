@@ -120,8 +120,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     content = [(n, t) for n, t in tensors if not stands_beside(names[n])] or tensors
     pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
-    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
-    ids.sort(key=lambda n: n not in _ID_NAMES)
+    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and names[n] in _ID_NAMES)]
+    ids.sort(key=lambda n: names[n] not in _ID_NAMES)
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     patches = [n for n in pixels if ids and small_pictures(whole[n], whole[ids[0]], model)]
     pictures = [n for n in pixels if n not in patches]

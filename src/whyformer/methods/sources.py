@@ -256,7 +256,12 @@ class Sources:
         return found.expand(count, -1)
 
     def by_sample(self, name: str, values: Tensor) -> Tensor:
-        """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``."""
+        """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``; of a
+        multiple choice ``[B, C, N, D]``."""
+        choices = self.sources[name].choices
+        if choices is not None:
+            inside = values.shape[:2] == (self.inputs.batch, choices)
+            return values if inside else values.unflatten(0, (self.inputs.batch, choices))
         return self.inputs.by_sample(values) if self._is_packed(name) else values
 
     def packed(self, name: str, values: Tensor) -> Tensor:
@@ -271,7 +276,7 @@ class Sources:
             (side.modality == "tensor" and side.tensor.dim() != 3 and side.tensor.shape[:-1] != (self.inputs.batch,))
             or (side.modality == "image" and len(side.tensor) > self.inputs.batch)  # several pictures of each prompt
         )
-        return packed or (side.choices or 1) > 1
+        return packed or side.choices is not None
 
     def own_tokens(self) -> Tensor:
         """``[B, N]`` or ``[1, 1]`` True at tokens of the main text that are no placeholders of another input."""

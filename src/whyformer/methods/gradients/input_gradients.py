@@ -182,7 +182,7 @@ def smoothgrad(
     batch_size: Count = 8,
     composite: CompositeName = "plain",
 ) -> Scores:
-    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample.
+    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample (of a multiple choice, of each text).
 
     Args:
         samples: number of noisy copies.
@@ -195,14 +195,14 @@ def smoothgrad(
     """
     x, logits = own_inputs(task)
     real = {name: _real(task, name, value) for name, value in x.items()}
-    sigma = {name: noise * _range(value, real[name]) for name, value in x.items()}
+    axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # of a multiple choice each text counts
+    sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
     total = {name: torch.zeros_like(value) for name, value in x.items()}
 
     def noisy(name: str, start: int, stop: int) -> Tensor:
         # a generator for each copy, so that neither chunks nor padding change a token's noise
         own, mask = x[name], real[name]
-        several = (task.sources[name].choices or 1) > 1
-        shape = own.shape[2 if several else 1 :]
+        shape = own.shape[axes[name] :]
         drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(shape) for k in range(start, stop)])
         made = torch.from_numpy(drawn).to(own)
         if mask is None:
@@ -228,7 +228,6 @@ def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
     if elements is not None and mask.dim() == 2:
         places = elements.to(mask.device).expand(len(mask), -1)
         mask = mask.gather(1, places.clamp(min=0)) | (places < 0)
-    mask = mask.flatten(0, 1) if mask.dim() == 3 and mask.shape[1] == 1 else mask  # a choice of one
     return mask.to(x.device) if mask.shape == x.shape[: mask.dim()] else None
 
 
@@ -237,14 +236,14 @@ def _beside(mask: Tensor, x: Tensor) -> Tensor:
     return mask.view(*mask.shape, *[1] * (x.dim() - mask.dim()))
 
 
-def _range(x: Tensor, real: Tensor | None) -> Tensor:
-    """max − min of each sample, padding left out, shaped to multiply x."""
+def _range(x: Tensor, real: Tensor | None, axes: int) -> Tensor:
+    """max − min of what lies along the first axes (each sample), padding left out, shaped to multiply x."""
     high, low = x, x
     if real is not None:
         padding = ~_beside(real, x)
         high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
-    spread = high.flatten(1).amax(1) - low.flatten(1).amin(1)
-    return spread.reshape([-1] + [1] * (x.dim() - 1))
+    spread = high.flatten(axes).amax(-1) - low.flatten(axes).amin(-1)
+    return spread.reshape(*x.shape[:axes], *[1] * (x.dim() - axes))
 
 
 @method(
