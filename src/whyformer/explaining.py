@@ -22,7 +22,8 @@ from whyformer.inputs.longer import lengthened
 from whyformer.inputs.prompts import is_prompt, unstackable
 from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
-from whyformer.methods.diagnosis import check_samples, with_unscored
+from whyformer.methods.batch_axes import with_batch_axes
+from whyformer.methods.diagnosis import check_choices, check_samples, with_unscored
 from whyformer.methods.finishing import finish, note_claims
 from whyformer.methods.orientation import oriented
 from whyformer.methods.task import Scores, Task
@@ -61,10 +62,11 @@ def explain(
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
-            ``[B, N]``); or with ``processor`` a picture, a string, or a list of either, of which
-            32 go through the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path,
-            or opened for reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be
-            done to it stands in ``diagnostics["input"]``.
+            ``[B, N]``), or a list of samples that are (token ids of unlike lengths are padded), or a tuple of the
+            arguments of forward; or with ``processor`` a picture, a string, or a list of either, of which 32 go through
+            the model at a time, fewer where memory runs out. A picture is a PIL image or a file (path, or opened for
+            reading bytes), read as :mod:`whyformer.inputs.pictures` says; what had to be done to it stands in
+            ``diagnostics["input"]``.
         method: a name from :func:`whyformer.list_methods`; by default "auto", which takes what measured best for this
             kind of input and names it in ``diagnostics["auto"]``.
         target: None (each sample's predicted class), a class index, one index a sample, a class name (see
@@ -315,9 +317,16 @@ def begin(
     facts = (processor, name, class_names(model)[0], class_count(model), checkpoint)
     singles = unstackable(model, inputs, processor) if is_prompt(inputs) else []
     if not singles:
-        return Ready(model, oriented(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
+        return Ready(model, _measured(model, prepare(model, inputs, processor, truncate=truncate)), *facts)
     each = [begin(model, one, processor, truncate=truncate, checkpoint=checkpoint) for one in singles]
     kinds = {one.inputs.modality for one in each}
     ids = torch.zeros(len(each), 1, dtype=torch.long)
     stand = Inputs((), {"input_ids": ids}, "text" if "text" in kinds else kinds.pop(), "input_ids", name="input_ids")
     return Ready(model, stand, *facts, tuple(replace(one, name=name) for one in each))
+
+
+def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with what the model shows of their axes, which are checked."""
+    made = with_batch_axes(model, oriented(model, inputs))
+    check_choices(model, made)
+    return made

@@ -56,3 +56,53 @@ def test_a_choice_has_the_scores_that_it_has_alone(method: str, model: str) -> N
 def test_deleting_tokens_of_a_choice_is_refused() -> None:
     with pytest.raises(InputError, match="no token can be deleted"):
         whyformer.explain(*built(), "occlusion", baseline="delete")
+
+
+class Document(nn.Module):
+    """Texts that are read one by one and classified together."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 48}
+        self.texts = randomise(transformers.BertModel(transformers.BertConfig(**sizes, pad_token_id=0)))
+        self.head = randomise(nn.Linear(WIDTH, classes))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = None if attention_mask is None else attention_mask.flatten(0, 1)
+        read = self.texts(input_ids.flatten(0, 1), attention_mask=mask).pooler_output
+        return self.head(read.unflatten(0, input_ids.shape[:2]).mean(1))
+
+
+class Flat(nn.Module):
+    """What the refusal proposes."""
+
+    def __init__(self, model: nn.Module, count: int, length: int) -> None:
+        super().__init__()
+        self.model, self.count, self.length = model, count, length
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids.view(-1, self.count, self.length))
+
+
+@pytest.mark.parametrize(("classes", "shape"), [(4, (2, 6, 9)), (6, (2, 6, 9)), (2, (1, 3, 5)), (3, (1, 3, 5))])
+@pytest.mark.parametrize("position", [True, False])
+def test_a_document_is_no_multiple_choice(classes: int, shape: tuple[int, int, int], position: bool) -> None:
+    """Also where there are as many texts as classes. What the refusal proposes gives scores to all texts."""
+    model = Document(classes).double().eval()
+    ids = torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(InputError, match="no multiple choice"):
+        whyformer.explain(model, ids if position else {"input_ids": ids}, "input_x_gradient", 1)
+    flat = Flat(model, *shape[1:]).eval()
+    e = whyformer.explain(flat, ids.flatten(1), "input_x_gradient", 1)
+    assert torch.allclose(e.logits, model(ids).detach())
+    assert (e.scores.unflatten(1, shape[1:]).abs().sum(-1) > 0).all()
+    for i in range(len(ids)):
+        alone = whyformer.explain(flat, ids[i : i + 1].flatten(1), "input_x_gradient", 1)
+        assert torch.allclose(e.scores[i], alone.scores[0])
+
+
+def test_ids_of_choices_by_position() -> None:
+    model, pairs = built()
+    e = whyformer.explain(model, pairs["input_ids"], "input_x_gradient", MEANT)
+    named = whyformer.explain(model, {"input_ids": pairs["input_ids"]}, "input_x_gradient", MEANT)
+    assert torch.equal(e.scores, named.scores)

@@ -125,8 +125,8 @@ class PictureBatch(Batch):
         return Unusable("failed", "this picture has no mask") if mask is None else usable(mask.astype(np.float64))
 
     def read(self, index: int, explanation: Explanation) -> Scores:
-        own = explanation.grid if self.nearest and explanation.level != "pixel" else None
-        return usable(resize(explanation.heatmap(own), self.spec.size, nearest=True)[0].double().numpy())
+        maps = explanation.heatmap(nearest=self.nearest)
+        return usable(resize(maps, self.spec.size, nearest=True)[0].double().numpy())
 
     @property
     def patch(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.geometry import Box, Geometry
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,9 @@ class Features:
         unknown: places in ``tokens`` that stand for what the tokenizer has no token for ([UNK]), for each sample.
         image_size: (height, width) in pixels of the model's input, for pictures.
         grid: (rows, columns) of patches, where scores are of patches.
+        cells: (left, top, right, bottom) of that grid in pixels of the model's input. It ends before the input does
+            where the model does not read the rest, and reaches beyond where the model pads. None for just the input.
+        read: likewise, the pixels of its input that the model reads; None for all of them.
         frames: how many steps of time have a grid (or a frame of pixels) of their own, for a video; None for a picture.
         pictures: ``[B, H, W, 3]`` uint8, the pictures as the model saw them.
         sounds: ``[B, T]`` the waves of sounds, 0 behind the end; sampling_rate: their samples a second; durations: how
@@ -39,6 +42,8 @@ class Features:
     unknown: list[list[int]] | None = None
     image_size: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
+    cells: Box | None = None
+    read: Box | None = None
     frames: int | None = None
     pictures: Tensor | None = None
     sounds: Tensor | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
+from whyformer.explanation.geometry import Box
 
 MOST_PIXELS = 2**28
 """A picture or a map of more is refused: it would fill the memory."""
@@ -122,9 +123,18 @@ def _sizes(features: Features, level: str, scores: Tensor) -> None:
         raise InputError(f"its grid has {laid} patches, and its scores are of {scores.shape[1]}")
     if level == "pixel" and features.frames != (scores.shape[1] if scores.dim() == 4 else None):
         raise InputError(f"its frames are {features.frames}, and its scores have the shape {tuple(scores.shape)}")
+    for name in ("cells", "read"):
+        box = getattr(features, name)
+        if box is not None and not (_is_box(box) and features.image_size is not None):
+            raise InputError(f"its {name} cannot be: {box}")
     for known in features.geometry or ():
-        if math.prod(known.size) > MOST_PIXELS or not all(math.isfinite(n) and abs(n) < 2**31 for n in known.box):
+        if math.prod(known.size) > MOST_PIXELS or not _is_box(known.box):
             raise InputError(f"an impossible geometry: size {known.size}, box {known.box}")
+
+
+def _is_box(box: Box) -> bool:
+    left, top, right, bottom = box
+    return left < right and top < bottom and all(math.isfinite(n) and abs(n) < 2**31 for n in box)
 
 
 def _text(features: Features, count: int) -> None:

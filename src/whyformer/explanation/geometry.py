@@ -8,6 +8,9 @@ from typing import Any
 
 from whyformer.errors import InputError
 
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom) in pixels, fractions included."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -23,7 +26,7 @@ class Geometry:
     """
 
     size: tuple[int, int]
-    box: tuple[float, float, float, float]
+    box: Box
 
     def __post_init__(self) -> None:
         left, top, right, bottom = self.box
@@ -45,6 +48,19 @@ class Geometry:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {name: list(value) for name, value in asdict(self).items()}
+
+    def part(self, box: Box | None, size: tuple[int, int]) -> Box:
+        """Where a part of the model's input lies on the original.
+
+        Args:
+            box: of the part in pixels of the input; None for all of it.
+            size: (height, width) of the input.
+        """
+        if box is None:
+            return self.box
+        left, top, right, bottom = self.box
+        across, down = (right - left) / size[1], (bottom - top) / size[0]
+        return left + across * box[0], top + down * box[1], left + across * box[2], top + down * box[3]
 
     def scaled(self, size: tuple[int, int]) -> Geometry:
         """The same on the picture drawn at another (height, width)."""

@@ -142,6 +142,10 @@ def _maps(parts: Sequence[Explanation | None]) -> Explanation:
         blank_one = Image.new("RGB", size[::-1], (255, 255, 255))
         originals = [blank_one if one is None else (one.originals or [])[0] for one in parts]
         geometry = [Geometry.whole(size) if one is None else (one.geometry or [])[0] for one in parts]
+    if len({(one.cells, one.read, one.image_size) for one in there}) > 1:  # one box for all there is not
+        lie = [None if one is None else one.boxes()[0] for one in parts]
+        features = replace(features, cells=None, read=None)
+        geometry = geometry and [g if b is None else replace(g, box=b) for g, b in zip(geometry, lie, strict=True)]
     seen = [one.pictures for one in there]
     known = None not in seen and len({one.shape for one in seen if one is not None}) == 1
     pictures = None

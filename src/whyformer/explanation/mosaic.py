@@ -63,7 +63,7 @@ def on_pictures(e: Explanation, mosaic: Mosaic) -> dict[str, Explanation] | None
         scores = torch.stack([spread(m, high, wide) for m in maps]).to(e.scores)
         level = "pixel" if e.level == "pixel" else "patch"
         features = replace(
-            e.features, tokens=None, frames=None, pictures=None,
+            e.features, tokens=None, frames=None, pictures=None, cells=None, read=None,
             image_size=None if level == "patch" else (high, wide), grid=(high, wide) if level == "patch" else None,
             originals=[own[k] for own in mosaic.pictures], geometry=[one[1] for one in laid if one is not None],
         )  # fmt: skip
@@ -86,7 +86,9 @@ def _tiled(e: Explanation, mosaic: Mosaic, sample: int, k: int) -> tuple[Tensor,
     tiles = mosaic.tiles[sample][k]
     if not tiles or max(tile.place for tile in tiles) >= len(maps):
         return None
-    return composed([(maps[tile.place].double(), tile.geometry) for tile in tiles])
+    size, cells = e.image_size or (1, 1), e.features.cells
+    own = [replace(tile.geometry, box=tile.geometry.part(cells, size)) for tile in tiles]
+    return composed([(maps[tile.place].double(), geometry) for tile, geometry in zip(tiles, own, strict=True)])
 
 
 def composed(pieces: list[tuple[Tensor, Geometry]]) -> tuple[Tensor, Geometry]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.explanation import storage, views
 from whyformer.explanation.features import Features
-from whyformer.explanation.geometry import Geometry
+from whyformer.explanation.geometry import Box, Geometry
 from whyformer.explanation.seconds import over_time, unrolled
 
 LEVELS = ("patch", "token", "pixel")
@@ -148,6 +148,16 @@ class Explanation:
         return self.features.grid
 
     @property
+    def cells(self) -> Box | None:
+        """(left, top, right, bottom) of that grid in pixels of the model's input; None for all of it."""
+        return self.features.cells
+
+    @property
+    def read(self) -> Box | None:
+        """(left, top, right, bottom) of the pixels of its input that the model reads; None for all of it."""
+        return self.features.read
+
+    @property
     def frames(self) -> int | None:
         """How many steps of time have a map of their own, for a video; None for a picture."""
         return self.features.frames
@@ -257,18 +267,24 @@ class Explanation:
             (numbers[i], self.label(numbers[i]), float(logits[i]), None if shares is None else shares[i]) for i in best
         ]
 
-    def heatmap(self, size: tuple[int, int] | None = None) -> Tensor:
-        """``[B, height, width]`` map, bilinear from the patch grid (Chefer et al. 2021, section 3.4).
+    def heatmap(self, size: tuple[int, int] | None = None, *, nearest: bool = False) -> Tensor:
+        """``[B, height, width]`` map of the model's input, bilinear from the patch grid (Chefer et al. 2021, section
+        3.4), 0 where the model does not read it.
 
         Of a video ``[B, T, height, width]``, a map for each step of time.
 
         Args:
-            size: (height, width) in pixels; the model's input size by default.
+            size: (height, width) to draw the whole input at; the model's input size by default.
+            nearest: each pixel takes the score of the patch that it lies in, and nothing is mixed.
         """
-        maps, size = self._maps(), size or self.image_size
-        if maps.dim() == 3:
-            return views.resize(maps, size)
-        return views.resize(maps.flatten(0, 1), size).unflatten(0, maps.shape[:2])
+        maps, seen = self._maps(), self.image_size
+        size = size or seen
+        if seen is not None and size is not None and (self.features.cells or self.features.read):
+            whole = Geometry.whole(seen).scaled(size)
+            cells, read = (whole.part(box, seen) for box in (self.features.cells, self.features.read))
+            return views.place(maps, cells, size, read, nearest=nearest).nan_to_num(0).to(maps)
+        made = views.resize(maps.flatten(0, -3), size, nearest=nearest)
+        return made.unflatten(0, maps.shape[:-2])
 
     def frame(self, index: int) -> Explanation:
         """The explanation of one step of time of a video, a picture: one frame, or those that share a row of tokens
@@ -310,8 +326,8 @@ class Explanation:
     def placed(self, sample: int = 0, size: tuple[int, int] | None = None) -> Tensor:
         """``[height, width]`` map of one sample on the original picture, NaN where the model did not see it.
 
-        The inverse of the processor's resizing, cropping and padding, bilinear from the patch grid. Where the geometry
-        is unknown, the picture is taken as the model saw it.
+        The inverse of the processor's resizing, cropping and padding, and of what the model leaves out or pads itself;
+        bilinear from the patch grid. Where the geometry is unknown, the picture is taken as it was fed to the model.
 
         Args:
             size: (height, width) to draw the whole picture at; the original's own by default.
@@ -319,10 +335,27 @@ class Explanation:
         maps = self._maps()
         if maps.dim() == 4:
             raise InputError("a video has a map for each step of time: take one with .frame(i)")
-        known = Geometry.whole(self.image_size or (int(maps.shape[1]), int(maps.shape[2])))
+        cells, read = self.boxes(sample, size)
+        known = self._geometry(sample, size)
+        return views.place(maps[sample], cells, known.size, read)
+
+    def boxes(self, sample: int = 0, size: tuple[int, int] | None = None) -> tuple[Box, Box]:
+        """(left, top, right, bottom) of one sample's map on the original picture, and of what the model read of it.
+        Both may reach beyond the picture.
+
+        Args:
+            size: as for :meth:`placed`.
+        """
+        known, features = self._geometry(sample, size), self.features
+        seen = self.image_size or (1, 1)
+        return known.part(features.cells, seen), known.part(features.read, seen)
+
+    def _geometry(self, sample: int, size: tuple[int, int] | None) -> Geometry:
+        """Where the model's input lies on a picture drawn at a size."""
+        maps = self._maps()
+        known = Geometry.whole(self.image_size or (int(maps.shape[-2]), int(maps.shape[-1])))
         known = known if self.geometry is None else self.geometry[sample]
-        known = known if size is None else known.scaled(size)
-        return views.place(maps[sample], known.box, known.size)
+        return known if size is None else known.scaled(size)
 
     def _maps(self) -> Tensor:
         """``[B, rows, columns]`` of patches or pixels; of a video ``[B, T, rows, columns]``."""

@@ -21,6 +21,7 @@ from whyformer.errors import InputError
 Number = StrictInt | StrictFloat
 Natural = Annotated[StrictInt, Field(ge=0)]
 Pair = tuple[StrictInt, StrictInt]
+Corners = tuple[Number, Number, Number, Number]
 
 
 class Held(BaseModel):
@@ -35,6 +36,8 @@ class HeldFeatures(Held):
     grid: Pair | None = None
     frames: StrictInt | None = None
     image_size: Pair | None = None
+    cells: Corners | None = None
+    read: Corners | None = None
     tokens: list[list[StrictStr]] | None = None
     offsets: list[list[Pair]] | None = None
     texts: list[StrictStr] | None = None

@@ -58,7 +58,8 @@ def unrolled(e: Explanation, columns: int | None = None) -> Explanation:
     scores = _side_by_side(maps[..., None], columns)[..., 0]
     made = replace(e, scores=scores, level="pixel", parts={})
     size = (int(scores.shape[1]), int(scores.shape[2]))
-    return made.with_features(frames=None, grid=None, pictures=shown, image_size=size, originals=None, geometry=None)
+    gone = dict.fromkeys(("frames", "grid", "cells", "read", "originals", "geometry"))
+    return made.with_features(**gone, pictures=shown, image_size=size)
 
 
 def _side_by_side(steps: Tensor, columns: int) -> Tensor:

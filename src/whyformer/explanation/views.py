@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from whyformer.explanation.geometry import Box
+
 
 def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False) -> Tensor:
     """Bilinear resize of ``[B, h, w]`` to ``[B, height, width]`` (Chefer et al. 2021, section 3.4).
@@ -25,8 +27,10 @@ def resize(maps: Tensor, size: tuple[int, int] | None, *, nearest: bool = False)
     return torch.nn.functional.interpolate(wide[:, None], size=tuple(size), mode="bilinear", align_corners=False)[:, 0]
 
 
-def place(map_: Tensor, box: tuple[float, float, float, float], size: tuple[int, int]) -> Tensor:
-    """A map ``[h, w]`` laid over a box of a canvas, ``[height, width]``: bilinear, NaN outside of the box.
+def place(
+    map_: Tensor, box: Box, size: tuple[int, int], seen: Box | None = None, *, nearest: bool = False
+) -> Tensor:
+    """A map ``[..., h, w]`` laid over a box of a canvas, ``[..., height, width]``: bilinear, NaN for what was not seen.
 
     A canvas pixel whose centre lies at the share u of the box takes the map's value at u · h − ½ (between the centres
     of its cells, and constant beyond the outermost ones), as :func:`resize` does where the box is the canvas.
@@ -34,24 +38,30 @@ def place(map_: Tensor, box: tuple[float, float, float, float], size: tuple[int,
     Args:
         box: (left, top, right, bottom) in canvas pixels, fractions included; it may reach beyond the canvas.
         size: (height, width) of the canvas.
+        seen: the box outside of which nothing was seen; ``box`` by default.
+        nearest: each pixel takes the score of the cell that its centre lies in, and nothing is mixed.
     """
     left, top, right, bottom = box
-    rows = _interpolation(map_.shape[0], top, bottom, size[0])
-    columns = _interpolation(map_.shape[1], left, right, size[1])
+    first, above, last, below = seen or box
+    rows = _interpolation(map_.shape[-2], (top, bottom), (above, below), size[0], nearest)
+    columns = _interpolation(map_.shape[-1], (left, right), (first, last), size[1], nearest)
     return rows @ map_.double().cpu() @ columns.T
 
 
-def _interpolation(cells: int, start: float, end: float, pixels: int) -> Tensor:
-    """``[pixels, cells]`` weights of each pixel's value; NaN for pixels outside of start to end."""
-    share = (torch.arange(pixels, dtype=torch.float64) + 0.5 - start) / (end - start)
-    at = (share * cells - 0.5).clamp(0, cells - 1)
+def _interpolation(
+    cells: int, span: tuple[float, float], seen: tuple[float, float], pixels: int, nearest: bool
+) -> Tensor:
+    """``[pixels, cells]`` weights of each pixel's value where the cells lie over a span; NaN for pixels not seen."""
+    middles, (start, end) = torch.arange(pixels, dtype=torch.float64) + 0.5, span
+    at = ((middles - start) / (end - start) * cells - 0.5).clamp(0, cells - 1)
+    at = at.add(0.5).floor().clamp(max=cells - 1) if nearest else at
     below = at.floor().long().clamp(max=max(0, cells - 2))
     above = (below + 1).clamp(max=cells - 1)
     weights = torch.zeros(pixels, cells, dtype=torch.float64)
     index = torch.arange(pixels)
     weights[index, below] += 1 - (at - below)
     weights[index, above] += at - below
-    return torch.where(((share >= 0) & (share < 1))[:, None], weights, torch.nan)
+    return torch.where(((middles >= seen[0]) & (middles < seen[1]))[:, None], weights, torch.nan)
 
 
 def gaussian_blur(pictures: Tensor, sigma: float, radius: int | None = None) -> Tensor:

@@ -20,7 +20,10 @@ from whyformer.inputs.sounds import Sound, as_sound, is_sound_name, listener, op
 
 
 def as_given(inputs: Any, processor: Any) -> Any:
-    """Inputs with one alone in a list, files opened, and arrays as pictures, texts or tensors."""
+    """Inputs with one alone in a list, files opened, and arrays as pictures, texts or tensors.
+
+    A list holds samples. A tuple with tensors holds the arguments of forward, in their order.
+    """
     inputs = as_sound(inputs, processor)
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "UO":
         inputs = inputs.tolist()
@@ -29,7 +32,19 @@ def as_given(inputs: Any, processor: Any) -> Any:
         inputs = list(inputs) if several else [inputs] if raw_picture(inputs) is not None else _as_tensor(inputs)
     if isinstance(inputs, str | Path | Image.Image | Sound) or hasattr(inputs, "read"):
         inputs = [inputs]
-    return [_one(i, processor) for i in inputs] if isinstance(inputs, list | tuple) else inputs
+    if not isinstance(inputs, list | tuple):
+        return inputs
+    read = [_one(i, processor) for i in inputs]
+    if isinstance(inputs, tuple) and any(isinstance(i, Tensor) for i in read):
+        return tuple(read)
+    return [_tensors_of(i) for i in read]
+
+
+def _tensors_of(sample: Any) -> Any:
+    """A mapping with its arrays as tensors; anything else as it is."""
+    if not isinstance(sample, Mapping):
+        return sample
+    return {name: _as_tensor(v) if isinstance(v, np.ndarray) else v for name, v in sample.items()}
 
 
 def count_of(inputs: Any, processor: Any = None) -> int | None:

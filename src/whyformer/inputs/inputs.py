@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ class Inputs:
             unknown.
         samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
         shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
+        whole: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of several
+            samples.
         name: what the model's forward calls the scored argument.
         turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last); None until it
             was measured on the model.
@@ -49,6 +51,7 @@ class Inputs:
     black: tuple[float, ...] | None = None
     samples: Tensor | None = None
     shared: frozenset[str] = frozenset()
+    whole: frozenset[str | int] = frozenset()
     name: str = ""
     turned: bool | None = None
     mosaic: Mosaic | None = None
@@ -128,16 +131,27 @@ class Inputs:
         """The same with another scored tensor; for k copies of each sample the other arguments are repeated too."""
         times = value.shape[0] // self.batch
 
-        def fit(other: Any) -> Any:
-            if not isinstance(other, Tensor) or not other.dim() or times == 1:
-                return other
-            return self.by_sample(other).repeat_interleave(times, 0).reshape(-1, *other.shape[1:])
+        def repeated(rows: Tensor) -> Tensor:
+            return rows if times == 1 else rows.repeat_interleave(times, 0)
 
-        args = tuple(value if i == self.scored else fit(a) for i, a in enumerate(self.args))
-        kwargs = {k: value if k == self.scored else v if k in self.shared else fit(v) for k, v in self.kwargs.items()}
-        return replace(
-            self, args=args, kwargs=kwargs, mask=fit(self.mask), special=fit(self.special), samples=fit(self._numbers),
-        )  # fmt: skip
+        made = self._of_samples(repeated)
+        args = tuple(value if i == self.scored else a for i, a in enumerate(made.args))
+        return replace(made, args=args, kwargs={k: value if k == self.scored else v for k, v in made.kwargs.items()})
+
+    def _of_samples(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with other samples: ``change`` takes the rows ``[B, ...]`` of what has a batch axis."""
+
+        def changed(place: str | int, value: Any) -> Any:
+            if not isinstance(value, Tensor) or not value.dim() or place in self.whole or place in self.shared:
+                return value
+            if len(value) % self.batch:
+                return value
+            return change(self.by_sample(value)).reshape(-1, *value.shape[1:])
+
+        args = tuple(changed(i, a) for i, a in enumerate(self.args))
+        kwargs = {k: changed(k, v) for k, v in self.kwargs.items()}
+        mask, special = (None if t is None else change(t) for t in (self.mask, self.special))
+        return replace(self, args=args, kwargs=kwargs, mask=mask, special=special, samples=change(self._numbers))
 
     @property
     def _numbers(self) -> Tensor:
@@ -159,14 +173,5 @@ class Inputs:
 
     def select(self, rows: slice) -> Inputs:
         """Some of the samples (what is only for display is left out)."""
-
-        def cut(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.dim() or len(value) % self.batch:
-                return value
-            return self.by_sample(value)[rows].reshape(-1, *value.shape[1:])
-
-        return Inputs(
-            tuple(cut(a) for a in self.args), {k: v if k in self.shared else cut(v) for k, v in self.kwargs.items()},
-            self.modality, self.scored, cut(self.mask), cut(self.special), fill_ids=self.fill_ids, black=self.black,
-            samples=cut(self._numbers), shared=self.shared, name=self.name, turned=self.turned,
-        )  # fmt: skip
+        made = self._of_samples(lambda value: value[rows])
+        return replace(made, features=Features(), notes=None, mosaic=None, others={})

@@ -18,6 +18,7 @@ from whyformer.inputs.geometry import measure_geometry, told
 from whyformer.inputs.given import as_given
 from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.kept import check_texts, extent, unknown
+from whyformer.inputs.lists import holds_tensors, stacked
 from whyformer.inputs.packing import alike, channels_last, each_its_own, several_each, small_pictures
 from whyformer.inputs.pairs import both, read_together
 from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
@@ -35,7 +36,8 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
     A ``Path`` and an opened file are read; so is a text that ends like a picture file, unless the processor is a mere
     tokenizer. An array of bytes ``[H, W]`` or ``[H, W, 3]`` is a picture, so are bytes ``[3, H, W]`` of a tensor and
     fractions ``[H, W, 3]`` from 0 to 1 of an array; any other is a tensor. A mapping with ``text`` and ``text_pair``
-    is a pair of texts, or one for each sample, of a model that reads two.
+    is a pair of texts, or one for each sample, of a model that reads two. A list holds samples, also of tensors or
+    mappings of tensors (:mod:`whyformer.inputs.lists`); a tuple of tensors the arguments of forward, in their order.
 
     Raises:
         InputError: empty, too long (``truncate`` allows it), not finite, or of the wrong kind.
@@ -60,17 +62,17 @@ def prepare(model: nn.Module, inputs: Any, processor: Any = None, *, truncate: b
         encoded, pictures = encode(model, inputs["text"], inputs["images"], processor)
         made = each_its_own(_from_tensors((), encoded, model, processor), len(pictures))
         made = with_pictures(made, pictures, processor)
-    elif isinstance(inputs, Tensor | Mapping) or (
-        isinstance(inputs, list) and any(isinstance(i, Tensor) for i in inputs)
-    ):
-        listed = (inputs,) if isinstance(inputs, Tensor) else () if isinstance(inputs, Mapping) else tuple(inputs)
+    elif isinstance(inputs, Tensor | Mapping | tuple) or holds_tensors(inputs):
+        inputs = stacked(model, inputs, processor) if isinstance(inputs, list) else inputs
+        listed = inputs if isinstance(inputs, tuple) else (inputs,) if isinstance(inputs, Tensor) else ()
         args, kwargs, said = put_right(model, listed, dict(inputs) if isinstance(inputs, Mapping) else {})
         made = _from_tensors(args, kwargs, model, processor)
         made = replace(made, notes=[said] * made.batch if said else None)
     else:
         raise InputError(
-            "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a list of one kind of these, "
-            f"a tensor or a mapping of tensors; got {type(inputs).__name__}"
+            "inputs must be a picture (PIL image or file), a sound (.wav file), a string, a tensor, a mapping of "
+            "tensors, a list of one kind of these, or a tuple of forward's arguments; got "
+            f"{type(inputs).__name__}"
         )
     return _move(made, model)
 
@@ -118,8 +120,8 @@ def _from_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], model: nn.Modul
     content = [(n, t) for n, t in tensors if not stands_beside(names[n])] or tensors
     pixels = [n for n, t in content if t.is_floating_point() and t.dim() in (4, 5)]
     whole_numbers = [(n, t) for n, t in content if t.dtype in (torch.long, torch.int)]
-    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and n in _ID_NAMES)]
-    ids.sort(key=lambda n: n not in _ID_NAMES)
+    ids = [n for n, t in whole_numbers if t.dim() == 2 or (t.dim() == 3 and names[n] in _ID_NAMES)]
+    ids.sort(key=lambda n: names[n] not in _ID_NAMES)
     vectors = [n for n, t in content if t.is_floating_point() and t.dim() == 3]
     patches = [n for n in pixels if ids and small_pictures(whole[n], whole[ids[0]], model)]
     pictures = [n for n in pixels if n not in patches]

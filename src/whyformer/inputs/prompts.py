@@ -137,20 +137,21 @@ def _process(
     ones (InternVL's cuts into tiles); None where neither does."""
     token = _word(getattr(processor, "image_token", None))
 
-    def alone(pictures: list[Image.Image]) -> Tensor:
-        made: Tensor = dict(processor.image_processor(images=pictures, return_tensors="pt"))[name]
-        return made
-
     def whole(pictures: list[Image.Image]) -> Tensor:
         text, given = ("a", pictures) if token is None else (token * len(pictures) + "a", [pictures])
         made: Tensor = dict(processor(images=given, text=[text], return_tensors="pt", padding=False))[name]
         return made
 
-    for process in (alone, whole):
+    for process in (partial(_alone, getattr(processor, "image_processor", None), name), whole):
         with contextlib.suppress(*FOREIGN_ERRORS):  # a processor need not take pictures so
             if _makes(process, groups, fed.detach().double().cpu()):
                 return process
     return None
+
+
+def _alone(image_processor: Any, name: str, pictures: list[Image.Image]) -> Tensor:
+    made: Tensor = dict(image_processor(images=pictures, return_tensors="pt"))[name]
+    return made
 
 
 def _makes(process: Callable[[list[Image.Image]], Tensor], groups: list[list[Image.Image]], fed: Tensor) -> bool:

@@ -57,6 +57,14 @@ class Removal:
     cell: tuple[int, int] | None = None
     choice: Tensor | None = None
 
+    @property
+    def box(self) -> tuple[float, float, float, float] | None:
+        """(left, top, right, bottom) of the grid in pixels, which reaches beyond a picture that is no whole number of
+        cells; None for other inputs."""
+        if self.grid is None or self.cell is None:
+            return None
+        return 0.0, 0.0, float(self.grid[1] * self.cell[1]), float(self.grid[0] * self.cell[0])
+
     def without(self, jobs: Sequence[Job]) -> Inputs:
         """One row for each job (sample, features to take out)."""
         samples = torch.tensor([sample for sample, _ in jobs])

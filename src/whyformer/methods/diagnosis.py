@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import FOREIGN_ERRORS, InputError, WhyformerError
 from whyformer.inputs import Inputs, called, stands_beside
 from whyformer.methods.task import Scores, Task
+from whyformer.models.readout import plain_logits
 
 
 def check_samples(task: Task, logits: Tensor) -> None:
@@ -26,6 +27,47 @@ def check_samples(task: Task, logits: Tensor) -> None:
             f"the rows of {inputs.name} {list(inputs.tensor.shape)} are no samples, for the model says something else "
             "of the first of them alone: one sample [N, D] needs a leading axis of 1"
         )
+
+
+def check_choices(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse ids ``[B, C, N]`` that are no multiple choice: each of the C texts of a sample must have a logit of its
+    own, which the others do not change.
+
+    Costs three plain forward passes of one sample, for such ids alone.
+    """
+    if inputs.choices is None:
+        return
+    try:
+        if _has_own_logits(model, inputs.select(slice(0, 1)), inputs.choices):
+            return
+    except WhyformerError:  # its output is of another kind
+        pass
+    except FOREIGN_ERRORS:  # it fails again where that is reported
+        return
+    batch, count, length = inputs.tensor.shape
+    name = inputs.name
+    raise InputError(
+        f"{name} [{batch}, {count}, {length}] holds {count} texts for each sample, and the model has no logit for each "
+        "of them, so this is no multiple choice, of which one text is explained. To explain all texts as one, give a "
+        f"module that takes {name} [{batch}, {count * length}] (and a mask likewise) and hands "
+        f"{name}.view(-1, {count}, {length}) on to the model"
+    )
+
+
+def _has_own_logits(model: nn.Module, one: Inputs, count: int) -> bool:
+    """Whether of a sample's texts the first changes the first logit only, and the others only the others."""
+    ids, turned = one.tensor, one.tensor.flip(2)
+    others = turned if bool((turned != ids).any()) else _changed(ids)
+    first = torch.arange(count, device=ids.device)[:, None] == 0
+    variants = (ids, torch.where(first, others, ids), torch.where(first, ids, others))
+    logits, one_moved, others_moved = (plain_logits(model, *one.with_tensor(v).feed)[0] for v in variants)
+    if len(logits) != count:
+        return False
+    return bool(_close(one_moved[1:], logits[1:]).all()) and bool(_close(others_moved[:1], logits[:1]).all())
+
+
+def _close(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs() <= 1e-3 * (1 + b.abs())
 
 
 def with_unscored(task: Task, scores: Scores) -> Scores:

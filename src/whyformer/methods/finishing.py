@@ -33,14 +33,14 @@ def finish(
         also: classes whose logits are kept in any case, of a row of many.
     """
     values, logits = scores.values.detach().cpu(), scores.logits.detach()
-    level, grid, frames = "token", None, None
+    level, grid, frames, cells = "token", None, None, None
     if scores.kind == "pixel":
         level, frames = "pixel", values.shape[1] if values.dim() == 4 else None
     elif inputs.modality == "image":
         level = "patch"
         if scores.grid is not None:
             *steps, high, wide = scores.grid
-            grid, frames = (high, wide), steps[0] if steps else None
+            grid, frames, cells = (high, wide), steps[0] if steps else None, scores.cells
     rows = list(values)
     if level == "token":
         hidden = torch.zeros_like(values, dtype=torch.bool)
@@ -58,7 +58,11 @@ def finish(
         diagnostics["end_function"] = end
     if any(inputs.notes or ()):
         diagnostics["input"] = inputs.notes
-    features = replace(inputs.features, image_size=inputs.image_size, grid=grid, frames=frames)
+    size = inputs.image_size
+    cells = None if size is None or cells == (0, 0, size[1], size[0]) else cells
+    features = replace(
+        inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read
+    )
     known = diagnostics.get("warnings", ())
     warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
     if any(warned):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.inputs import Inputs
-from whyformer.tape.places import Places
+from whyformer.tape.places import Box, Places
 
 __all__ = ["Scores", "at_elements"]
 
@@ -25,6 +25,8 @@ class Scores:
             ("patch"), ``[B, H, W]`` ("pixel").
         logits: ``[B, C]`` of the plain forward pass.
         grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
+        cells: (left, top, right, bottom) of that grid in pixels of the model's input; None for all of it.
+        read: likewise, the pixels that the model reads; None for all of them.
         inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
         parts: scores of the model's other inputs, by name.
         places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
@@ -35,6 +37,8 @@ class Scores:
     kind: str = "sequence"
     diagnostics: dict[str, Any] = field(default_factory=dict)
     grid: tuple[int, ...] | None = None
+    cells: Box | None = None
+    read: Box | None = None
     inputs: Inputs | None = None
     places: Places | None = None
     parts: Mapping[str, Scores] = field(default_factory=dict)

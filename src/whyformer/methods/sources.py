@@ -256,7 +256,12 @@ class Sources:
         return found.expand(count, -1)
 
     def by_sample(self, name: str, values: Tensor) -> Tensor:
-        """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``."""
+        """``[B, N, D]`` of what is at a root, also where all samples' patches are packed into one ``[P, D]``; of a
+        multiple choice ``[B, C, N, D]``."""
+        choices = self.sources[name].choices
+        if choices is not None:
+            inside = values.shape[:2] == (self.inputs.batch, choices)
+            return values if inside else values.unflatten(0, (self.inputs.batch, choices))
         return self.inputs.by_sample(values) if self._is_packed(name) else values
 
     def packed(self, name: str, values: Tensor) -> Tensor:
@@ -305,7 +310,7 @@ class Sources:
             values = at_elements(values, elements.rows)
             values = self.at_tokens(name, values) if side.modality == "text" else values
             kind = "patch" if side.modality == "image" else "token"
-            made[name] = Scores(values, logits, kind, {}, elements.grid, side)
+            made[name] = Scores(values, logits, kind, {}, elements.grid, elements.box, inputs=side)
         return self.assemble(made, logits, diagnostics)
 
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:

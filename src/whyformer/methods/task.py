@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whyformer.errors import InputError, MethodNotApplicable, WhyformerError, on_changed_inputs
 from whyformer.inputs import Inputs
 from whyformer.methods.conservation import Balance
-from whyformer.methods.passes import ForwardPass, record_pass, record_wide_pass
+from whyformer.methods.passes import ForwardPass, argument_of, record_pass, record_wide_pass
 from whyformer.methods.replay import Replay
 from whyformer.methods.roots import Roots
 from whyformer.methods.scores import Scores
@@ -25,7 +25,8 @@ from whyformer.methods.together import Together
 from whyformer.models.isolation import alone
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
-from whyformer.tape.places import Places
+from whyformer.tape.places import Box, Places
+from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
 
 __all__ = ["MapWalk", "MapWatch", "Scores", "Task"]
@@ -273,6 +274,23 @@ class Task(Sources):
             raise self.refuse(f"{said}, or differs from sample to sample: explain one at a time", verdict=NOT_YET)
         return found
 
+    def read_box(self, name: str) -> Box | None:
+        """(left, top, right, bottom) of the pixels of a picture that the model reads; None for all of them, or if that
+        is unknown, as for a model that cannot be recorded.
+
+        Args:
+            name: of the input.
+        """
+        passed = next(iter(self._passes.values()), None)
+        if passed is None and (self.replay is not None or self.together is not None):
+            passed = self.passed()
+        with suppress(WhyformerError):
+            inputs = self.inputs.select(slice(0, 1))
+            passed = passed or record_pass(self.model, self.fed(inputs), inputs.samples)
+            number = passed.tape.number(argument_of(passed.feed, self.given[name].scored))
+            return find_read_box(passed.tape, number, passed.outputs.values())
+        return None
+
     def cells(self, tokens: int) -> Tensor:
         """``[B, P]`` or ``[1, P]`` which of ``tokens`` rows stands for each cell of the picture; see :meth:`places`."""
         key = None if self.structure.is_plain else self.structure.alone(self.inputs.name)
@@ -283,7 +301,16 @@ class Task(Sources):
         return self.places(tokens).rows[None]
 
     def lay_out(self, scores: Scores) -> Scores:
-        """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out."""
+        """Scores of a picture's token rows as scores of its cells; those of no cell (CLS, registers) are left out. With
+        the part of each picture that the model reads."""
+        made = self._laid_out(scores)
+        return replace(self._with_read(made), parts={n: self._with_read(part) for n, part in made.parts.items()})
+
+    def _with_read(self, scores: Scores) -> Scores:
+        inputs = scores.inputs or self.inputs
+        return scores if inputs.modality != "image" else replace(scores, read=self.read_box(inputs.name))
+
+    def _laid_out(self, scores: Scores) -> Scores:
         inputs = scores.inputs or self.inputs
         each = inputs.choices is not None and scores.values.shape == (inputs.rows, inputs.tensor.shape[-1])
         if scores.kind != "sequence" and not (scores.kind == "token" and each):
@@ -303,7 +330,7 @@ class Task(Sources):
         if inputs.modality != "image":
             return scores
         places = scores.places or self.places(scores.values.shape[-1])
-        return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid)
+        return replace(scores, values=scores.values[:, places.rows], kind="patch", grid=places.grid, cells=places.box)
 
     def same_rows(self, made: Tensor, wanted: Tensor) -> bool:
         """Whether these ``[B, N, D]`` are equal but for rounding, at all rows but padding."""

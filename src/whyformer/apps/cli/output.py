@@ -65,6 +65,12 @@ class ExplanationOutput(_Record):
     frames: int | None = _required("Steps of time with a grid, or a frame of pixels, of their own, for a video.")
     grid: tuple[int, int] | None = _required("Rows and columns of patches.")
     image_size: tuple[int, int] | None = _required("Height and width of the model's input in pixels.")
+    cells: tuple[float, float, float, float] | None = _required(
+        "Left, top, right and bottom of that grid in pixels of the model's input; null for all of it."
+    )
+    read: tuple[float, float, float, float] | None = _required(
+        "Left, top, right and bottom of the pixels of its input that the model reads; null for all of them."
+    )
     tokens: list[list[str]] | None = _required("[B, N] token strings.")
     offsets: list[list[tuple[int, int]]] | None = _required(
         "[B, N] first and last character (exclusive) of each token in the text; [0, 0] for special tokens."

@@ -41,8 +41,8 @@ def board(
 
 def _original(e: Explanation) -> dict[str, Any] | None:
     """The picture, small, and the place of a frame around what the model saw of it; None where that is all of it."""
-    shown, shares = painting.base(e), _seen(e)
-    if shown is None or shares == (0, 0, 1, 1):
+    shown = painting.base(e) if painting.drawable(e) else None
+    if shown is None or (shares := _shares(e, e.boxes()[1])) == (0, 0, 1, 1):
         return None
     small = shown.convert("RGB")
     small.thumbnail((PIXELS // 2, PIXELS // 2), reducing_gap=2.0)
@@ -50,11 +50,10 @@ def _original(e: Explanation) -> dict[str, Any] | None:
     return {"source": _uri(small), "frame": place}
 
 
-def _seen(e: Explanation) -> tuple[float, float, float, float]:
-    """(left, top, width, height) of the map on the picture, as shares of it; beyond 0..1 where it was padded."""
-    if e.geometry is None or e.originals is None:
-        return 0, 0, 1, 1
-    (high, wide), (left, top, right, bottom) = e.geometry[0].size, e.geometry[0].box
+def _shares(e: Explanation, box: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+    """(left, top, width, height) of a box on the picture, as shares of it; beyond 0..1 where it was padded."""
+    high, wide = e.geometry[0].size if e.geometry is not None else e.image_size or e.grid or e.scores.shape[-2:]
+    left, top, right, bottom = box
     return left / wide, top / high, (right - left) / wide, (bottom - top) / high
 
 
@@ -68,7 +67,7 @@ def _readable(session: VisitorSession, e: Explanation, look: Mapping[str, Any]) 
     return {
         "source": session.once(key, lambda: _uri(painting.overlay(e, longest=PIXELS, **look))),
         "scores": Markup(base64.b64encode(values.tobytes()).decode()),
-        "box": ",".join(f"{share:.6f}" for share in _seen(e)),
+        "box": ",".join(f"{share:.6f}" for share in _shares(e, e.boxes()[0])),
         "aspect": f"{wide / high:.4f}",
         "rows": rows,
         "columns": columns,

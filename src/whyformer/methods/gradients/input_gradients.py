@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whyformer.inputs import Inputs
 from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
 from whyformer.methods.roots import RootedPass, Roots
@@ -183,25 +182,34 @@ def smoothgrad(
     batch_size: Count = 8,
     composite: CompositeName = "plain",
 ) -> Scores:
-    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample.
+    """mean_k ∂f/∂x at x + N(0, σ²), σ = noise · (max x − min x) of each sample (of a multiple choice, of each text).
 
     Args:
         samples: number of noisy copies.
         noise: σ as a share of the sample's range.
-        seed: the same noise for every sample of a batch, so that a batch equals single runs.
+        seed: the same noise for every sample of a batch, drawn for its real tokens in their order, so that a batch
+            equals single runs on whichever side it is padded.
         squared: average the squared gradients (SmoothGrad²).
         batch_size: copies × samples in one pass; changes only speed and memory.
         composite: the rules of the backward pass, see :mod:`whyformer.rules.multipliers`.
     """
     x, logits = own_inputs(task)
-    sigma = {name: noise * _range(task.sources[name], value) for name, value in x.items()}
+    real = {name: _real(task, name, value) for name, value in x.items()}
+    axes = {name: 1 if task.sources[name].choices is None else 2 for name in x}  # of a multiple choice each text counts
+    sigma = {name: noise * _range(value, real[name], axes[name]) for name, value in x.items()}
     total = {name: torch.zeros_like(value) for name, value in x.items()}
 
     def noisy(name: str, start: int, stop: int) -> Tensor:
         # a generator for each copy, so that neither chunks nor padding change a token's noise
-        own = x[name]
-        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(own.shape[1:]) for k in range(start, stop)])
-        return own[:, None] + sigma[name][:, None] * torch.from_numpy(drawn).to(own)[None]
+        own, mask = x[name], real[name]
+        shape = own.shape[axes[name] :]
+        drawn = np.stack([np.random.default_rng([seed, k]).standard_normal(shape) for k in range(start, stop)])
+        made = torch.from_numpy(drawn).to(own)
+        if mask is None:
+            made = made.view(1, stop - start, *[1] * (own.dim() - made.dim()), *shape)
+        else:
+            made = (made[:, (mask.cumsum(-1) - 1).clamp(min=0)] * _beside(mask, own)).movedim(0, 1)
+        return own[:, None] + sigma[name][:, None] * made
 
     for _, _, flows in gradients_at(task, logits, noisy, samples, batch_size, "smoothgrad", composite):
         for name, flow in flows.items():
@@ -210,14 +218,32 @@ def smoothgrad(
     return of_roots(task, logits, mean, norm)
 
 
-def _range(inputs: Inputs, x: Tensor) -> Tensor:
-    """max − min of each sample, padding left out, shaped to multiply x."""
+def _real(task: Task, name: str, x: Tensor) -> Tensor | None:
+    """``[B, N]`` True at the rows of an input's root that stand for no padding; None if all are real."""
+    mask, elements = task.sources[name].mask, None
+    if mask is None or bool(mask.all()):
+        return None
+    if name not in task.made and task.sources[name].modality == "text":
+        elements = task.structure.elements_of(name)
+    if elements is not None and mask.dim() == 2:
+        places = elements.to(mask.device).expand(len(mask), -1)
+        mask = mask.gather(1, places.clamp(min=0)) | (places < 0)
+    return mask.to(x.device) if mask.shape == x.shape[: mask.dim()] else None
+
+
+def _beside(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask ``[B, N]`` in a shape that broadcasts against what is at a root."""
+    return mask.view(*mask.shape, *[1] * (x.dim() - mask.dim()))
+
+
+def _range(x: Tensor, real: Tensor | None, axes: int) -> Tensor:
+    """max − min of what lies along the first axes (each sample), padding left out, shaped to multiply x."""
     high, low = x, x
-    if inputs.mask is not None and inputs.mask.shape == x.shape[: inputs.mask.dim()]:
-        padding = ~inputs.mask[..., None]
+    if real is not None:
+        padding = ~_beside(real, x)
         high, low = x.masked_fill(padding, float("-inf")), x.masked_fill(padding, float("inf"))
-    spread = high.flatten(1).amax(1) - low.flatten(1).amin(1)
-    return spread.reshape([-1] + [1] * (x.dim() - 1))
+    spread = high.flatten(axes).amax(-1) - low.flatten(axes).amin(-1)
+    return spread.reshape(*x.shape[:axes], *[1] * (x.dim() - axes))
 
 
 @method(

@@ -77,7 +77,7 @@ def occlusion(
         diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
     kind = "token" if removed.grid is None else "patch"
     of = None if removed.choice is None else task.inputs.of_choice(removed.choice)
-    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid, inputs=of)
+    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid, removed.box, inputs=of)
 
 
 def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:

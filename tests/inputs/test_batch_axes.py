@@ -1,0 +1,71 @@
+"""Arguments without a batch axis are the same for all samples, all copies and each sample alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import whyformer
+from zoo import randomise
+
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+FEW = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}, "occlusion": {"fill_id": 3}, "gradcam": {}, "input_x_gradient": {}}
+
+
+class Weighed(nn.Module):
+    """Logits by weights that are an argument, and the same for all samples or one row for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = randomise(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_labels=4, pad_token_id=0)))
+
+    def forward(self, input_ids: Tensor, w: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return self.model(input_ids=input_ids, position_ids=position_ids).logits * w
+
+
+def ids(count: int) -> Tensor:
+    return torch.randint(4, 50, (count, 7), generator=torch.Generator().manual_seed(5))
+
+
+W = torch.tensor([1.0, -0.5, 2.0, 0.3])
+ARGUMENTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "shared weights": lambda b: {"w": W},
+    "weights of each sample": lambda b: {"w": W.roll(1) + torch.arange(b)[:, None]},
+    "positions for all": lambda b: {"w": torch.tensor(2.0), "position_ids": torch.arange(6, -1, -1)[None]},
+    "positions of each": lambda b: {"w": torch.ones(()), "position_ids": torch.stack([torch.arange(7).roll(i) for i in range(b)])},
+    "both": lambda b: {"w": W, "position_ids": torch.arange(7)[None] + 2},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+@pytest.mark.parametrize("given", ARGUMENTS)
+@pytest.mark.parametrize("method", FEW)
+@pytest.mark.part(times=4)
+def test_a_batch_is_its_samples(method: str, given: str, batch: int) -> None:
+    model, rows, others = Weighed().double().eval(), ids(batch), ARGUMENTS[given](batch)
+    e = whyformer.explain(model, {"input_ids": rows, **others}, method, 1, **FEW[method])
+    for i in range(batch):
+        own = {n: v[i : i + 1] if v.dim() == 2 and len(v) == batch else v for n, v in others.items()}
+        alone = whyformer.explain(model, {"input_ids": rows[i : i + 1], **own}, method, 1, **FEW[method])
+        assert torch.allclose(e.scores[i], alone.scores[0], rtol=1e-6, atol=1e-9 * float(alone.scores.abs().max()))
+        assert torch.allclose(e.logits[i], alone.logits[0])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_shared_weights_that_are_given_by_position(batch: int) -> None:
+    model, rows = Weighed().double().eval(), ids(batch)
+    e = whyformer.explain(model, (rows, W), "integrated_gradients", 1, steps=4)
+    named = whyformer.explain(model, {"input_ids": rows, "w": W}, "integrated_gradients", 1, steps=4)
+    assert torch.equal(e.scores, named.scores)
+
+
+def test_positions_of_a_library_model_in_a_batch() -> None:
+    model = randomise(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_labels=4, pad_token_id=0))).double()
+    both = whyformer.explain(model, {"input_ids": ids(2), "position_ids": torch.arange(7)[None]}, "integrated_gradients", 1, steps=4)
+    plain = whyformer.explain(model, {"input_ids": ids(2)}, "integrated_gradients", 1, steps=4)
+    assert torch.allclose(both.scores, plain.scores)

@@ -1,0 +1,147 @@
+"""A list is samples, a tuple is the arguments of forward; a batch that is made of a list is its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import whyformer
+from processors import tokenizer
+from whyformer.errors import InputError
+from zoo import hf_vit, randomise
+
+LENGTHS = [(7, 7), (9, 4), (3, 10, 6)]
+SIZES = {"vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+
+
+def bert() -> nn.Module:
+    return randomise(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_labels=5, pad_token_id=0))).double()
+
+
+def gpt2() -> nn.Module:
+    config = hf.GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=3, num_labels=5, pad_token_id=1)
+    return randomise(hf.GPT2ForSequenceClassification(config)).double()
+
+
+def llama() -> nn.Module:
+    return randomise(hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=3, pad_token_id=0))).double()
+
+
+TEXTS: dict[str, Callable[[], nn.Module]] = {"bert": bert, "gpt2": gpt2, "llama": llama}
+
+
+def ids(lengths: tuple[int, ...]) -> list[Tensor]:
+    draws = torch.Generator().manual_seed(3)
+    return [torch.randint(4, 50, (n,), generator=draws) for n in lengths]
+
+
+def same(e: whyformer.Explanation, alone: whyformer.Explanation) -> None:
+    """The first sample of one is that of the other, on whichever side its padding stands."""
+    count = alone.scores.shape[1:].numel()
+    assert torch.allclose(e.logits, alone.logits)
+    own = e.scores[0].flatten()
+    around = [own[:count], own[-count:]]
+    assert any(torch.allclose(part, alone.scores[0].flatten(), rtol=1e-5, atol=1e-8) for part in around)
+    assert torch.isclose(own.abs().sum(), alone.scores.abs().sum())
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "rows": lambda row: row,
+    "with a batch axis": lambda row: row[None],
+    "mappings": lambda row: {"input_ids": row, "attention_mask": torch.ones_like(row)},
+    "mappings with a batch axis": lambda row: {"input_ids": row[None], "attention_mask": torch.ones_like(row)[None]},
+    "mappings without a mask": lambda row: {"input_ids": row},
+    "arrays": lambda row: row.numpy(),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_list_of_token_ids_is_its_samples(name: str, lengths: tuple[int, ...], form: str) -> None:
+    model, rows = TEXTS[name](), ids(lengths)
+    e = whyformer.explain(model, [FORMS[form](row) for row in rows], "input_x_gradient", 2)
+    assert len(e) == len(rows)
+    for one, row in zip(e, rows, strict=True):
+        same(one, whyformer.explain(model, row[None], "input_x_gradient", 2))
+
+
+def test_a_tuple_is_the_arguments_of_forward() -> None:
+    model, row = bert(), ids((8,))[0][None]
+    mask = torch.tensor([[1] * 5 + [0] * 3])
+    given = whyformer.explain(model, (row, mask), "input_x_gradient", 1)
+    named = whyformer.explain(model, {"input_ids": row, "attention_mask": mask}, "input_x_gradient", 1)
+    assert torch.equal(given.scores, named.scores) and not given.scores[0, 5:].any()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 3, 32, 32)])
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "mappings"])
+def test_a_list_of_pictures_is_a_batch(kind: str, shape: tuple[int, ...]) -> None:
+    model = hf_vit()[0].double()
+    pixels = torch.randn(3, *shape, dtype=torch.float64)
+    form = {"tensors": lambda x: x, "arrays": np.asarray, "mappings": lambda x: {"pixel_values": x}}[kind]
+    e = whyformer.explain(model, [form(x) for x in pixels], "gradcam", [0, 3, 1])
+    whole = whyformer.explain(model, pixels.reshape(3, 3, 32, 32), "gradcam", [0, 3, 1])
+    assert torch.equal(e.scores, whole.scores) and torch.equal(e.logits, whole.logits)
+
+
+def test_vectors_of_one_length_are_a_batch() -> None:
+    model = nn.Sequential(Rows(), nn.Linear(24, 5)).double().eval()
+    vectors = torch.randn(2, 6, 24, dtype=torch.float64)
+    for given in (list(vectors), [v[None] for v in vectors]):
+        e = whyformer.explain(model, given, "saliency", 0)
+        assert torch.equal(e.scores, whyformer.explain(model, vectors, "saliency", 0).scores)
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = randomise(nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x).mean(1)
+
+
+class Unmasked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = bert()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids).logits
+
+
+def test_what_makes_no_batch_is_refused_with_a_way_out() -> None:
+    short, long = ids((4, 9))
+    with pytest.raises(InputError, match="attention_mask"):
+        whyformer.explain(Unmasked().eval(), [short, long], "saliency")
+    with pytest.raises(InputError, match="tuple"):  # what used to be positional arguments
+        whyformer.explain(bert(), [torch.stack([short, short]), torch.ones(2, 4)], "saliency")
+    with pytest.raises(InputError, match="tuple"):
+        whyformer.explain(hf_vit()[0], [torch.randn(3, 32, 32), torch.randn(3, 40, 32)], "saliency")
+    with pytest.raises(InputError, match="keys"):
+        whyformer.explain(bert(), [{"input_ids": short}, {"input_ids": short, "attention_mask": torch.ones(4).long()}], "saliency")
+    with pytest.raises(InputError, match="one kind"):
+        whyformer.explain(bert(), [short, "a text"], "saliency")
+    unpadded = gpt2()
+    unpadded.config.pad_token_id = None
+    with pytest.raises(InputError, match="pad_token_id"):
+        whyformer.explain(unpadded, [short, long], "saliency")
+
+
+def test_the_tokenizer_says_what_pads_and_where() -> None:
+    """Left padding, by its own token, of a decoder that reads the last one."""
+    model, rows = llama(), ids((4, 9, 6))
+
+    words = tokenizer()
+    words.padding_side, words.pad_token = "left", "</s>"
+    e = whyformer.explain(model, rows, "input_x_gradient", 2, words)
+    assert e.tokens is not None and e.tokens[0][:5] == ["</s>"] * 5 and not e.scores[0, :5].any()
+    for one, row in zip(e, rows, strict=True):
+        same(one, whyformer.explain(model, row[None], "input_x_gradient", 2))
