@@ -375,6 +375,7 @@ class Explanation:
             **storage.to_plain(self),
             **{name: tensor.tolist() for name, tensor in storage.result_tensors(self).items()},
             "probabilities": None if self.numeric else self.probabilities().tolist(),
+            "multi_label": self.multi_label,
             **({"parts": {name: part.to_dict() for name, part in self.parts.items()}} if self.parts else {}),
         }
 

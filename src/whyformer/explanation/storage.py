@@ -67,7 +67,9 @@ def _with_activation(facts: Mapping[str, Any], outputs: int) -> Mapping[str, Any
 
     One logit of such a file is that of a class if the target has the name of one.
     """
-    if "multi_label" not in facts or "activation" in facts:
+    if "activation" in facts:
+        return {k: v for k, v in facts.items() if k != "multi_label"}
+    if "multi_label" not in facts:
         return facts
     several, labels, names = facts["multi_label"], facts.get("labels"), facts.get("target_names")
     if not isinstance(several, bool):

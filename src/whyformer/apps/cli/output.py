@@ -7,6 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from whyformer.explanation.geometry import Box
+
 
 def _required(about: str) -> Any:
     """A key that is always there."""
@@ -61,16 +63,13 @@ class ExplanationOutput(_Record):
     activation: Literal["softmax", "sigmoid", "identity"] = _required(
         "What makes probabilities of the logits; identity: the output is a number (a regression) and has none."
     )
+    multi_label: bool = _required("True where the classes do not exclude one another.")
     labels: dict[str, str] | None = _required("Class number -> name.")
     frames: int | None = _required("Steps of time with a grid, or a frame of pixels, of their own, for a video.")
     grid: tuple[int, int] | None = _required("Rows and columns of patches.")
     image_size: tuple[int, int] | None = _required("Height and width of the model's input in pixels.")
-    cells: tuple[float, float, float, float] | None = _required(
-        "Left, top, right and bottom of that grid in pixels of the model's input; null for all of it."
-    )
-    read: tuple[float, float, float, float] | None = _required(
-        "Left, top, right and bottom of the pixels of its input that the model reads; null for all of them."
-    )
+    cells: Box | None = _required("Left, top, right, bottom of that grid in pixels of the input; null for all of it.")
+    read: Box | None = _required("Left, top, right, bottom of the pixels that the model reads; null for all of them.")
     tokens: list[list[str]] | None = _required("[B, N] token strings.")
     offsets: list[list[tuple[int, int]]] | None = _required(
         "[B, N] first and last character (exclusive) of each token in the text; [0, 0] for special tokens."
