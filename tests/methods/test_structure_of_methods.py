@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import networkx
@@ -405,9 +404,9 @@ def test_what_transformer_attribution_multiplies_relevance_by(weighting: str) ->
 
 def test_padding_takes_no_part_in_the_range_that_noise_is_scaled_by() -> None:
     x = torch.tensor([[[1.0, 2], [5, 0], [100, -100]], [[1, 2], [5, 0], [9, -1]]])
-    padded = SimpleNamespace(mask=torch.tensor([[True, True, False], [True, True, True]]))
-    assert input_gradients._range(padded, x).flatten().tolist() == [5, 10]
-    assert input_gradients._range(SimpleNamespace(mask=None), x).flatten().tolist() == [200, 10]
+    real = torch.tensor([[True, True, False], [True, True, True]])
+    assert input_gradients._range(x, real, 1).flatten().tolist() == [5, 10]
+    assert input_gradients._range(x, None, 1).flatten().tolist() == [200, 10]
 
 
 @pytest.mark.parametrize("choice", [[], [0.5], [True], ["mean", 0], 1.5, None])
