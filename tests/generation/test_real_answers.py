@@ -91,8 +91,8 @@ def test_the_sum_is_the_target_on_gated_blocks(shared: Path, method: str, settin
     prompt = "Ann's ball is red. Bob's kite is blue. Answer: Bob's kite is"
     for target in (" blue", whyformer.targets.Contrast(" blue", " red")):
         e = whyformer.explain(model, prompt, method, target, tokenizer, **settings)
-        value = e.logits[0, tokenizer(" blue").input_ids[0]]
-        value = value - e.logits[0, tokenizer(" red").input_ids[0]] if target != " blue" else value
+        blue, red = (e.logit(tokenizer(word).input_ids[0]) for word in (" blue", " red"))
+        value = blue if target == " blue" else blue - red
         assert abs(float(e.scores.sum() - value)) < 1e-3 * abs(float(value))
 
 
