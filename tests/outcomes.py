@@ -227,7 +227,7 @@ class Study:
         for name, part in parts.items():
             visual = part.level != "token"
             name = name or next((n for n, t in self.inputs.items() if t.is_floating_point() == visual), "")
-            hand = self.by_hand(name) if name in self.inputs else None
+            hand, keep = self.by_hand(name) if name in self.inputs else None, None
             if hand is None:
                 continue
             found, value = part.scores.double(), self.inputs[name]
@@ -252,13 +252,13 @@ class Study:
                     return f"{list(found.shape)} scores where {list(hand.shape)} belong to {name}"
                 hand, found = hand * keep, found * keep
             agree = hand.shape != found.shape or close(found, hand.double(), self.tolerance)
-            if not agree and not self.slopes_agree(name, part.scores):
+            if not agree and not self.slopes_agree(name, part.scores, keep):
                 return f"input × gradient of {name} is not the one computed by hand"
         return ""
 
-    def slopes_agree(self, name: str, scores: Tensor) -> bool:
+    def slopes_agree(self, name: str, scores: Tensor, keep: Tensor | None) -> bool:
         """Whether scores are the slopes of the target along x, by differences of two passes. Autograd does not tell them of a
-        model that detaches something or has backward functions of its own."""
+        model that detaches something or has backward functions of its own. Of a text, at the tokens to ``keep``."""
         value, step = self.inputs[name], 1e-4 if self.exact else 1e-3
         behind = AROUND.get(self.architecture.name)
         block = self.model.get_submodule(behind) if behind else None
@@ -267,7 +267,8 @@ class Study:
             return False
         torch.manual_seed(0)
         for _ in range(3):
-            weights = torch.rand(scores.shape, dtype=scores.dtype) * (scores != 0)
+            weights = torch.rand(scores.shape, dtype=scores.dtype)
+            weights = weights if keep is None else weights * keep
             ends = []
             for h in (step, -step):
                 with torch.no_grad():

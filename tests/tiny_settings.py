@@ -181,7 +181,7 @@ SETTINGS |= {
     "qwen4_exp_text": _QWEN4,
     "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4}, "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32}, "d_model": 32, "n_layers": 2, "n_heads": 4},
     "inkling_text": _INKLING, "inkling2_text": _INKLING2,
-    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2, "chunk_size": 16, "max_inference_chunksize": 16},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "num_heads": 4, "num_blocks": 2, "num_hidden_layers": 2, "chunk_size": 8, "max_inference_chunksize": 16},
     "bailing_hybrid": {**_MLA, "num_experts": 4, "num_local_experts": 4, "num_experts_per_token": 2, "n_group": 1, "num_expert_group": 1, "topk_group": 1, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     "neomme": {"head_dim": 16, "embedding_rank": 16, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}, "sliding_attention": {"partial_rotary_factor": 1.0}}, "layer_types": ["sliding_attention", "full_attention"]},
     "zamba": {**SETTINGS["zamba"], "layers_block_type": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},

@@ -207,10 +207,11 @@ class MapPass:
         known = all(a.queries is not None and a.keys is not None for a in own)
         others = [a for a in _leading(self.layout) if a not in own]
         complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
-        return complete and not any(map(self._mixed_before, own))
+        first = {id(a.keys): a for a in reversed(own)}  # of those that look at the same rows
+        return complete and not any(map(self._mixed_before, first.values()))
 
     def _mixed_before(self, attention: Attention) -> bool:
-        """Return True if rows that only this attention looks at may have been mixed on the way to it."""
+        """Return True if the rows that an attention looks at look at none, and may have been mixed on the way to it."""
         keys, rows, value = attention.keys, self.layout.rows, attention.pieces[0].value
         if keys is None or value is None or any(s.all_blocks and s.rows is keys for s in self.layout.streams):
             return False
@@ -242,7 +243,8 @@ class MapPass:
         """Return the number of what a block normalises first, if both queries and values of its attention are made of
         that, or all of its first branch if it has none; else of what enters the block."""
         if not block.attentions:
-            added = (self._makers[n] for n in self.path(stream, block)[1:] if self._makers[n].kind == "add")
+            units = (self.program.makers[n] for n in self.path(stream, block)[1:])
+            added = (unit for unit in units if unit.kind == "add")
             branch = path_to(self.program.dominator, max(next(added).entries))
             path = self._within(branch, block.entry)
             return path[self.behind_norm(path)]
@@ -257,13 +259,13 @@ class MapPass:
         units; and the sums between that something leads past."""
         path = [n for n in self._within(stream.spine, block.entry) if n <= block.exit]
         members = Members(stream.rows, self.layout.rows)
-        between = (Trunk(self._makers, members, *ends).values[1:] for ends in pairwise(path))
+        between = (Trunk(self.program.makers, members, *ends).values[1:] for ends in pairwise(path))
         return [*path[:1], *(n for values in between for n in values)]
 
     def _within(self, path: Sequence[int], first: int) -> list[int]:
         """The values of a path from one on that are no unit's inside. Where something leads past it, as an embedding
         that is added once more, the later ones."""
-        behind = [n for n in path if n > first and n in self._makers]
+        behind = [n for n in path if n > first and n in self.program.makers]
         return [first, *behind] if first in path or not behind else behind
 
     def behind_norm(self, path: Sequence[int], first: int = 0) -> int:
@@ -275,7 +277,7 @@ class MapPass:
         """
         found, kinds = first, frozenset(("view", "norm"))
         for i in range(first + 1, len(path)):
-            unit = self._makers[path[i]]
+            unit = self.program.makers[path[i]]
             if unit.kind not in kinds or unit.entries[0] != path[i - 1] or not self._is_of_features(unit):
                 break
             if found > first and self._readers[path[i - 1]] > 1:  # a scale of one branch behind the norm
@@ -286,7 +288,7 @@ class MapPass:
 
     def adds_rows(self, value: int) -> bool:
         """Return True if a value is a sum with constants of several axes, such as learned vectors."""
-        unit, tape = self._makers[value], self.whole.tape
+        unit, tape = self.program.makers[value], self.whole.tape
         constants = (o for n in unit.calls for o in tape.calls[n].operands if o not in unit.entries)
         return unit.kind == "shift" and any(len(tape.shapes[o]) > 1 for o in constants)
 
@@ -298,10 +300,6 @@ class MapPass:
         tape, samples = self.whole.tape, RowSamples(self.layout.rows)
         others = {o for c in unit.calls for o in tape.calls[c].operands} - {*unit.entries, *unit.exits}
         return all(samples.is_shared(unit.exit, tape.shapes[o]) for o in others)
-
-    @cached_property
-    def _makers(self) -> dict[int, Unit]:
-        return {r: u for u in self.program.units for r in u.exits}
 
     @cached_property
     def _readers(self) -> Counter[int]:

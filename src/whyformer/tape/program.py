@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from whyformer.errors import ModelError
@@ -49,6 +50,11 @@ class Program:
     dominator: dict[int, int]
     shapes: list[Any]
     plans: Recent[Any] = field(default_factory=lambda: Recent(64), repr=False)
+
+    @cached_property
+    def makers(self) -> dict[int, Unit]:
+        """For each value the unit that makes it."""
+        return {r: u for u in self.units for r in u.exits}
 
     @property
     def output(self) -> int:

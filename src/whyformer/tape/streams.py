@@ -18,7 +18,7 @@ from whyformer.tape.rows import Rows
 from whyformer.tape.structure import Attention, depths
 from whyformer.tape.tables import SOFTMAXES
 from whyformer.tape.trunk import Trunk
-from whyformer.tape.units import Unit, dominators
+from whyformer.tape.units import dominators
 from whyformer.tape.values import Tape
 
 __all__ = [
@@ -238,16 +238,17 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
-    ends = _to_states(members, above, _ends(program, tape, carry, depth))
+    read = _ends(program, tape, carry, depth)
+    ends = _to_states(members, above, read)
     if ends and max(a.map for a in own) > max(path[-1] for path in ends):  # it reads rows of several states
-        ends = _to_states(members, above, _states_before(program, members, carry, _ends(program, tape, carry, depth)))
+        ends = _to_states(members, above, _states_before(program, members, carry, read))
     chain = path_to(above, _common(above, _last_read(program, ends)))
     place = {n: i for i, n in enumerate(chain)}
     starts = [(_last_before(a, above, place), a) for a in own]
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # something leads past the sums between
         states = [n for n in chain if members.is_whole(n)]
-        trunk = Trunk(_makers(program), members, states[0], states[-1])
+        trunk = Trunk(program.makers, members, states[0], states[-1])
         chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in own]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
@@ -270,7 +271,6 @@ def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
     """Return the first states that are met on all ways back from some values."""
-    makers = _makers(program)
     todo, seen, found = list(values), set[int](), list[int]()
     while todo:
         n = todo.pop()
@@ -280,7 +280,7 @@ def _states_before(program: Program, members: Members, carry: Sequence[bool], va
         if members.is_state(n):
             found.append(n)
         else:
-            todo += makers[n].entries if n in makers else ()
+            todo += program.makers[n].entries if n in program.makers else ()
     return sorted(found)
 
 
@@ -298,7 +298,7 @@ def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
     states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
     if len(states) == 2:  # something leads past the sums between
-        states = [n for n in Trunk(_makers(program), members, *states).values if n in added or n == states[0]]
+        states = [n for n in Trunk(program.makers, members, *states).values if n in added or n == states[0]]
     return find_mixing(program, tape, members, states)
 
 
@@ -403,11 +403,6 @@ def _residuals(program: Program) -> set[int]:
             if a in path_to(program.dominator, b)[:-1] or b in path_to(program.dominator, a)[:-1]:
                 found.add(u.exit)
     return found
-
-
-def _makers(program: Program) -> dict[int, Unit]:
-    """Return for each value the unit that makes it."""
-    return {r: u for u in program.units for r in u.exits}
 
 
 def _sums(program: Program) -> set[int]:

@@ -223,7 +223,7 @@ def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
     """Follow each softmax over rows through views, scales and masks to the product in which it weighs other values."""
     maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
     weighed: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before it is summed -> (the map, V)
-    makers = {r: u for u in program.units for r in u.exits}
+    makers = program.makers
     seen: set[int] = set()
     for u in program.units:
         if u.kind == "softmax":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -436,13 +436,11 @@ def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
 
     Reading numbers off a tensor, as ``tolist`` does, is no call: an integer that no later call uses may have been read.
     """
-    depends = set(roots)
-    used = {o for call in tape.calls for o in call.operands}
-    found: list[Any] = []
+    depends, used, found = set(roots), set[int](), list[Call]()
     for call in tape.calls:
+        used.update(call.operands)
         if any(o in depends for o in call.operands):
             depends.update(call.results)  # integers and booleans too: they carry no gradient, but they decide
-            read = (r not in used and not tape.dtypes[r].is_floating_point for r in call.results)
-            if not call.results or call.name in _SHAPED or all(read):
+            if call.name in _SHAPED or not any(tape.dtypes[r].is_floating_point for r in call.results):
                 found.append(call)
-    return found
+    return [call for call in found if call.name in _SHAPED or used.isdisjoint(call.results)]

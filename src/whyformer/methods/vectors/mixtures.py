@@ -148,22 +148,18 @@ class AttentionVectors:
         at. What it reads is left out where it is constant."""
         passed, (stream, block) = self.passed, self.passed.block_of(number)
         piece, path = passed.attentions[number].pieces[0], passed.path(stream, block)
-        if block.entry < 0 and piece.query is None:
-            added = (i for i, n in enumerate(path) if passed.adds_rows(n))
-            entry = next(added, 0) - 1
-            return None if entry < 0 else self._named(path, entry, constant=True)
-        before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
-        entry = max((i for i, n in enumerate(path) if n in before), default=0)
-        if entry + 1 >= len(path):
+        constant = block.entry < 0 and piece.query is None
+        if constant:
+            behind = next((i for i, n in enumerate(path) if passed.adds_rows(n)), 0)
+        else:
+            before = path_to(passed.program.dominator, piece.map if piece.query is None else piece.query)
+            behind = 1 + max((i for i, n in enumerate(path) if n in before), default=0)
+        if not 0 < behind < len(path):
             return None
-        return self._named(path, entry, constant=False)
-
-    def _named(self, path: list[int], entry: int, *, constant: bool) -> dict[str, int]:
-        """The places behind the value at a position of a path."""
-        first = self.passed.behind_norm(path, entry + 1)
-        second = self.passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > entry + 1 else first
-        named = {"sum": path[entry + 1], "norm": path[first], "output": path[second]}
-        return named if constant else {"entry": path[entry], **named}
+        first = passed.behind_norm(path, behind)
+        second = passed.behind_norm(path, min(first + 1, len(path) - 1)) if first > behind else first
+        named = {"sum": path[behind], "norm": path[first], "output": path[second]}
+        return named if constant else {"entry": path[behind - 1], **named}
 
 
 class SequenceVectors(AttentionVectors):
