@@ -44,14 +44,13 @@ def test_text_becomes_tokens_with_their_places() -> None:
     assert made.mask.sum(1).tolist() == [sum(t != "[PAD]" for t in row) for row in made.features.tokens]
 
 
-def test_special_tokens_and_padding_get_no_score() -> None:
-    result = whyformer.explain(sst2().model, SENTENCES, processor=sst2().processor)
-    assert result.tokens is not None
-    for tokens, scores in zip(result.tokens, result.scores, strict=True):
+def test_special_tokens_have_scores_and_padding_has_none() -> None:
+    result = whyformer.explain(sst2().model, SENTENCES, "input_x_gradient", processor=sst2().processor)
+    assert result.tokens is not None and result.special is not None
+    for tokens, scores, special in zip(result.tokens, result.scores, result.special, strict=True):
+        assert special == [0, tokens.index("[SEP]")]
         for token, score in zip(tokens, scores.tolist(), strict=True):
-            if token in ("[CLS]", "[SEP]", "[PAD]"):
-                assert score == 0
-        assert scores.ne(0).sum() >= 3
+            assert (score == 0) == (token == "[PAD]")
 
 
 def test_a_batch_of_sentences_equals_single_ones() -> None:

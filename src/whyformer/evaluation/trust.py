@@ -239,7 +239,10 @@ def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDAr
 def warnings(e: Explanation, words: int | None = None) -> list[str]:
     """Sentences about the map of one sample, from its diagnostics and its scores; ``words``: how many a text has."""
     found = [line for line in e.warnings if line not in of_input(e.features, 0)]
-    found = [f"{e.method}: {line}." for line in dict.fromkeys([*found, *of_map(e.scores[0], e.diagnostics, 0)])]
+    scores, folded = e.scores[0], e.special[0] if e.special is not None else []
+    shown = scores[[i for i in range(len(scores)) if i not in folded]] if folded else scores
+    about = of_map(shown, float(scores.abs().sum()), e.diagnostics, 0)
+    found = [f"{e.method}: {line}." for line in dict.fromkeys([*found, *about])]
     if e.diagnostics.get("class_specific") is False:
         found.append(
             f"{e.method}: the same map for every class. It shows where the model looks, not what speaks for a class."

@@ -21,6 +21,7 @@ class Features:
         texts: the raw sentences, where given.
         extent: (begin, end) characters of each of ``texts`` that the model read; the rest was cut off.
         unknown: places in ``tokens`` that stand for what the tokenizer has no token for ([UNK]), for each sample.
+        special: places in ``tokens`` of special tokens ([CLS], [SEP], <s> ...), for each sample.
         image_size: (height, width) in pixels of the model's input, for pictures.
         grid: (rows, columns) of patches, where scores are of patches.
         cells: (left, top, right, bottom) of that grid in pixels of the model's input. It ends before the input does
@@ -40,6 +41,7 @@ class Features:
     texts: list[str] | None = None
     extent: list[tuple[int, int]] | None = None
     unknown: list[list[int]] | None = None
+    special: list[list[int]] | None = None
     image_size: tuple[int, int] | None = None
     grid: tuple[int, int] | None = None
     cells: Box | None = None

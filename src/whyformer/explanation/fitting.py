@@ -31,8 +31,9 @@ def check_fit(made: Mapping[str, Any]) -> None:
     _tensors(scores, target, logits)
     _kept(logits, made.get("classes"), made.get("normalizer"))
     batch = len(scores)
-    listed = {n: getattr(features, n) for n in ("tokens", "offsets", "texts", "extent", "unknown", "durations",
-              "geometry", "originals", "pictures", "sounds")}  # fmt: skip
+    names = ("tokens", "offsets", "texts", "extent", "unknown", "special", "durations", "geometry", "originals",
+             "pictures", "sounds")  # fmt: skip
+    listed = {n: getattr(features, n) for n in names}
     for name, value in {**listed, "target_names": made["target_names"]}.items():
         if value is not None and len(value) != batch:
             raise InputError(f"its {name} are {len(value)}, and its scores are of {batch} samples")
@@ -144,7 +145,8 @@ def _text(features: Features, count: int) -> None:
             if len(own) != count:
                 raise InputError(f"its {name} are {len(own)}, and its scores are of {count} tokens")
     texts = features.texts
-    _within("unknown", features.unknown, lambda own, i: all(0 <= n < count for n in own))
+    for name, places in {"unknown": features.unknown, "special": features.special}.items():
+        _within(name, places, lambda own, i: all(0 <= n < count for n in own))
     if texts is not None:
         _within("offsets", features.offsets, lambda own, i: all(0 <= a <= b <= len(texts[i]) for a, b in own))
         _within("extent", features.extent, lambda own, i: 0 <= own[0] <= own[1] <= len(texts[i]))

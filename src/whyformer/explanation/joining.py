@@ -89,11 +89,17 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
         starts.append(wide - count if left else 0)
         if one is not None:
             scores[i, starts[i] : starts[i] + count] = one.scores[0]
-    unknown = [[] if one is None else (one.unknown or [[]])[0] for one in parts]
-    moved = [[start + i for i in own] for start, own in zip(starts, unknown, strict=True)]
+
+    def places(name: str) -> list[list[int]] | None:
+        found = [None if one is None else getattr(one.features, name) for one in parts]
+        if not any(found):
+            return None
+        return [[start + i for i in (own or [[]])[0]] for start, own in zip(starts, found, strict=True)]
+
     features = replace(
         _first(parts).features, tokens=all_of("tokens", padding), offsets=all_of("offsets", (0, 0)),
-        texts=all_of("texts"), extent=_extents(parts), unknown=moved if any(unknown) else None,
+        texts=all_of("texts"), extent=_extents(parts), unknown=places("unknown"),
+        special=places("special"),
         sounds=_waves(parts), durations=all_of("durations"),
     )  # fmt: skip
     return replace(_first(parts), scores=scores, features=features, diagnostics=_diagnostics(parts))

@@ -27,7 +27,7 @@ class Explanation:
 
     Attributes:
         scores: attribution, on the CPU. ``[B, P]`` patches row by row (``level="patch"``; prefix tokens left out),
-            ``[B, N]`` tokens in order (``level="token"``; special tokens and padding are 0) or ``[B, H, W]``
+            ``[B, N]`` tokens in order (``level="token"``; padding is 0) or ``[B, H, W]``
             pixels of the model's input (``level="pixel"``). Of a video, patches step by step of time, and pixels
             ``[B, T, H, W]``: see :meth:`frame`.
         level: ``"patch"``, ``"token"`` or ``"pixel"``.
@@ -136,6 +136,14 @@ class Explanation:
     def unknown(self) -> list[list[int]] | None:
         """Places of the tokens of each sample that are unknown to the model ([UNK]), if there are any."""
         return self.features.unknown
+
+    @property
+    def special(self) -> list[list[int]] | None:
+        """Places of the special tokens of each sample ([CLS], [SEP], <s> ...), where the tokenizer is known.
+
+        They have scores as all tokens do. Pictures, pages and :func:`print` show what they hold together.
+        """
+        return self.features.special
 
     @property
     def image_size(self) -> tuple[int, int] | None:

@@ -46,6 +46,7 @@ class HeldFeatures(Held):
     durations: list[Number] | None = None
     extent: list[Pair] | None = None
     unknown: list[list[StrictInt]] | None = None
+    special: list[list[StrictInt]] | None = None
     geometry: list[dict[str, Any]] | None = None
 
 

@@ -9,7 +9,10 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whyformer.explanation.features import Features
 
 UNITS = ("token", "word", "sentence", "turn")
 # Scripts written without spaces between words: a token there stays by itself.
@@ -43,6 +46,21 @@ def word_groups(text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, in
         else:
             groups.append((begin, end, [place]))
     return groups
+
+
+def shown_groups(features: Features, tokens: int, sample: int) -> list[tuple[int, int, list[int]]]:
+    """:func:`word_groups` of a sample, special tokens left out; without offsets or a text each token is a word of its
+    own, from character 0 to 0.
+
+    Args:
+        tokens: how many there are.
+    """
+    special = frozenset(features.special[sample] if features.special is not None else ())
+    if features.offsets is None or features.texts is None:
+        return [(0, 0, [i]) for i in range(tokens) if i not in special]
+    groups = word_groups(features.texts[sample], features.offsets[sample])
+    kept = [(begin, end, [i for i in places if i not in special]) for begin, end, places in groups]
+    return [group for group in kept if group[2]]
 
 
 def _continues(text: str, end: int, begin: int) -> bool:

@@ -271,10 +271,11 @@ def _unpadded(e: Explanation, ready: Ready, place: int) -> Explanation:
     def cut(values: list[Any] | None) -> Any:
         return None if values is None else [[own[i] for i in kept] for own in values]
 
-    known = e.features.unknown
-    unknown = None if known is None else [[kept.index(i) for i in own if i in kept] for own in known]
-    facts = {"tokens": cut(e.tokens), "offsets": cut(e.offsets), "unknown": unknown}
-    return replace(e, scores=e.scores[:, keep]).with_features(**facts)
+    def moved(places: list[list[int]] | None) -> list[list[int]] | None:
+        return None if places is None else [[kept.index(i) for i in own if i in kept] for own in places]
+
+    places = {"unknown": moved(e.unknown), "special": moved(e.special)}
+    return replace(e, scores=e.scores[:, keep]).with_features(tokens=cut(e.tokens), offsets=cut(e.offsets), **places)
 
 
 def _failure(row: Row, method: str | None, error: Exception) -> Failure:

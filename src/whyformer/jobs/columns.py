@@ -89,6 +89,8 @@ class Rows:
         flat = e.scores[0].flatten().float().numpy()
         target = int(e.target[0])
         order = np.argsort(-np.abs(flat), kind="stable")
+        if e.special is not None:
+            order = order[~np.isin(order, e.special[0])]
         kept: Any = flat
         if self.scores == "float16":
             kept = flat.astype(np.float16)

@@ -37,7 +37,8 @@ class Job:
         batch_size: rows explained at once, or ``"auto"``: as many as fit a quarter of the memory, at most 32 (128 on
             a GPU). Where memory runs out it is halved.
         truncate: allow text longer than the model takes to be cut off.
-        scores: ``"float32"``, ``"float16"``, or ``"top-K"``: only the K scores that are the largest in size.
+        scores: ``"float32"``, ``"float16"``, or ``"top-K"``: only the K scores that are the largest in size, special
+            tokens left out.
         overlays: also write a picture or page of each explanation, to ``out/overlays``.
         rows_per_part: rows of the input in one file.
         engine: ``"local"``, or ``"ray"`` with its address and the number of actors.

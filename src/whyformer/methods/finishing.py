@@ -26,7 +26,7 @@ def finish(
     end: str = "",
     also: Sequence[int] = (),
 ) -> Explanation:
-    """The explanation of laid-out scores; special tokens and padding get none.
+    """The explanation of laid-out scores; padding gets none.
 
     Args:
         end: the function that the model's logits go through at its end, which a target of ours is read before.
@@ -41,15 +41,16 @@ def finish(
         if scores.grid is not None:
             *steps, high, wide = scores.grid
             grid, frames, cells = (high, wide), steps[0] if steps else None, scores.cells
-    rows = list(values)
+    shown, special = list(values), None
     if level == "token":
-        hidden = torch.zeros_like(values, dtype=torch.bool)
+        real = torch.ones_like(values, dtype=torch.bool)
         if inputs.mask is not None and inputs.mask.shape == values.shape:
-            hidden |= ~inputs.mask.cpu()
+            real = inputs.mask.cpu()
+        values, content = values.masked_fill(~real, 0), real
         if inputs.special is not None and inputs.special.shape == values.shape:
-            hidden |= inputs.special.cpu()
-        rows = [own[~h] for own, h in zip(values, hidden, strict=True)]
-        values = values.masked_fill(hidden, 0)
+            folded = inputs.special.cpu() & real
+            content, special = real & ~folded, [row.nonzero()[:, 0].tolist() for row in folded]
+        shown = [own[kept] for own, kept in zip(values, content, strict=True)]
     index, names = resolver.describe(logits)
     diagnostics = dict(scores.diagnostics)
     if (written := resolver.written()) is not None:
@@ -61,10 +62,14 @@ def finish(
     size = inputs.image_size
     cells = None if size is None or cells == (0, 0, size[1], size[0]) else cells
     features = replace(
-        inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read
+        inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read, special=special
     )
     known = diagnostics.get("warnings", ())
-    warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
+    sizes = values.abs().flatten(1).sum(1).tolist()
+    warned = [
+        [*known, *of_map(row, size, diagnostics, i), *of_input(features, i)]
+        for i, (row, size) in enumerate(zip(shown, sizes, strict=True))
+    ]
     if any(warned):
         diagnostics["warnings"] = warned
     activation = resolver.activation(logits)
@@ -78,8 +83,11 @@ def finish(
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
-    """Note in ``diagnostics`` whether the method's scores have a sign, and whether they are of one class."""
+    """Note in ``diagnostics`` whether the method's scores have a sign, whether they are of one class, and whether they
+    hold the 1 of an identity."""
     for part in (explanation, *explanation.parts.values()):
         part.diagnostics.setdefault("signed", chosen.signs(settings))
+        if chosen.holds_identity(settings):
+            part.diagnostics.setdefault("identity", True)
         if not chosen.class_specific:
             part.diagnostics.setdefault("class_specific", False)

@@ -100,6 +100,8 @@ class Method:
         class_specific: False if the scores do not depend on the target.
         signed: True if scores below 0 are possible and speak against the target, or a function of the complete settings
             that says so. A map without such scores is shown in other colours, which claim less.
+        identity: True if the scores hold a 1 for the rows at which the target is read, from the identity of residual
+            connections (R ← R + Ā R from R = I); or such a function. That 1 is no relevance.
         anywhere: True if it needs no attention over all tokens (so it also explains Swin).
         checkpoint: True if what it sends back goes through whole blocks, so that these may be run again on the way
             (``explain(..., checkpoint=True)``).
@@ -117,12 +119,17 @@ class Method:
     modality: str = "both"
     class_specific: bool = True
     signed: bool | Callable[[dict[str, Any]], bool] = False
+    identity: bool | Callable[[dict[str, Any]], bool] = False
     anywhere: bool = False
     checkpoint: bool = False
 
     def signs(self, settings: dict[str, Any]) -> bool:
         """Whether scores made with these complete settings have a sign."""
         return self.signed if isinstance(self.signed, bool) else self.signed(settings)
+
+    def holds_identity(self, settings: dict[str, Any]) -> bool:
+        """Whether scores made with these complete settings hold the 1 of :attr:`identity`."""
+        return self.identity if isinstance(self.identity, bool) else self.identity(settings)
 
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
         """Its scores, with complete settings."""

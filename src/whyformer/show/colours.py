@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whyformer.errors import InputError
-from whyformer.explanation.units import unit_scores, word_groups
+from whyformer.explanation.units import shown_groups, unit_scores
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -99,12 +99,12 @@ def has_sign(e: Explanation) -> bool:
 
 
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
-    """The scale of the map of one sample; of a text whose words are known, up to the largest |score| of a word."""
+    """The scale of the map of one sample; of a text up to the largest |score| of a word, special tokens left out."""
     scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
     made = scale(scores, PIXEL_QUANTILE if e.level == "pixel" else 1.0, signed)
-    if e.level != "token" or e.offsets is None or e.texts is None:
+    if e.level != "token":
         return made
-    places = [own for _, _, own in word_groups(e.texts[sample], e.offsets[sample])]
+    places = [own for _, _, own in shown_groups(e.features, len(scores), sample)]
     return Scale(scale(np.array(unit_scores(scores, places))).limit, made.signed)
 
 

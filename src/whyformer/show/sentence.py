@@ -12,7 +12,7 @@ import numpy as np
 from whyformer.show import colours
 from whyformer.show.layout import Section
 from whyformer.show.paper import GREY, Paper, measure
-from whyformer.show.words import Word, heading, right_to_left, short, unread, visible, words
+from whyformer.show.words import Word, folded, heading, right_to_left, short, unread, visible, words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,6 +130,9 @@ def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
         ground = colours.ground(piece.unit, piece.signed) if piece.unit else None
         put(piece.text, ground=ground, unknown=piece.unknown)
     put(f" … {skipped:,} weaker words" if skipped else rest.rstrip(), quiet=bool(skipped))
+    if (aside := folded(e)) is not None:
+        x += _measure("  ")
+        put(aside.text, quiet=True)
     for part in (part for part in cut if not part.before):
         x += _measure(" ")
         put(f" {part.said} … ", unread=True)
@@ -169,7 +172,8 @@ def _legend(shown: list[Explanation], boxes: list[_Box]) -> list[Callable[[Paper
     found: dict[bool, str] = {}
     for e in shown:
         signed = colours.scale_of(e).signed
-        found.setdefault(signed, ("for the class" if signed else "mattered (no sign)") + ("" if found else each))
+        favour = "for the output" if e.numeric else "for the class"
+        found.setdefault(signed, (favour if signed else "mattered (no sign)") + ("" if found else each))
     lines: list[Callable[[Paper, float], None]] = [partial(_ramp, signed=k, said=v) for k, v in found.items()]
     if any(box.unknown for box in boxes):
         lines.append(_dashes)

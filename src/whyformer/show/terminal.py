@@ -25,6 +25,7 @@ from whyformer.show.words import (
     Word,
     claims,
     figure_of,
+    folded,
     heading,
     method_name,
     notes,
@@ -44,7 +45,8 @@ _BAR = 16
 _NAME = 44  # cells for a class name
 _INK = "rgb(17,17,17)"
 _PAPER = "rgb(255,255,255)"
-_UNREAD = "italic rgb(90,90,90) on rgb(225,225,225)"
+_ASIDE = "italic rgb(90,90,90)"
+_UNREAD = f"{_ASIDE} on rgb(225,225,225)"
 _FACTS = ("name", "summary", "family", "level", "modality", "class_specific", "citation")  # of a method
 _SHADES, _ASCII = " ░▒▓█", " .:*#"
 
@@ -102,7 +104,9 @@ def _listing(e: Explanation) -> list[str]:
         lines.append(f"  ({limit} of {len(scores)} {kind} shown)")
     low, high = claims(e)
     lines.append(f"  ({'-: against, █: ' if low else '█: '}{visible(high)})")
-    return lines + [f"  ({part.said})" for part in unread(e)]
+    aside = folded(e)
+    held = [] if aside is None else [f"  ({aside.text}: {visible(aside.sum or aside.parts[0][0])})"]
+    return lines + held + [f"  ({part.said})" for part in unread(e)]
 
 
 def _said(word: Word) -> str:
@@ -171,6 +175,8 @@ class _Sentence:
             mark = "underline " if piece.unknown else ""
             text.append(visible(piece.text), style=f"{mark}{_INK} {_on(colours.ground(piece.unit, piece.signed))}")
         text.append(visible(rest.rstrip(), keep="\n"))
+        if (aside := folded(self.e)) is not None:
+            text.append(f" [{aside.text}]", style=_ASIDE)
         for part in (part for part in cut if not part.before):
             text.append(f" [{part.said}]", style=_UNREAD)
         # black on paper, whatever the terminal's own background: so white always means 0

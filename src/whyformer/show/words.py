@@ -11,9 +11,9 @@ import numpy as np
 
 from whyformer.errors import InputError
 from whyformer.explanation.doubts import counted, of_input, unread_parts
-from whyformer.explanation.units import unit_scores, word_groups
+from whyformer.explanation.units import shown_groups, unit_scores
 from whyformer.show import colours
-from whyformer.show.colours import array
+from whyformer.show.colours import array, has_sign
 
 if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
@@ -77,8 +77,8 @@ class Unread:
 def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
     """(words of a sample in order, text after the last one); tokens become words where the offsets allow it.
 
-    What the model did not read is not among them (:func:`unread`). Without offsets or sentence each token is a word of
-    its own, and padding at the end is left out.
+    Neither what the model did not read (:func:`unread`) nor special tokens (:func:`folded`) are among them. Without
+    offsets or sentence each token is a word of its own, and padding at the end is left out.
     """
     scores = array(e.scores[sample])
     odd = frozenset(e.features.unknown[sample] if e.features.unknown is not None else ())
@@ -93,17 +93,39 @@ def words(e: Explanation, sample: int = 0) -> tuple[list[Word], str]:
         unit = float(scale.unit(np.array(score)))
         return Word(text, score, unit, parts, tuple(places), gap, scale.signed, not odd.isdisjoint(places))
 
+    groups = shown_groups(e.features, len(scores), sample)
     if e.offsets is None or e.texts is None:
-        count = len(tokens)
-        while count and tokens[count - 1] in _PADDING and scores[count - 1] == 0:
-            count -= 1
-        return [word(token, [i], " " if i else "") for i, token in enumerate(tokens[:count])], ""
+        while groups and tokens[at := groups[-1][2][0]] in _PADDING and scores[at] == 0:
+            groups.pop()
+        return [word(tokens[own[0]], own, " " if i else "") for i, (_, _, own) in enumerate(groups)], ""
     text, made = e.texts[sample], []
     cursor, stop = (0, len(text)) if e.features.extent is None else e.features.extent[sample]
-    for begin, end, places in word_groups(text, offsets):
+    for begin, end, places in groups:
         made.append(word(text[begin:end], places, text[cursor:begin]))
         cursor = end
     return made, text[cursor:stop]
+
+
+def folded(e: Explanation, sample: int = 0) -> Word | None:
+    """What the special tokens of a sample, and others that belong to no word (line breaks), hold together, as
+    ``special tokens 12 %``: Σ |score| of them, of that of all tokens. None where they hold nothing.
+
+    The score is their sum, so that with those of all words it makes the sum of all tokens. No share is given where the
+    scores hold a 1 for the token at which the target is read (:attr:`whyformer.methods.registry.Method.identity`).
+    """
+    scores = array(e.scores[sample])
+    in_words = {i for _, _, places in shown_groups(e.features, len(scores), sample) for i in places}
+    places = [i for i in range(len(scores)) if i not in in_words and scores[i]]
+    if e.level != "token" or not places:
+        return None
+    special = frozenset(e.special[sample] if e.special is not None else ())
+    said = "special tokens" if special.issuperset(places) else "tokens outside of words"
+    if e.diagnostics.get("identity") is not True:
+        share = 100 * float(np.abs(scores[places]).sum() / np.abs(scores).sum())
+        said += f" {share:.0f} %" if share >= 1 else " < 1 %"
+    names = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
+    parts = tuple((names[i], float(scores[i])) for i in places)
+    return Word(said, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
 
 
 def unread(e: Explanation, sample: int = 0) -> list[Unread]:

@@ -47,7 +47,7 @@ class ExplanationOutput(_Record):
     settings: dict[str, Any] = _required("All settings of the method, defaults filled in.")
     model: str | None = _required("Name of the model, where it is known.")
     level: Literal["patch", "token", "pixel"] = _required("What the scores belong to.")
-    scores: list[list[Any]] = _required("[B, P], [B, N] or [B, height, width]; special tokens and padding are 0.")
+    scores: list[list[Any]] = _required("[B, P], [B, N] or [B, height, width]; padding is 0.")
     target: list[int] = _required("[B] class explained; -1 for a target that is no class.")
     target_names: list[str] | None = _required("[B] readable names of the targets.")
     logits: list[list[float]] = _required(
@@ -82,6 +82,7 @@ class ExplanationOutput(_Record):
         "[B] first and last character (exclusive) of each sentence that the model read, where a part was cut off."
     )
     unknown: list[list[int]] | None = _required("[B] places of the tokens that are unknown to the model ([UNK]).")
+    special: list[list[int]] | None = _required("[B] places of the special tokens ([CLS], [SEP]), where known.")
     diagnostics: dict[str, Any] = _required("Measured facts about the run.")
     geometry: list[ExplanationGeometry] | None = _required("[B] where the model's input lies on the picture given.")
     input: str | None = _optional("The input of the model that these scores are of.")

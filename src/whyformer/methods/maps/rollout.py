@@ -37,11 +37,18 @@ def raw_attention(task: Task, *, block: Block = -1, aggregation: Choices = None)
     return over_attention(task, Aggregation(layers=block).with_choices(aggregation))
 
 
+def how_of(head_fusion: str, normalize_rows: bool, aggregation: Choices) -> Aggregation:
+    """The reduction that a rollout's settings mean."""
+    layers = "rollout" if normalize_rows else "sum_product"
+    return Aggregation(head_fusion, layers).with_choices(aggregation)
+
+
 @method(
     "product over blocks of head-averaged attention plus identity",
     family="attention",
     citation=ROLLOUT + "; survey 1.2",
     class_specific=False,
+    identity=lambda s: how_of(s["head_fusion"], s["normalize_rows"], s["aggregation"]).layers == "sum_product",
 )
 def rollout(
     task: Task,
@@ -69,7 +76,7 @@ def rollout(
     discard spares the attention of CLS to itself, the first entry; here all entries can go.
     """
     start = task.layer(start_layer)
-    how = Aggregation(head_fusion, "rollout" if normalize_rows else "sum_product").with_choices(aggregation)
+    how = how_of(head_fusion, normalize_rows, aggregation)
 
     def prune(fused: Tensor) -> Tensor:
         count = int(fused.shape[-1] * fused.shape[-2] * discard_ratio)

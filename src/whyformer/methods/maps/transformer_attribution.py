@@ -21,6 +21,7 @@ _CITATION = "Chefer, Gur, Wolf: Transformer Interpretability Beyond Attention Vi
     "relevance × gradient of every attention map, rolled out over the blocks",
     family="propagation",
     citation=_CITATION + ", Eq. 13–14",
+    identity=lambda settings: settings["block"] is None and not settings["normalize_rows"],
 )
 def transformer_attribution(
     task: Task,

@@ -125,7 +125,7 @@ _FUNCTIONS = (
     asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
     painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
     words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
-    words.target_name, words.unread, words.value, words.values, words.words,
+    words.folded, words.target_name, words.unread, words.value, words.values, words.words,
 )  # fmt: skip
 
 
