@@ -28,7 +28,7 @@ PLACED = picture(originals=[Image.new("RGB", (60, 40))], geometry=[Geometry((40,
 TRUST = [{"followed": 1, "fractions": [0.0, 1.0], **{key: [0.9, 0.1] for key in ("curve", "lowest", "mean", "highest")}, "verdict": "better", "warnings": []}]
 ONE = {"method": "gae", "settings": {}, "target": torch.tensor([1]), "logits": torch.tensor([[1.0, 2.0]])}
 EXPLANATIONS = {
-    "a sentence": sentence(unknown=[[1]], extent=[(0, 20)], diagnostics={"warnings": ["odd"], "input": [["cut off"]], "trust": TRUST}),
+    "a sentence": sentence(unknown=[[1]], extent=[(0, 20)], diagnostics={"warnings": [["odd"]], "input": [["cut off"]], "trust": TRUST}),
     "a picture": PLACED,
     "pixels": picture(torch.linspace(-1, 1, 32 * 48).reshape(32, 48), level="pixel"),
     "two inputs": sentence(input="input_ids", parts={"pixel_values": PLACED}),

@@ -184,7 +184,8 @@ def test_warnings_are_read_in_sentences_with_the_samples_they_are_about(tmp_path
     assert Explanation.load(e.save(tmp_path / "e.safetensors")).warnings == e.warnings
     assert Explanation.from_dict(json.loads(json.dumps(e.to_dict()))).warnings == e.warnings
     assert dataclasses.replace(e, diagnostics={"warnings": [[ZERO]] * 3}).warnings == [ZERO]
-    assert dataclasses.replace(e, diagnostics={"warnings": ["for all"]}).warnings == ["for all"]
+    with pytest.raises(InputError, match="for each sample"):
+        dataclasses.replace(e, diagnostics={"warnings": ["for all"]})
     assert picture().warnings == []
 
 

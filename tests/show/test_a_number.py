@@ -212,7 +212,7 @@ def test_several_numbers_have_no_probabilities() -> None:
 
 def test_a_target_of_ones_own_is_a_number() -> None:
     e = whyformer.explain(bert(num_labels=1), "A fine film", "lrp_ah_ln", lambda logits: 2 * logits[:, 0], tokenizer())
-    assert "custom target" in html.page(e) and "%" not in str(e)
+    assert "custom target" in html.page(e) and "prob" not in str(e)
 
 
 def test_what_a_target_reads_off_is_a_number_too() -> None:

@@ -209,7 +209,7 @@ def test_any_text_can_be_drawn(text):
 
 @pytest.mark.parametrize("make", [sentence, picture])
 def test_what_a_run_warns_of_stands_under_a_figure(make):
-    calm, warned = make(), make(diagnostics={"warnings": ["the map is constant, " * 30]})
+    calm, warned = make(), make(diagnostics={"warnings": [["the map is constant, " * 30]]})
     drawing = figure(warned)
     said = [t for t in drawing.texts if "the map is constant" in t.get_text()]
     assert len(said) > 1

@@ -164,7 +164,7 @@ def test_chinese_and_arabic_are_shown_in_their_own_direction_and_marked_word_by_
 
 
 def test_what_a_run_warns_of_is_on_cards_and_pages():
-    for e in (sentence(diagnostics={"warnings": ["<odd> thing"]}), picture(diagnostics={"warnings": ["<odd> thing"]})):
+    for e in (sentence(diagnostics={"warnings": [["<odd> thing"]]}), picture(diagnostics={"warnings": [["<odd> thing"]]})):
         for source in (html.fragment(e), html.page(e)):
             assert "⚠ <odd> thing" in Checked(source).words
 
@@ -212,7 +212,7 @@ TRUST = {
 
 @pytest.mark.parametrize("make", [picture, sentence])
 def test_what_was_measured_of_a_map_stands_under_it_everywhere(make):
-    e = make(diagnostics={"trust": [TRUST], "warnings": ["only in the diagnostics"]})
+    e = make(diagnostics={"trust": [TRUST], "warnings": [["only in the diagnostics"]]})
     for source in (html.fragment(e), html.page(e)):
         found = Checked(source)
         assert found.tags.count("polyline") == 2

@@ -120,8 +120,8 @@ def test_a_class_agnostic_map_is_shown_once():
 
 @pytest.mark.parametrize("make", [sentence, picture])
 def test_what_a_run_warns_of_is_printed_and_safe(make):
-    e = make(diagnostics={"warnings": ["the map is constant\x1b[31m"]})
+    e = make(diagnostics={"warnings": [["the map is constant\x1b[31m"]]})
     for output in (shown(e), shown(e, "truecolor"), terminal.plain(e)):
         assert "warning: the map is constant\\x1b[31m" in output
-    two = [make(target=t, diagnostics={"warnings": ["odd"]} if t else {}) for t in (0, 1)]
+    two = [make(target=t, diagnostics={"warnings": [["odd"]]} if t else {}) for t in (0, 1)]
     assert shown(two).count("transformer_attribution, " + ("dog" if make is picture else "positive") + ": odd") == 1

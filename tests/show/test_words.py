@@ -36,7 +36,9 @@ def test_the_words_of_a_text_add_up_to_its_scores_of_any_method(method):
     e = whyformer.explain("bundled:sst2", "Unforgivably overlong 😀 yet charmingly acted.", method)
     found, _ = w.words(e)
     assert any(len(x.parts) > 1 for x in found)
-    assert sum(x.score for x in found) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
+    assert [(x.text, x.score) for x in found] == e.words()
+    aside = w.folded(e)
+    assert sum(x.score for x in found) + (aside.score if aside else 0) == pytest.approx(float(e.scores.sum()), rel=1e-4, abs=1e-6)
     assert max(abs(x.unit) for x in found) == pytest.approx(1)
 
 

@@ -241,7 +241,7 @@ def warnings(e: Explanation, words: int | None = None) -> list[str]:
     found = [line for line in e.warnings if line not in of_input(e.features, 0)]
     scores, folded = e.scores[0], e.special[0] if e.special is not None else []
     shown = scores[[i for i in range(len(scores)) if i not in folded]] if folded else scores
-    about = of_map(shown, float(scores.abs().sum()), e.diagnostics, 0)
+    about = of_map(shown, e.diagnostics, 0, float(scores.abs().sum()))
     found = [f"{e.method}: {line}." for line in dict.fromkeys([*found, *about])]
     if e.diagnostics.get("class_specific") is False:
         found.append(

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 _LOST, _MISSED, _UNKNOWN = 0.01, 0.05, 0.1
 
 
-def of_map(scores: Tensor, size: float, diagnostics: Mapping[str, Any], sample: int) -> list[str]:
+def of_map(scores: Tensor, diagnostics: Mapping[str, Any], sample: int, size: float | None = None) -> list[str]:
     """What speaks against one map, as far as it can be told without asking the model again.
 
     Args:
         scores: of the sample's features, padding and special tokens left out.
-        size: Σ |score| of the sample, special tokens included.
         diagnostics: of the whole batch.
+        size: Σ |score| of the sample, special tokens included; that of ``scores`` by default.
     """
+    size = float(scores.abs().sum()) if size is None else size
     found = [*degenerate(scores), *not_conserved(diagnostics, sample), *incomplete(diagnostics, sample, size)]
     return [*found, *another_class(diagnostics, sample)]
 

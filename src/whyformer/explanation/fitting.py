@@ -58,7 +58,7 @@ def check_said(diagnostics: Mapping[str, Any], batch: int) -> None:
         if own is not None and not isinstance(own, list | tuple):
             raise InputError(f"its {name} are no list")
     warnings, notes, trust = (found[name] or [] for name in found)
-    if not _texts(warnings) and not (len(warnings) == batch and all(map(_texts, warnings))):
+    if warnings and not (len(warnings) == batch and all(map(_texts, warnings))):
         raise InputError("its warnings are no sentences")
     if not all(map(_texts, notes)):
         raise InputError("the notes on its input are no sentences")

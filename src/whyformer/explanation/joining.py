@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,8 @@ from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Geometry
 from whyformer.explanation.mosaic import spread
+from whyformer.explanation.per_sample import of_batch
 from whyformer.explanation.result import Explanation
-
-_SAMPLES = ("warnings", "input")
-"""Diagnostics that a sample of which there is nothing to say has none of."""
 
 
 def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False) -> Explanation:
@@ -167,25 +165,4 @@ def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:
     if None in parts:
         for one, own in zip(parts, found, strict=True):
             own.setdefault("input", [["this prompt has no such picture"] if one is None else []])
-    for name in _SAMPLES:
-        if any(name in own for own in found):
-            for own in found:
-                own.setdefault(name, [[]])
-    return _together(found)
-
-
-def _together(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = dict.fromkeys(name for own in found for name in own)
-    return {name: _merged([own[name] for own in found if name in own], len(found)) for name in names}
-
-
-def _merged(values: list[Any], count: int) -> Any:
-    """One value for all where they say the same, else one a sample."""
-    if len(values) == count and all(isinstance(v, list) and len(v) == 1 for v in values):
-        return [v[0] for v in values]
-    if all(isinstance(v, Mapping) for v in values):
-        return _together(values)
-    if len(values) == count and all(isinstance(v, Tensor) and v.dim() and v.shape[0] == 1 for v in values):
-        return torch.cat(values) if len({v.shape for v in values}) == 1 else [v[0] for v in values]
-    same = all(not isinstance(v, Tensor) and v == values[0] for v in values)
-    return values[0] if same else values
+    return of_batch(found)

@@ -15,6 +15,7 @@ from whyformer.errors import InputError
 from whyformer.explanation import storage, views
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box, Geometry
+from whyformer.explanation.per_sample import of_sample
 from whyformer.explanation.seconds import over_time, unrolled
 
 LEVELS = ("patch", "token", "pixel")
@@ -47,7 +48,8 @@ class Explanation:
         input: name of the model's input that these scores are of; parts: explanations of its other inputs, by name
             (see :attr:`inputs` and :meth:`part`).
         diagnostics: measured facts about the run, e.g. ``conservation`` for propagation methods; ``input``, what
-            reading did to each picture; ``warnings``, sentences for each sample (see :attr:`warnings`).
+            reading did to each picture; ``warnings``, sentences for each sample (see :attr:`warnings`). Which ones
+            have an entry for each sample: :mod:`whyformer.explanation.per_sample`.
     """
 
     scores: Tensor
@@ -71,6 +73,8 @@ class Explanation:
         for name, known in (("level", LEVELS), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {known}, not {getattr(self, name)!r}")
+        if any(isinstance(own, str) for own in self.diagnostics.get("warnings") or ()):
+            raise InputError("diagnostics['warnings'] holds a list of sentences for each sample")
         # of the extremes: a NaN is one too, and testing each score would take the memory of all once more
         if self.scores.numel() and not torch.isfinite(torch.stack(torch.aminmax(self.scores))).all():
             raise InputError(
@@ -89,7 +93,7 @@ class Explanation:
         i = index % len(self)
         tensors: dict[str, Any] = {n: own[i : i + 1] for n, own in storage.result_tensors(self).items()}
         names = None if self.target_names is None else [self.target_names[i]]
-        diagnostics = {k: _select(v, i, len(self)) for k, v in self.diagnostics.items()}
+        diagnostics = of_sample(self.diagnostics, i)
         parts = {name: part[i] for name, part in self.parts.items()}
         features = self.features.sample(i)
         return replace(self, **tensors, target_names=names, features=features, diagnostics=diagnostics, parts=parts)
@@ -212,10 +216,7 @@ class Explanation:
     @property
     def warnings(self) -> list[str]:
         """What speaks against this result, in sentences that every view shows; with the sample where they differ."""
-        found = self.diagnostics.get("warnings") or []
-        if all(isinstance(one, str) for one in found):
-            return list(found)
-        said = []
+        found, said = self.diagnostics.get("warnings") or [], []
         for line in dict.fromkeys(line for own in found for line in own):
             where = [str(i) for i, own in enumerate(found) if line in own]
             said.append(line if len(where) == len(found) else f"sample {', '.join(where)}: {line}")
@@ -274,6 +275,19 @@ class Explanation:
         return [
             (numbers[i], self.label(numbers[i]), float(logits[i]), None if shares is None else shares[i]) for i in best
         ]
+
+    def words(self, sample: int = 0) -> list[tuple[str, float]]:
+        """(word, score) of a text in order: the score is the sum of those of its tokens. Special tokens are left out;
+        where the sentence is not known each token is a word.
+
+        Raises:
+            InputError: these are no scores of tokens.
+        """
+        from whyformer.show.words import words
+
+        if self.level != "token":
+            raise InputError("words() is for texts; for pictures use .heatmap() or .placed()")
+        return [(word.text, word.score) for word in words(self, sample)[0]]
 
     def heatmap(self, size: tuple[int, int] | None = None, *, nearest: bool = False) -> Tensor:
         """``[B, height, width]`` map of the model's input, bilinear from the patch grid (Chefer et al. 2021, section
@@ -425,14 +439,3 @@ class Explanation:
         from whyformer.show import html
 
         return html.fragment(self)
-
-
-def _select(value: Any, index: int, count: int) -> Any:
-    """One sample's part of a diagnostic: per-sample lists have the length of the batch, also inside dicts."""
-    if isinstance(value, Mapping):
-        return {k: _select(v, index, count) for k, v in value.items()}
-    if isinstance(value, list) and len(value) == count:
-        return [value[index]]
-    if isinstance(value, Tensor) and value.dim() and value.shape[0] == count:
-        return value[index : index + 1]
-    return value

@@ -77,5 +77,6 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             continue
         said = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
         facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}
+        facts |= {"identity": True} if chosen.holds_identity(full) else {}
         return replace(scores, diagnostics=facts)
     raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.doubts import of_input, of_map
@@ -43,14 +44,7 @@ def finish(
             grid, frames, cells = (high, wide), steps[0] if steps else None, scores.cells
     shown, special = list(values), None
     if level == "token":
-        real = torch.ones_like(values, dtype=torch.bool)
-        if inputs.mask is not None and inputs.mask.shape == values.shape:
-            real = inputs.mask.cpu()
-        values, content = values.masked_fill(~real, 0), real
-        if inputs.special is not None and inputs.special.shape == values.shape:
-            folded = inputs.special.cpu() & real
-            content, special = real & ~folded, [row.nonzero()[:, 0].tolist() for row in folded]
-        shown = [own[kept] for own, kept in zip(values, content, strict=True)]
+        values, shown, special = _tokens(values, inputs)
     index, names = resolver.describe(logits)
     diagnostics = dict(scores.diagnostics)
     if (written := resolver.written()) is not None:
@@ -67,8 +61,7 @@ def finish(
     known = diagnostics.get("warnings", ())
     sizes = values.abs().flatten(1).sum(1).tolist()
     warned = [
-        [*known, *of_map(row, size, diagnostics, i), *of_input(features, i)]
-        for i, (row, size) in enumerate(zip(shown, sizes, strict=True))
+        [*known, *of_map(row, diagnostics, i, sizes[i]), *of_input(features, i)] for i, row in enumerate(shown)
     ]
     if any(warned):
         diagnostics["warnings"] = warned
@@ -80,6 +73,20 @@ def finish(
         target_names=names, features=features, labels=resolver.names(logits),
         activation=activation, diagnostics=diagnostics,
     )  # fmt: skip
+
+
+def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[list[int]] | None]:
+    """(the scores with 0 at padding, those of each sample without padding and special tokens, places of the special
+    tokens of each, where they are known)."""
+    real = torch.ones_like(values, dtype=torch.bool)
+    if inputs.mask is not None and inputs.mask.shape == values.shape:
+        real = inputs.mask.cpu()
+    values, shown, special = values.masked_fill(~real, 0), real, None
+    if inputs.special is not None and inputs.special.shape == values.shape:
+        special = inputs.special.cpu() & real
+        shown = real & ~special
+    places = None if special is None else [row.nonzero()[:, 0].tolist() for row in special]
+    return values, [own[kept] for own, kept in zip(values, shown, strict=True)], places
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:

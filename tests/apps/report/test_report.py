@@ -153,7 +153,7 @@ def test_a_map_of_no_class_is_drawn_once(tmp_path):
 
 
 def test_warnings_and_diagnostics_are_shown(tmp_path):
-    e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": ["the audit found <odd> things"], "class_specific": False})
+    e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": [["the audit found <odd> things"]], "class_specific": False})
     e.save(tmp_path / "e.safetensors")
     page = made(tmp_path, tmp_path)
     assert "the audit found <odd> things" in page.text

@@ -71,9 +71,7 @@ class ExplanationOutput(_Record):
     cells: Box | None = _required("Left, top, right, bottom of that grid in pixels of the input; null for all of it.")
     read: Box | None = _required("Left, top, right, bottom of the pixels that the model reads; null for all of them.")
     tokens: list[list[str]] | None = _required("[B, N] token strings.")
-    offsets: list[list[tuple[int, int]]] | None = _required(
-        "[B, N] first and last character (exclusive) of each token in the text; [0, 0] for special tokens."
-    )
+    offsets: list[list[tuple[int, int]]] | None = _required("[B, N] first and last character (exclusive) of tokens.")
     texts: list[str] | None = _required("[B] the sentences.")
     sampling_rate: int | None = _required("Samples a second of the waves, for sounds.")
     durations: list[float] | None = _required("[B] seconds that each sound lasts.")
