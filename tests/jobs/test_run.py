@@ -51,7 +51,9 @@ def test_the_table_has_what_explain_gives_in_the_order_of_the_input(bert, tmp_pa
         assert row["tokens"] == alone.tokens[0]
         assert e.offsets == alone.offsets
         assert (e.texts, e.level, e.labels, e.settings, e.target_names) == ([text], alone.level, alone.labels, alone.settings, alone.target_names)
-        assert row["top"][0]["name"] == alone.tokens[0][int(alone.scores[0].abs().argmax())]
+        words = alone.scores[0].index_fill(0, torch.tensor(alone.special[0]), 0).abs()
+        assert row["top"][0]["name"] == alone.tokens[0][int(words.argmax())]
+        assert e.special == alone.special
         assert row["probability"] == pytest.approx(float(alone.probabilities()[0, row["target"]]), abs=1e-5)
 
 
@@ -223,9 +225,10 @@ def test_scores_in_half_precision_or_the_top_alone(bert, tmp_path):
     assert half.manifest["job"]["scores"] == "float16"
     for e, h, t in zip(whole, half, top, strict=True):
         torch.testing.assert_close(h.scores, e.scores, rtol=2e-3, atol=1e-6)
-        best = e.scores[0].abs().topk(min(2, e.scores.shape[1])).indices
+        words = e.scores[0].index_fill(0, torch.tensor(e.special[0]), 0)  # special tokens are no words
+        best = words.abs().topk(2).indices
         kept = torch.zeros_like(e.scores[0])
-        kept[best] = e.scores[0][best]
+        kept[best] = words[best]
         torch.testing.assert_close(t.scores[0], kept)
 
 
