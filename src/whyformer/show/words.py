@@ -120,9 +120,9 @@ def folded(e: Explanation, sample: int = 0) -> Word | None:
         return None
     special = frozenset(e.special[sample] if e.special is not None else ())
     said = "special tokens" if special.issuperset(places) else "tokens outside of words"
-    if e.diagnostics.get("identity") is not True:
-        share = 100 * float(np.abs(scores[places]).sum() / np.abs(scores).sum())
-        said += f" {share:.0f} %" if share >= 1 else " < 1 %"
+    share = 100 * float(np.abs(scores[places]).sum() / np.abs(scores).sum())
+    holds_one = e.diagnostics.get("identity") is True
+    said += " left out" if holds_one else f" {share:.0f} %" if share >= 1 else " < 1 %"
     names = e.tokens[sample] if e.tokens is not None else [str(i) for i in range(len(scores))]
     parts = tuple((names[i], float(scores[i])) for i in places)
     return Word(said, float(scores[places].sum()), 0.0, parts, tuple(places), " ", has_sign(e))
