@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whyformer.errors import InputError, WhyformerError
+from whyformer.errors import InputError, WhyformerError, without_frames
 from whyformer.explaining import Ready, begin
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.result import Explanation
@@ -140,7 +140,7 @@ def each(
                 try:
                     made.append(_one(make, ready, resolver, earlier))
                 except WhyformerError as error:
-                    made.append(Refusal(name, settings, error))
+                    made.append(Refusal(name, settings, without_frames(error)))
                 if len(resolvers) == 1:
                     yield made[-1]
     if len(resolvers) > 1:

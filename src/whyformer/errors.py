@@ -60,6 +60,15 @@ LONGEST = 100
 """Characters of what a user wrote that an error compares with names, and repeats."""
 
 
+def without_frames(error: WhyformerError) -> WhyformerError:
+    """The error, and those that caused it, without the frames that raised them, which keep models and tensors."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error
+
+
 def on_changed_inputs(error: Exception, who: str = "") -> InputError:
     """What a model's own error is told as where it was fed inputs that a method had changed."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -133,6 +133,8 @@ def perturbation(
 
 def find_metric(name: str) -> Metric:
     """The metric of that name, or an error that lists the names."""
+    if not isinstance(name, str):
+        raise InputError(f"a metric is given by its name, such as 'deletion', one at a time, not as {name!r}")
     if name in METRICS:
         return METRICS[name]
     raise unknown("there is no metric", name, METRICS, f"Metrics: {', '.join(sorted(METRICS))}")

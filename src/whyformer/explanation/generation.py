@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -69,7 +69,6 @@ class Generation:
     seen: dict[str, Pictured] = field(default_factory=dict)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    again: Callable[[int, int], Explanation] | None = field(default=None, repr=False)
     classes: Tensor | None = None
     normalizer: Tensor | None = None
 
@@ -145,27 +144,31 @@ class Generation:
         return step % len(self)
 
     # -- larger units ------------------------------------------------------------------------------------------------
-    def span(self, first: int, last: int) -> Explanation:
+    def span(self, first: int, last: int, model: Any, processor: Any = None, **options: Any) -> Explanation:
         """The explanation of the log-probability of some steps together, ``last`` included: Σ log p(token t).
 
         One forward and one backward pass of the model. It is the sum of these steps' rows for every method that is
         linear in its target (gradient × input, all that carry multipliers, so ``attnlrp`` too).
 
+        Args:
+            model, processor: those that wrote the text; they are not kept with it.
+            **options: ``prompt`` and ``images`` as they were given, where the prompt has pictures; and ``device``,
+                ``dtype``, ``rules``, ``checkpoint`` as for :func:`whyformer.explain`.
+
         Raises:
-            InputError: there are no such steps, or the model is not at hand (the result was loaded, or merged).
+            InputError: there are no such steps, they were merged by :meth:`by`, or the prompt is another one.
         """
+        from whyformer.generation.generating import explain_span
+
+        if self.unit != "token":
+            raise InputError("a span is of the tokens, not of what by() made of them")
         for number in (first, last):
             if not -len(self) <= number < len(self):
                 raise InputError(f"step {number} is outside the text, which has {len(self)}: 0 to {len(self) - 1}")
         a, b = first % len(self), last % len(self)
         if b < a:
             raise InputError(f"the span ends at step {last}, before its start at {first}")
-        if self.again is None:
-            raise InputError(
-                "a span needs the model, which is not kept in a file or behind by(): call explain_generation again, "
-                f"or explain with target=targets.Span({self.start + a}, {self.start + b})"
-            )
-        return self.again(a, b)
+        return explain_span(self, a, b, model, processor, **options)
 
     def by(self, unit: str) -> Generation:
         """The same with tokens and steps merged into words, sentences or turns; scores and values are added up.
@@ -207,7 +210,7 @@ class Generation:
             value=value, logits=value[:, None], classes=None, normalizer=None,
             target=torch.zeros(len(steps), dtype=torch.long), labels=None,
             target_names=[f"'{''.join(self.pieces[self.start + a : self.start + b]).strip()}'" for a, b in steps],
-            turns=[], unit=unit, groups=merged, diagnostics=[dict(c) for c in claims for _ in steps], again=None,
+            turns=[], unit=unit, groups=merged, diagnostics=[dict(c) for c in claims for _ in steps],
             seen={name: own.merged(steps) for name, own in self.seen.items()},
         )  # fmt: skip
 

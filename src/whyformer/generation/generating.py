@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.generation import Generation
+from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
-from whyformer.generation.prompts import Prompt, answered, prompts_of
+from whyformer.generation.prompts import Prompt, Written, answered, prompts_of
 from whyformer.generation.steps import Steps
 from whyformer.generation.watching import Watched
 from whyformer.methods import find
@@ -103,3 +105,34 @@ def explain_generation(
             steps = Steps(model, tokenizer, name, written, checkpoint)
             made.append(steps.explain(method, target, progress, settings))
     return made[0] if alone else made
+
+
+def explain_span(
+    g: Generation,
+    first: int,
+    last: int,
+    model: nn.Module | str,
+    processor: Any = None,
+    *,
+    prompt: str | None = None,
+    images: Any = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    rules: Mapping[Any, str | Rule] | None = None,
+    checkpoint: bool = False,
+) -> Explanation:
+    """As :meth:`~whyformer.explanation.generation.Generation.span`, of steps that there are."""
+    name = model if isinstance(model, str) else model_name(model)
+    model, processor = opened(model, processor, device=device, dtype=dtype)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
+    if g.seen:
+        if prompt is None or images is None:
+            raise InputError("its prompt has pictures, which are not kept with it: give prompt= and images= again")
+        ((ids, beside),), _ = with_images(model, prompt, images, processor)
+        if ids != written.prompt:
+            raise InputError("these are not the prompt and the pictures that this answer was written to")
+        written = replace(written, beside=beside)
+    steps = Steps(model, tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None, name, written, checkpoint)
+    with declared(rules) if rules else nullcontext():
+        return steps.span(first, last, g.method, g.settings)

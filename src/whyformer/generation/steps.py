@@ -191,7 +191,7 @@ class Steps:
         if found is None:
             found = [self._alone(t, method, target, progress, settings) for t in range(len(self))]
         explained, values = [e for e, _ in found], torch.cat([value for _, value in found])
-        return self._result(explained, values, method, full, target, settings)
+        return self._result(explained, values, method, full, target)
 
     def _alone(
         self, step: int, method: str, target: Target, progress: bool | Track, settings: dict[str, Any]
@@ -256,7 +256,6 @@ class Steps:
         method: str,
         full: dict[str, Any],
         target: Target,
-        settings: dict[str, Any],
     ) -> Generation:
         matrix = torch.zeros(len(self), len(self.ids), dtype=found[0].scores.dtype)
         for t, e in enumerate(found):
@@ -279,7 +278,6 @@ class Steps:
             turns=self.written.turns, input=found[0].input or "input_ids", part=decoded,
             seen={name: Pictured.of([e.parts[name] for e in found]) for name in pictures},
             diagnostics=[e.diagnostics for e in found], notes=self.written.notes,
-            again=lambda a, b: self.span(a, b, method, settings),
         )  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def folded(g: Generation) -> Generation:
         g, matrix=g.matrix[:, kept], pieces=list(named.values()), tokens=[g.tokens[i] for i in kept],
         ids=[g.ids[i] for i in kept], start=at[g.start], source=at.get(g.source, 0),
         turns=[(role, at[a], at[b]) for role, a, b in g.turns if a in at and b in at],
-        groups=None if g.groups is None else [g.groups[i] for i in kept], again=None,
+        groups=None if g.groups is None else [g.groups[i] for i in kept],
     )  # fmt: skip
 
 

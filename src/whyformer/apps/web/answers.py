@@ -78,7 +78,7 @@ def _answered(loaded: Loaded, view: View, track: Track) -> Generation:
         progress=track, **settings,
     )  # fmt: skip
     assert isinstance(g, Generation)
-    return replace(g, again=None, model=view.model)  # the model is not kept with it
+    return replace(g, model=view.model)
 
 
 def _key(view: View) -> str:
