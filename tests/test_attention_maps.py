@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import whyformer
+from prompting import llava, qwen2_vl, square
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.models.loading import load
 from zoo import build
@@ -74,3 +75,16 @@ def test_far_too_many_numbers_are_refused(monkeypatch):
     with pytest.raises(InputError, match="raw_attention and its aggregation"):
         whyformer.attention_maps(model, inputs)
     assert not any(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("build", [llava, qwen2_vl])
+def test_rows_of_a_picture_and_of_words_are_scored_each_in_its_part(build):
+    model, processor = build()
+    prompt = {"text": "what is here", "images": [square((32, 32), (8, 8, 24, 24))]}
+    maps = whyformer.attention_maps(model, prompt, processor)
+    for block in range(maps.blocks):
+        found = maps.explanation(block, 1)
+        wanted = whyformer.explain(model, prompt, "raw_attention", processor=processor, aggregation={"layers": block, "heads": 1})
+        assert set(found.inputs) == set(wanted.inputs) == {"input_ids", "pixel_values"}
+        for name in found.inputs:
+            torch.testing.assert_close(found.part(name).scores, wanted.part(name).scores)

@@ -193,7 +193,8 @@ def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
         else:
             walked, maps = task.look_at_maps(lambda _, __, maps: counted(maps()))
         row, logits = walked.row, walked.logits.detach()
-        places = task.places(row.shape[-1]) if ready.inputs.modality == "image" else None
+        alone = ready.inputs.modality == "image" and task.structure.is_plain
+        places = task.places(row.shape[-1]) if alone else None
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
