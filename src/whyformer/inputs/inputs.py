@@ -35,6 +35,7 @@ class Inputs:
         name: what the model's forward calls the scored argument.
         turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last); None until it
             was measured on the model.
+        is_one_text: whether mask, special and features are of one text of each sample where the argument holds several.
         mosaic: where on which picture its tiles or packed patches lie, where a processor cut pictures into such.
         others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
     """
@@ -54,6 +55,7 @@ class Inputs:
     whole: frozenset[str | int] = frozenset()
     name: str = ""
     turned: bool | None = None
+    is_one_text: bool = False
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -113,12 +115,6 @@ class Inputs:
         """``[rows, N]`` True at real tokens."""
         return self.mask.flatten(0, 1) if self.mask is not None and self.mask.dim() == 3 else self.mask
 
-    def of_choice(self, chosen: Tensor) -> Inputs:
-        """What is known of one choice of each sample, ``[B]``."""
-        which = torch.arange(self.batch), chosen.cpu()
-        mask, special = (None if t is None else t.cpu()[which].to(t.device) for t in (self.mask, self.special))
-        return replace(self, mask=mask, special=special, features=self.features.of_choice(chosen.tolist()))
-
     @property
     def image_size(self) -> tuple[int, int] | None:
         return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
@@ -165,13 +161,25 @@ class Inputs:
         """Whether each sample has several rows of a tensor, as many as any other."""
         return len(value) != self.batch and len(value) % self.batch == 0
 
-    def select_features(self, samples: list[int]) -> Inputs:
-        """What is known of some samples' features, for scores that are in this order."""
-        mask, special = (None if t is None else t[samples] for t in (self.mask, self.special))
-        tokens = None if self.features.tokens is None else [self.features.tokens[i] for i in samples]
-        return replace(self, mask=mask, special=special, features=Features(tokens))
+    def of_texts(self, numbers: list[int]) -> Inputs:
+        """What is known of one text of each sample, where the argument holds several texts.
 
-    def select(self, rows: slice) -> Inputs:
+        Args:
+            numbers: the text of each sample; in a multiple choice, text c of sample b has the number b · C + c.
+        """
+        return replace(self._of_rows(numbers), is_one_text=True)
+
+    def _of_rows(self, numbers: list[int]) -> Inputs:
+        mask, special = (None if t is None else t.flatten(0, -2)[numbers] for t in (self.mask, self.special))
+        return replace(self, mask=mask, special=special, features=self.features.of_texts(numbers), notes=None)
+
+    def of_samples(self, numbers: list[int]) -> Inputs:
+        """Some of the samples with all inputs, those that all samples share unchanged (what is only for display is left
+        out)."""
+        others = {n: one if n in self.shared else one._of_rows(numbers) for n, one in self.others.items()}
+        return replace(self.select(torch.tensor(numbers, device=self.tensor.device)), others=others)
+
+    def select(self, rows: slice | Tensor) -> Inputs:
         """Some of the samples (what is only for display is left out)."""
         made = self._of_samples(lambda value: value[rows])
         return replace(made, features=Features(), notes=None, mosaic=None, others={})

@@ -74,8 +74,8 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     """The scores, with a warning that names the inputs which the prediction depends on and which get none; also
     ``diagnostics["unscored"]``.
 
-    Masks, kinds and positions of tokens, and texts that are the classes, are none of these. Costs one plain forward
-    pass for each input without scores, which is changed there.
+    Masks, kinds and positions of tokens are none of these. Costs one plain forward pass for each input without scores,
+    which is changed there.
     """
     left = [name for name, changed in _without(task, scores) if _matters(task, changed, scores.logits)]
     if not left:
@@ -94,7 +94,7 @@ def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     scored = {inputs.scored, *(one.inputs.scored for one in scores.parts.values() if one.inputs is not None)}
     given: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     for place, value in given:
-        if place in scored or place in inputs.shared or not isinstance(value, Tensor) or value.dtype == torch.bool:
+        if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
             continue
         name = place if isinstance(place, str) else called(task.model, place)
         if value.dim() and not stands_beside(name):

@@ -64,7 +64,11 @@ def finish(
         inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read
     )
     known = diagnostics.get("warnings", ())
-    warned = [[*known, *of_map(row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
+    absent = torch.zeros(len(rows)) if scores.absent is None else scores.absent
+    warned = [
+        [*known, *(() if absent[i] else of_map(row, diagnostics, i)), *of_input(features, i)]
+        for i, row in enumerate(rows)
+    ]
     if any(warned):
         diagnostics["warnings"] = warned
     activation = resolver.activation(logits)

@@ -1,0 +1,169 @@
+"""Several texts of each sample: those of a multiple choice, and those that a picture is compared with.
+
+Each text has a logit of its own, so ∂target/∂logits shows which texts the target depends on. Each of these texts gets
+scores, in a part of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from whyformer.methods.scores import Scores
+from whyformer.methods.structure import NOT_YET
+
+if TYPE_CHECKING:
+    from whyformer.methods.task import Task
+
+__all__ = ["each_text", "in_groups"]
+
+_SAME, _INDEPENDENT = "the scores of this text are those of '{}'", "the target does not depend on this text"
+
+
+def each_text(task: Task, scores: Scores) -> Scores:
+    """Split scores of several texts of each sample into one part for each text that the target depends on.
+
+    The part ``name`` holds the text with the largest ∂target/∂logit, the part ``name[k]`` text k. In a batch, the
+    scores of ``name[k]`` are 0 for a sample whose target does not depend on text k, or whose part ``name`` holds it.
+    The notes of that part say so.
+    """
+    made: dict[str, Scores] = {}
+    main = (scores.inputs or task.inputs).name
+    for name, one in {main: replace(scores, parts={}), **scores.parts}.items():
+        values = _by_text(task, name, one)
+        if values is not None:
+            made |= _parts(task, name, one, values)
+        elif name == main or len(one.values) == task.inputs.batch:  # else which rows are whose is unknown
+            made[name] = one
+    return replace(made.pop(main), parts=made)
+
+
+def _by_text(task: Task, name: str, one: Scores) -> Tensor | None:
+    """``[B, C, N]`` scores of C texts of each sample; None if each sample has one text, or has none."""
+    side, (batch, count) = one.inputs or task.inputs, (task.inputs.batch, one.logits.shape[-1])
+    values = one.values
+    if one.kind != "token" or side.is_one_text:
+        return None
+    if values.dim() == 3:  # of groups
+        return values
+    if side.choices is not None:
+        if count != side.choices or len(values) != batch * count:
+            raise task.refuse("its rows are not those of the texts of each sample", verdict=NOT_YET)
+        return values.unflatten(0, (batch, count))
+    if name in task.inputs.shared:
+        return _of_samples(task, values, one.logits) if len(values) == count else None
+    return values.unflatten(0, (batch, count)) if batch != len(values) == batch * count else None
+
+
+def _of_samples(task: Task, values: Tensor, logits: Tensor) -> Tensor:
+    """``[B, C, N]`` from ``[C, N]`` of texts that all samples share, each of which has scores of one sample."""
+    depends = task.depends_on(logits)
+    return torch.where(depends[..., None].to(values.device), values, 0)
+
+
+def _parts(task: Task, name: str, one: Scores, values: Tensor) -> dict[str, Scores]:
+    """The scores ``[B, C, N]`` of texts, one part for each."""
+    side, (batch, count) = one.inputs or task.inputs, values.shape[:2]
+    first, depends = task.value_index(one.logits).cpu(), task.depends_on(one.logits).cpu()
+    samples = torch.arange(batch)
+    numbers = torch.arange(count).expand(batch, -1)
+    if name not in task.inputs.shared:
+        numbers = numbers + count * samples[:, None]
+    others = depends.index_put((samples, first), torch.tensor(False))
+    own = values[samples.to(values.device), first.to(values.device)]
+    facts = replace(side.of_texts(numbers[samples, first].tolist()), notes=side.notes)
+    found = {name: replace(one, values=own, inputs=facts)}
+    for k in others.any(0).nonzero().flatten().tolist():
+        mine = others[:, k]
+        said = [[] if own else [_SAME.format(name) if depends[b, k] else _INDEPENDENT] for b, own in enumerate(mine)]
+        facts = replace(side.of_texts(numbers[:, k].tolist()), notes=said)
+        own = values[:, k] * mine[:, None].to(values)
+        found[f"{name}[{k}]"] = Scores(own, one.logits, one.kind, inputs=facts, absent=~mine)
+    return found
+
+
+# -- texts that several samples share ----------------------------------------------------------------------------------
+def in_groups(task: Task, run: Callable[[Task], Scores]) -> Scores:
+    """Scores of groups of samples, no two of which depend on one text: in one walk back from the targets of both, what
+    arrives at that text would add up.
+
+    Costs one plain forward pass where samples share texts. Texts have scores ``[B, C, N]`` if there are several groups.
+    """
+    if not task.inputs.shared or task.inputs.batch == 1:
+        return run(task)
+    logits = task.forward()
+    groups = _apart(task.depends_on(logits))
+    if len(groups) == 1:
+        return run(task)
+    made = []
+    for group in groups:
+        some = task.of_samples(group, logits)
+        made.append(_with_samples(some, run(some)))
+    return _together(task, groups, made, logits)
+
+
+def _apart(depends: Tensor) -> list[list[int]]:
+    """Groups of samples, no two of which depend on one text.
+
+    Args:
+        depends: ``[B, C]``.
+    """
+    groups: list[list[int]] = []
+    for b, own in enumerate(depends):
+        fitting = next((group for group in groups if not bool((depends[group] & own).any())), None)
+        if fitting is None:
+            groups.append([b])
+        else:
+            fitting.append(b)
+    return groups
+
+
+def _with_samples(task: Task, scores: Scores) -> Scores:
+    """The scores with those of shared texts as ``[B, C, N]``."""
+
+    def made(name: str, one: Scores) -> Scores:
+        fits = name in task.inputs.shared and len(one.values) == one.logits.shape[-1]
+        return replace(one, values=_of_samples(task, one.values, one.logits)) if fits else one
+
+    parts = {name: made(name, part) for name, part in scores.parts.items()}
+    return replace(made((scores.inputs or task.inputs).name, scores), parts=parts)
+
+
+def _together(task: Task, groups: Sequence[list[int]], made: Sequence[Scores], logits: Tensor) -> Scores:
+    """The scores of all samples in their order."""
+    order = torch.tensor([sample for group in groups for sample in group]).argsort()
+
+    def joined(some: Sequence[Scores]) -> Scores:
+        values = torch.cat([one.values for one in some])
+        name = some[0].inputs.name if some[0].inputs is not None else task.inputs.name
+        known = name in (task.inputs.name, *task.inputs.others)
+        side = task.inputs.side(name) if known else some[0].inputs
+        diagnostics = _merged([one.diagnostics for one in some], groups, order.tolist())
+        facts = {"logits": logits, "inputs": side, "diagnostics": diagnostics, "parts": {}}
+        return replace(some[0], values=values[order.to(values.device)], **facts)
+
+    parts = {n: joined([one.parts[n] for one in made]) for n in made[0].parts if all(n in one.parts for one in made)}
+    return replace(joined(made), parts=parts)
+
+
+def _merged(values: Sequence[Any], groups: Sequence[list[int]], order: Sequence[int]) -> Any:
+    """A diagnostic of all samples from those of groups: lists and tensors of one entry a sample are put in order."""
+    if all(isinstance(one, Mapping) for one in values):
+        names = dict.fromkeys(n for one in values for n in one)
+        return {n: _merged([one[n] for one in values if n in one], groups, order) for n in names}
+    if len(values) == len(groups) and all(_one_each(v, g) for v, g in zip(values, groups, strict=True)):
+        entries = [entry for one in values for entry in one]
+        if all(isinstance(one, Tensor) for one in values):
+            return torch.stack([entries[i] for i in order])
+        return [entries[i] for i in order]
+    return values[0]
+
+
+def _one_each(value: Any, group: Sequence[int]) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and len(value) == len(group)
+    return isinstance(value, list) and len(value) == len(group)
