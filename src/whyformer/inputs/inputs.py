@@ -167,16 +167,17 @@ class Inputs:
         Args:
             numbers: the text of each sample; in a multiple choice, text c of sample b has the number b · C + c.
         """
-        return replace(self._of_rows(numbers), is_one_text=True)
+        return replace(self.select_features(numbers), is_one_text=True)
 
-    def _of_rows(self, numbers: list[int]) -> Inputs:
+    def select_features(self, numbers: list[int]) -> Inputs:
+        """What is known of the features of some samples or texts, for scores that are in this order."""
         mask, special = (None if t is None else t.flatten(0, -2)[numbers] for t in (self.mask, self.special))
         return replace(self, mask=mask, special=special, features=self.features.of_texts(numbers), notes=None)
 
     def of_samples(self, numbers: list[int]) -> Inputs:
         """Some of the samples with all inputs, those that all samples share unchanged (what is only for display is left
         out)."""
-        others = {n: one if n in self.shared else one._of_rows(numbers) for n, one in self.others.items()}
+        others = {n: one if n in self.shared else one.select_features(numbers) for n, one in self.others.items()}
         return replace(self.select(torch.tensor(numbers, device=self.tensor.device)), others=others)
 
     def select(self, rows: slice | Tensor) -> Inputs:

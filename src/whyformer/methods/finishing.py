@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.doubts import of_input, of_map
@@ -64,11 +65,7 @@ def finish(
         inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read
     )
     known = diagnostics.get("warnings", ())
-    absent = torch.zeros(len(rows)) if scores.absent is None else scores.absent
-    warned = [
-        [*known, *(() if absent[i] else of_map(row, diagnostics, i)), *of_input(features, i)]
-        for i, row in enumerate(rows)
-    ]
+    warned = [[*known, *_of_map(scores, row, diagnostics, i), *of_input(features, i)] for i, row in enumerate(rows)]
     if any(warned):
         diagnostics["warnings"] = warned
     activation = resolver.activation(logits)
@@ -79,6 +76,12 @@ def finish(
         target_names=names, features=features, labels=resolver.names(logits),
         activation=activation, diagnostics=diagnostics,
     )  # fmt: skip
+
+
+def _of_map(scores: Scores, row: Tensor, diagnostics: dict[str, Any], sample: int) -> list[str]:
+    """What speaks against the map of one sample; nothing where its target does not depend on these features."""
+    is_absent = scores.absent is not None and bool(scores.absent[sample])
+    return [] if is_absent else of_map(row, diagnostics, sample)
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
