@@ -347,3 +347,31 @@ def test_the_texts_alone(target: Any) -> None:
     assert e.inputs == whole.inputs[1:]
     for name in e.inputs:
         torch.testing.assert_close(e.part(name).scores, whole.part(name).scores)
+
+
+class Words:
+    """A tokenizer of numbers."""
+
+    cls_token_id, pad_token_id, vocab_size = 2, 0, VOCABULARY
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"t{i}" for i in ids]
+
+
+def test_tokens_of_each_text() -> None:
+    model, inputs = choices()
+    inputs["input_ids"][:, :, 0] = 2
+    e = whyformer.explain(model, inputs, "input_x_gradient", Contrast([3, 0], [4, 1]), processor=Words())
+    shown = {"input_ids": [3, 0], "input_ids[1]": [1, 1], "input_ids[4]": [4, 4]}
+    assert set(shown) == set(e.inputs)
+    for name, texts in shown.items():
+        part = e.part(name)
+        assert part.tokens == [[f"t{i}" for i in inputs["input_ids"][b, k].tolist()] for b, k in enumerate(texts)]
+        assert not part.scores[:, 0].any()  # a special token
+    pictures, fed = towers()
+    e = whyformer.explain(pictures, fed, "input_x_gradient", Contrast(2, 1), processor=Words())
+    for name, k in (("input_ids", 2), ("input_ids[1]", 1)):
+        assert e.part(name).tokens == [[f"t{i}" for i in fed["input_ids"][k].tolist()]]

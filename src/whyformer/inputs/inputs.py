@@ -35,7 +35,6 @@ class Inputs:
         name: what the model's forward calls the scored argument.
         turned: whether its vectors ``[B, D, N]`` stand in columns (a spectrogram whose time comes last); None until it
             was measured on the model.
-        is_one_text: whether mask, special and features are of one text of each sample where the argument holds several.
         mosaic: where on which picture its tiles or packed patches lie, where a processor cut pictures into such.
         others: further inputs whose features get scores, by name; without arguments of their own (see :meth:`side`).
     """
@@ -55,7 +54,6 @@ class Inputs:
     whole: frozenset[str | int] = frozenset()
     name: str = ""
     turned: bool | None = None
-    is_one_text: bool = False
     mosaic: Mosaic | None = None
     others: Mapping[str, Inputs] = field(default_factory=dict)
 
@@ -161,16 +159,12 @@ class Inputs:
         """Whether each sample has several rows of a tensor, as many as any other."""
         return len(value) != self.batch and len(value) % self.batch == 0
 
-    def of_texts(self, numbers: list[int]) -> Inputs:
-        """What is known of one text of each sample, where the argument holds several texts.
+    def select_features(self, numbers: list[int]) -> Inputs:
+        """What is known of the features of some samples, or of some texts, for scores that are in this order.
 
         Args:
-            numbers: the text of each sample; in a multiple choice, text c of sample b has the number b · C + c.
+            numbers: of the samples; in a multiple choice of the texts, where text c of sample b is number b · C + c.
         """
-        return replace(self.select_features(numbers), is_one_text=True)
-
-    def select_features(self, numbers: list[int]) -> Inputs:
-        """What is known of the features of some samples or texts, for scores that are in this order."""
         mask, special = (None if t is None else t.flatten(0, -2)[numbers] for t in (self.mask, self.special))
         return replace(self, mask=mask, special=special, features=self.features.of_texts(numbers), notes=None)
 

@@ -48,7 +48,7 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     name = inputs.name
     raise InputError(
         f"{name} [{batch}, {count}, {length}] holds {count} texts for each sample, and the model has no logit for each "
-        "of them, so this is no multiple choice, of which one text is explained. To explain all texts as one, give a "
+        "of them, so this is no multiple choice, whose texts are explained one by one. To explain all as one, give a "
         f"module that takes {name} [{batch}, {count * length}] (and a mask likewise) and hands "
         f"{name}.view(-1, {count}, {length}) on to the model"
     )

@@ -31,32 +31,49 @@ def each_text(task: Task, scores: Scores) -> Scores:
     scores of ``name[k]`` are 0 for a sample whose target does not depend on text k, or whose part ``name`` holds it.
     The notes of that part say so.
     """
-    made: dict[str, Scores] = {}
+    scores = _by_text(task, scores)
     main = (scores.inputs or task.inputs).name
+    made: dict[str, Scores] = {}
     for name, one in {main: replace(scores, parts={}), **scores.parts}.items():
-        values = _by_text(task, name, one)
-        if values is not None:
-            made |= _parts(task, name, one, values)
-        elif name == main or len(one.values) == task.inputs.batch:  # else which rows are whose is unknown
-            made[name] = one
+        made |= _parts(task, name, one) if _is_by_text(one) else {name: one}
     return replace(made.pop(main), parts=made)
 
 
-def _by_text(task: Task, name: str, one: Scores) -> Tensor | None:
-    """``[B, C, N]`` scores of C texts of each sample; None if each sample has one text, or has none."""
-    side, (batch, count) = one.inputs or task.inputs, (task.inputs.batch, one.logits.shape[-1])
-    values = one.values
-    if one.kind != "token" or side.is_one_text:
-        return None
-    if values.dim() == 3:  # of groups
+def _is_by_text(one: Scores) -> bool:
+    return one.kind == "token" and one.values.dim() == 3
+
+
+def _by_text(task: Task, scores: Scores) -> Scores:
+    """The scores with those of C texts of each sample as ``[B, C, N]``; without parts whose rows are not known to be of
+    one sample each.
+
+    Raises:
+        MethodNotApplicable: the main scores are of such rows.
+    """
+    main = (scores.inputs or task.inputs).name
+    made: dict[str, Scores] = {}
+    for name, one in {main: scores, **scores.parts}.items():
+        values = _values_by_text(task, name, one)
+        if values is not None:
+            made[name] = replace(one, values=values)
+        elif name == main:
+            raise task.refuse(f"which of the texts of '{name}' the target depends on is unknown", verdict=NOT_YET)
+    return replace(made.pop(main), parts=made)
+
+
+def _values_by_text(task: Task, name: str, one: Scores) -> Tensor | None:
+    """The scores of one input, ``[B, C, N]`` of C texts of each sample; None if which rows are whose is unknown."""
+    side, values = one.inputs or task.inputs, one.values
+    batch, count = task.inputs.batch, one.logits.shape[-1]
+    if _is_by_text(one):
         return values
     if side.choices is not None:
-        if count != side.choices or len(values) != batch * count:
-            raise task.refuse("its rows are not those of the texts of each sample", verdict=NOT_YET)
-        return values.unflatten(0, (batch, count))
+        return values.unflatten(0, (batch, count)) if count == side.choices else None
     if name in task.inputs.shared:
         return _of_samples(task, values, one.logits) if len(values) == count else None
-    return values.unflatten(0, (batch, count)) if batch != len(values) == batch * count else None
+    if one.kind == "token" and batch != len(values) == batch * count:
+        return values.unflatten(0, (batch, count))
+    return values if name == task.inputs.name or len(values) == batch else None
 
 
 def _of_samples(task: Task, values: Tensor, logits: Tensor) -> Tensor:
@@ -65,9 +82,9 @@ def _of_samples(task: Task, values: Tensor, logits: Tensor) -> Tensor:
     return torch.where(depends[..., None].to(values.device), values, 0)
 
 
-def _parts(task: Task, name: str, one: Scores, values: Tensor) -> dict[str, Scores]:
-    """The scores ``[B, C, N]`` of texts, one part for each."""
-    side, (batch, count) = one.inputs or task.inputs, values.shape[:2]
+def _parts(task: Task, name: str, one: Scores) -> dict[str, Scores]:
+    """Scores ``[B, C, N]`` of texts as one part for each text."""
+    side, values, (batch, count) = one.inputs or task.inputs, one.values, one.values.shape[:2]
     first, depends = task.value_index(one.logits).cpu(), task.depends_on(one.logits).cpu()
     samples = torch.arange(batch)
     numbers = torch.arange(count).expand(batch, -1)
@@ -75,12 +92,12 @@ def _parts(task: Task, name: str, one: Scores, values: Tensor) -> dict[str, Scor
         numbers = numbers + count * samples[:, None]
     others = depends.index_put((samples, first), torch.tensor(False))
     own = values[samples.to(values.device), first.to(values.device)]
-    facts = replace(side.of_texts(numbers[samples, first].tolist()), notes=side.notes)
+    facts = replace(side.select_features(numbers[samples, first].tolist()), notes=side.notes)
     found = {name: replace(one, values=own, inputs=facts)}
     for k in others.any(0).nonzero().flatten().tolist():
         mine = others[:, k]
         said = [[] if own else [_SAME.format(name) if depends[b, k] else _INDEPENDENT] for b, own in enumerate(mine)]
-        facts = replace(side.of_texts(numbers[:, k].tolist()), notes=said)
+        facts = replace(side.select_features(numbers[:, k].tolist()), notes=said)
         own = values[:, k] * mine[:, None].to(values)
         found[f"{name}[{k}]"] = Scores(own, one.logits, one.kind, inputs=facts, absent=~mine)
     return found
@@ -102,7 +119,7 @@ def in_groups(task: Task, run: Callable[[Task], Scores]) -> Scores:
     made = []
     for group in groups:
         some = task.of_samples(group, logits)
-        made.append(_with_samples(some, run(some)))
+        made.append(_by_text(some, run(some)))
     return _together(task, groups, made, logits)
 
 
@@ -120,17 +137,6 @@ def _apart(depends: Tensor) -> list[list[int]]:
         else:
             fitting.append(b)
     return groups
-
-
-def _with_samples(task: Task, scores: Scores) -> Scores:
-    """The scores with those of shared texts as ``[B, C, N]``."""
-
-    def made(name: str, one: Scores) -> Scores:
-        fits = name in task.inputs.shared and len(one.values) == one.logits.shape[-1]
-        return replace(one, values=_of_samples(task, one.values, one.logits)) if fits else one
-
-    parts = {name: made(name, part) for name, part in scores.parts.items()}
-    return replace(made((scores.inputs or task.inputs).name, scores), parts=parts)
 
 
 def _together(task: Task, groups: Sequence[list[int]], made: Sequence[Scores], logits: Tensor) -> Scores:

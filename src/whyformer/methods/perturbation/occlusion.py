@@ -38,7 +38,8 @@ def occlusion(
     """score_i = mean over the windows w that hold feature i of f(x) − f(x with w replaced by the baseline).
 
     f is the target: a logit by default, a probability with :class:`whyformer.targets.Probability`. The black-box
-    reference: it needs nothing but forward passes, one for each window.
+    reference: it needs nothing but forward passes, one for each window. In a multiple choice, tokens of each
+    text that f depends on are taken out.
 
     Args:
         baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "black" (0 before
