@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 import whyformer
+from architectures import listed
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS
@@ -320,12 +321,35 @@ def test_a_batch_of_pictures_is_single_runs(method: str, kind: str, target: str)
         return
 
 
+@pytest.mark.parametrize("target", [[1, 1], [0, 1], Contrast(0, 1), Contrast([0, 1], [1, 0])])
+def test_packed_patches_are_compared_with_texts(target: Any) -> None:
+    """Patches of two pictures of SigLIP 2, each beside the same two texts."""
+    model, inputs = next(a for a in listed() if a.name == "two towers/siglip2").build()
+    e = whyformer.explain(model, inputs, "input_x_gradient", target)
+    assert e.inputs[:2] == ("pixel_values", "input_ids") and bool(e.parts.keys() - {"input_ids"}) == isinstance(target, Contrast)
+    for b in range(2):
+        one = {n: v if n in ("input_ids", "attention_mask") else v[b : b + 1] for n, v in inputs.items()}
+        wanted = parts_of(whyformer.explain(model, one, "input_x_gradient", of_sample(target, b)))
+        assert all(bool(v.any()) for v in wanted.values())
+        for name, value in wanted.items():
+            torch.testing.assert_close(e[b].part(name).scores, value, rtol=1e-4, atol=1e-6)
+
+
 def test_integrated_gradients_of_pictures_and_texts_are_complete() -> None:
     model, inputs = towers(pictures=2)
-    e = whyformer.explain(model, inputs, "integrated_gradients", Contrast([0, 1], [1, 2]), steps=80)
-    total = sum(v.flatten(1).sum(1).double() for v in parts_of(e).values())
-    figure = e.diagnostics["completeness"]
-    torch.testing.assert_close(total, torch.tensor(figure["sum"], dtype=torch.double), rtol=1e-5, atol=1e-7)
+    target = Contrast([0, 1], [1, 2])
+    e = whyformer.explain(model, inputs, "integrated_gradients", target, steps=160)
+    total = sum(v.flatten(1).sum(1) for v in parts_of(e).values())
+
+    def empty(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (torch.zeros_like(args[0]), *args[1:]), kwargs
+
+    clean = value_of(target, model(**inputs).logits_per_image)
+    handle = model.text_model.encoder.layers[0].register_forward_pre_hook(empty, with_kwargs=True)
+    below = value_of(target, model(**{**inputs, "pixel_values": 0 * inputs["pixel_values"]}).logits_per_image)
+    handle.remove()
+    torch.testing.assert_close(total, (clean - below).detach(), rtol=0, atol=0.01)
+    assert not e.warnings
 
 
 def test_texts_without_scores_are_named() -> None:

@@ -61,6 +61,14 @@ class Inputs:
         """The same arguments with another of the inputs as the scored one."""
         return self if name == self.name else replace(self.others[name], args=self.args, kwargs=self.kwargs)
 
+    def with_main(self, name: str) -> Inputs:
+        """The same inputs with another of them as the main one."""
+        names = (self.name, *self.others)
+        others = {n: replace(self.side(n), args=(), kwargs={}, others={}) for n in names if n != name}
+        return replace(
+            self.side(name), others=others, samples=self.samples, shared=self.shared, whole=self.whole, notes=self.notes
+        )
+
     @property
     def tensor(self) -> Tensor:
         """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids, ``[B, N, D]`` vectors or a sound ``[B, N]``."""
