@@ -15,6 +15,7 @@ from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.task import MapWatch, Scores
+from whyformer.methods.texts import each_text
 from whyformer.tape.walking import GRADIENT
 from whyformer.targets import Target, of_samples
 
@@ -198,6 +199,6 @@ def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
 
     def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
-        return ready.finish(task.lay_out(scores), resolver, name, settings)
+        return ready.finish(each_text(task, task.lay_out(scores)), resolver, name, settings)
 
     return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, made)

@@ -162,7 +162,7 @@ class Ready:
         resolver = target if isinstance(target, Resolver) else self.resolver(target)
         inputs = self.inputs
         self.refuse_singles(name or "this")
-        texts = inputs.kwargs.keys() & _TEXT if inputs.modality == "image" and not resolver.pairs else ()
+        texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
         facts = (resolver.counted, resolver.last, self.checkpoint, resolver.activation)
@@ -327,6 +327,14 @@ def begin(
 
 def _measured(model: nn.Module, inputs: Inputs) -> Inputs:
     """The inputs with what the model shows of their axes, which are checked."""
-    made = with_batch_axes(model, oriented(model, inputs))
+    made = with_batch_axes(model, oriented(model, _with_pictures_first(model, inputs)))
     check_choices(model, made)
     return made
+
+
+def _with_pictures_first(model: nn.Module, inputs: Inputs) -> Inputs:
+    """The inputs with the packed patches of pictures as the main one, where the model compares pictures with texts."""
+    patches = next((name for name, one in inputs.others.items() if one.modality == "tensor"), None)
+    if patches is None or inputs.modality != "text" or not compares(model, *inputs.feed):
+        return inputs
+    return inputs.with_main(patches)

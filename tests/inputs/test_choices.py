@@ -1,4 +1,4 @@
-"""Multiple choice: ids ``[B, choices, N]``; the scores are those of the choice that is explained."""
+"""Multiple choice: ids ``[B, choices, N]``; of a logit the scores are those of its text."""
 
 from __future__ import annotations
 

@@ -320,8 +320,10 @@ def test_two_towers() -> None:
     assert not torch.allclose(picture.scores[0], other.scores[0])
     text = whyformer.explain(model, inputs, "gae", [0, 2], side="text")
     assert (text.level, tuple(text.scores.shape)) == ("token", (2, 6))
-    with pytest.raises(InputError, match="share one text"):
-        whyformer.explain(model, inputs, "gae", [1, 1], side="text")
+    shared = whyformer.explain(model, inputs, "gae", [1, 1], side="text")
+    for i in range(2):
+        one = {**inputs, "pixel_values": inputs["pixel_values"][i : i + 1]}
+        torch.testing.assert_close(shared.scores[i], whyformer.explain(model, one, "gae", 1, side="text").scores[0])
 
 
 def test_a_side_is_refused_where_there_is_one_tower() -> None:

@@ -60,10 +60,12 @@ class Features:
         whole = {f.name: getattr(self, f.name) for f in fields(self)}
         return Features(**{n: v[index : index + 1] if _is_batched(v) else v for n, v in whole.items()})
 
-    def of_choice(self, chosen: list[int]) -> Features:
-        """Those of one text of each sample, where ``tokens`` has several."""
-        tokens: Any = self.tokens
-        return Features(None if tokens is None else [own[choice] for own, choice in zip(tokens, chosen, strict=True)])
+    def of_texts(self, numbers: list[int]) -> Features:
+        """Those of some texts by their numbers, counted through where ``tokens`` has several texts of each sample."""
+        tokens: list[Any] | None = self.tokens
+        if tokens and tokens[0] and isinstance(tokens[0][0], list):
+            tokens = [text for texts in tokens for text in texts]
+        return Features(None if tokens is None else [tokens[i] for i in numbers])
 
 
 def _is_batched(value: Any) -> bool:

@@ -58,8 +58,12 @@ def joined(samples: Sequence[Explanation], padding: str = "", left: bool = False
 
 
 def _named(samples: Sequence[Explanation]) -> list[dict[str, Explanation]]:
-    """The inputs of each by name; the only picture of one is the first where another has several."""
-    several = {found[1] for e in samples for name in e.inputs if (found := re.fullmatch(r"(.*)\[\d+\]", name))}
+    """The inputs of each by name; the only picture of one is the first where another has several.
+
+    A text that others stand beside (``name`` and ``name[k]``) keeps its name.
+    """
+    counted = [{found[1] for n in e.inputs if (found := re.fullmatch(r"(.*)\[\d+\]", n))} for e in samples]
+    several = {n for own, e in zip(counted, samples, strict=True) for n in own if n not in e.inputs}
     return [{f"{n}[0]" if n in several else n: e.part(n) for n in e.inputs} for e in samples]
 
 
@@ -75,7 +79,8 @@ def _texts(parts: Sequence[Explanation | None], padding: str, left: bool) -> Exp
         return [*more, *own] if left else [*own, *more]
 
     def all_of(name: str, filler: Any = None) -> Any:
-        found: list[Any] = [None if one is None else getattr(one.features, name) for one in parts]
+        missing: Any = None if filler is None else [[]]
+        found: list[Any] = [missing if one is None else getattr(one.features, name) for one in parts]
         if any(one is None for one in found):
             return None
         return [own[0] if filler is None else filled(own[0], filler) for own in found]
@@ -163,6 +168,8 @@ def _maps(parts: Sequence[Explanation | None]) -> Explanation:
 def _diagnostics(parts: Sequence[Explanation | None]) -> dict[str, Any]:
     found = [{} if one is None else dict(one.diagnostics) for one in parts]
     if None in parts:
+        is_text = _first(parts).level == "token"
+        said = "the target does not depend on this text" if is_text else "this prompt has no such picture"
         for one, own in zip(parts, found, strict=True):
-            own.setdefault("input", [["this prompt has no such picture"] if one is None else []])
+            own.setdefault("input", [[said] if one is None else []])
     return of_batch(found)

@@ -61,6 +61,14 @@ class Inputs:
         """The same arguments with another of the inputs as the scored one."""
         return self if name == self.name else replace(self.others[name], args=self.args, kwargs=self.kwargs)
 
+    def with_main(self, name: str) -> Inputs:
+        """The same inputs with another of them as the main one."""
+        names = (self.name, *self.others)
+        others = {n: replace(self.side(n), args=(), kwargs={}, others={}) for n in names if n != name}
+        return replace(
+            self.side(name), others=others, samples=self.samples, shared=self.shared, whole=self.whole, notes=self.notes
+        )
+
     @property
     def tensor(self) -> Tensor:
         """The scored tensor: ``[B, C, H, W]`` pixels, ``[B, N]`` ids, ``[B, N, D]`` vectors or a sound ``[B, N]``."""
@@ -113,12 +121,6 @@ class Inputs:
         """``[rows, N]`` True at real tokens."""
         return self.mask.flatten(0, 1) if self.mask is not None and self.mask.dim() == 3 else self.mask
 
-    def of_choice(self, chosen: Tensor) -> Inputs:
-        """What is known of one choice of each sample, ``[B]``."""
-        which = torch.arange(self.batch), chosen.cpu()
-        mask, special = (None if t is None else t.cpu()[which].to(t.device) for t in (self.mask, self.special))
-        return replace(self, mask=mask, special=special, features=self.features.of_choice(chosen.tolist()))
-
     @property
     def image_size(self) -> tuple[int, int] | None:
         return (int(self.tensor.shape[-2]), int(self.tensor.shape[-1])) if self.modality == "image" else None
@@ -165,13 +167,22 @@ class Inputs:
         """Whether each sample has several rows of a tensor, as many as any other."""
         return len(value) != self.batch and len(value) % self.batch == 0
 
-    def select_features(self, samples: list[int]) -> Inputs:
-        """What is known of some samples' features, for scores that are in this order."""
-        mask, special = (None if t is None else t[samples] for t in (self.mask, self.special))
-        tokens = None if self.features.tokens is None else [self.features.tokens[i] for i in samples]
-        return replace(self, mask=mask, special=special, features=Features(tokens))
+    def select_features(self, numbers: list[int]) -> Inputs:
+        """What is known of the features of some samples, or of some texts, for scores that are in this order.
 
-    def select(self, rows: slice) -> Inputs:
+        Args:
+            numbers: of the samples; in a multiple choice of the texts, where text c of sample b is number b · C + c.
+        """
+        mask, special = (None if t is None else t.flatten(0, -2)[numbers] for t in (self.mask, self.special))
+        return replace(self, mask=mask, special=special, features=self.features.of_texts(numbers), notes=None)
+
+    def of_samples(self, numbers: list[int]) -> Inputs:
+        """Some of the samples with all inputs, those that all samples share unchanged (what is only for display is left
+        out)."""
+        others = {n: one if n in self.shared else one.select_features(numbers) for n, one in self.others.items()}
+        return replace(self.select(torch.tensor(numbers, device=self.tensor.device)), others=others)
+
+    def select(self, rows: slice | Tensor) -> Inputs:
         """Some of the samples (what is only for display is left out)."""
         made = self._of_samples(lambda value: value[rows])
         return replace(made, features=Features(), notes=None, mosaic=None, others={})

@@ -72,7 +72,7 @@ class Removal:
         for i, (_, features) in enumerate(jobs):
             gone[i, torch.as_tensor(features, dtype=torch.long)] = True
         samples, gone = (made.to(self.inputs.tensor.device) for made in (samples, gone))
-        chosen = self.inputs.select(samples)  # type: ignore[arg-type]
+        chosen = self.inputs.select(samples)
         x = chosen.tensor
         if self.grid is not None and self.cell is not None:
             area = gone.reshape(-1, *self.grid).repeat_interleave(self.cell[0], 1).repeat_interleave(self.cell[1], 2)
@@ -136,6 +136,7 @@ def removal(
     window: int = 1,
     prefer: Sequence[str] = TEXT_BASELINES[:3],
     blur: tuple[float, int | None] | None = None,
+    choice: Tensor | None = None,
 ) -> Removal:
     """The way to take features out of the task's input; settings as in :func:`occlusion`.
 
@@ -143,6 +144,7 @@ def removal(
         baseline: a name, or the id of the token that stands in.
         prefer: baselines of text by default, the first that the tokenizer has.
         blur: (σ, radius) in pixels, radius None for 3σ; by default σ is the window's longer side.
+        choice: ``[B]`` the text of each sample in a multiple choice; by default the one that the target is about.
 
     Raises:
         InputError: a baseline that this input or its tokenizer does not have.
@@ -155,7 +157,7 @@ def removal(
         content = content_of(inputs) & ~_ends(task)
         if inputs.choices is None:
             return Removal(inputs, content & task.own_tokens(), name, token)
-        chosen = task.value_index(task.forward()).cpu()
+        chosen = task.value_index(task.forward()).cpu() if choice is None else choice
         return Removal(inputs, content[torch.arange(inputs.batch), chosen], name, token, choice=chosen)
     name = baseline or "zero"
     allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES

@@ -48,7 +48,7 @@ def check_choices(model: nn.Module, inputs: Inputs) -> None:
     name = inputs.name
     raise InputError(
         f"{name} [{batch}, {count}, {length}] holds {count} texts for each sample, and the model has no logit for each "
-        "of them, so this is no multiple choice, of which one text is explained. To explain all texts as one, give a "
+        "of them, so this is no multiple choice, whose texts are explained one by one. To explain all as one, give a "
         f"module that takes {name} [{batch}, {count * length}] (and a mask likewise) and hands "
         f"{name}.view(-1, {count}, {length}) on to the model"
     )
@@ -74,8 +74,8 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     """The scores, with a warning that names the inputs which the prediction depends on and which get none; also
     ``diagnostics["unscored"]``.
 
-    Masks, kinds and positions of tokens, and texts that are the classes, are none of these. Costs one plain forward
-    pass for each input without scores, which is changed there.
+    Masks, kinds and positions of tokens are none of these. Costs one plain forward pass for each input without scores,
+    which is changed there.
     """
     left = [name for name, changed in _without(task, scores) if _matters(task, changed, scores.logits)]
     if not left:
@@ -94,7 +94,7 @@ def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:
     scored = {inputs.scored, *(one.inputs.scored for one in scores.parts.values() if one.inputs is not None)}
     given: list[tuple[int | str, Any]] = [*enumerate(inputs.args), *inputs.kwargs.items()]
     for place, value in given:
-        if place in scored or place in inputs.shared or not isinstance(value, Tensor) or value.dtype == torch.bool:
+        if place in scored or not isinstance(value, Tensor) or value.dtype == torch.bool:
             continue
         name = place if isinstance(place, str) else called(task.model, place)
         if value.dim() and not stands_beside(name):

@@ -60,8 +60,10 @@ def finish(
     )
     known = diagnostics.get("warnings", ())
     sizes = values.abs().flatten(1).sum(1).tolist()
+    absent = [False] * len(values) if scores.absent is None else scores.absent.tolist()
     warned = [
-        [*known, *of_map(row, diagnostics, i, sizes[i]), *of_input(features, i)] for i, row in enumerate(shown)
+        [*known, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
+        for i, row in enumerate(shown)
     ]
     if any(warned):
         diagnostics["warnings"] = warned

@@ -132,8 +132,12 @@ class Method:
         return self.identity if isinstance(self.identity, bool) else self.identity(settings)
 
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
-        """Its scores, with complete settings."""
-        return self.function(task, **settings)
+        """Its scores, with complete settings; of several texts of each sample, a part for each that the target depends
+        on."""
+        from whyformer.methods.texts import each_text, in_groups
+
+        run = functools.partial(self.function, **settings)
+        return each_text(task, run(task) if self.family == "perturbation" else in_groups(task, run))
 
     def complete(self, given: dict[str, Any]) -> dict[str, Any]:
         """Settings with defaults filled in; refuses unknown names and values out of range."""

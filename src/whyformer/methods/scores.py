@@ -22,7 +22,8 @@ class Scores:
     Attributes:
         values: ``[B, N]`` one score for each token row of the model (kind "sequence"; of pictures the registry makes
             "patch" of it), ``[B, N]`` one for each input token ("token"), ``[B, P]`` one for each cell of a picture
-            ("patch"), ``[B, H, W]`` ("pixel").
+            ("patch"), ``[B, H, W]`` ("pixel"). Of C texts of each sample ``[B · C, N]``, of C texts that all samples
+            share ``[C, N]``, until :func:`whyformer.methods.texts.each_text` splits them.
         logits: ``[B, C]`` of the plain forward pass.
         grid: (rows, columns) of kind "patch", of a video (steps of time, rows, columns); None where there is none.
         cells: (left, top, right, bottom) of that grid in pixels of the model's input; None for all of it.
@@ -30,6 +31,7 @@ class Scores:
         inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
         parts: scores of the model's other inputs, by name.
         places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
+        absent: ``[B]`` True at samples whose target does not depend on these features; their scores are 0.
     """
 
     values: Tensor
@@ -41,6 +43,7 @@ class Scores:
     read: Box | None = None
     inputs: Inputs | None = None
     places: Places | None = None
+    absent: Tensor | None = None
     parts: Mapping[str, Scores] = field(default_factory=dict)
 
 

@@ -40,10 +40,6 @@ class Sources:
     checkpoint: bool
     replay: Replay | None
 
-    def value_index(self, logits: Tensor) -> Tensor:
-        """``[B]`` the class that is meant."""
-        raise TypeError("only a whole task has a target")
-
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
         """The error for a model on which this method cannot work."""
         raise TypeError("only a whole task has a method")
@@ -315,17 +311,6 @@ class Sources:
 
     def assemble(self, made: dict[str, Scores], logits: Tensor, diagnostics: dict[str, Any]) -> Scores:
         """The main input's scores, those of the others as parts."""
-        batch = self.inputs.batch
-        others = {name: one for name, one in made.items() if name != self.inputs.name}
-        for name in [n for n, one in others.items() if n in self.inputs.shared or len(one.values) != batch]:
-            # the classes of the main input's samples: texts of a picture, the same for all or so many for each
-            chosen, part = self.value_index(logits), made.pop(name)
-            if name not in self.inputs.shared:
-                chosen = chosen + torch.arange(batch, device=chosen.device) * logits.shape[-1]
-            fits = name in self.inputs.shared or len(part.values) == batch * logits.shape[-1]
-            if fits and len(chosen.unique()) == len(chosen):  # else their gradients have added up
-                side = (part.inputs or self.inputs).select_features(chosen.tolist())
-                made[name] = replace(part, values=part.values[chosen], inputs=side)
         main = made.pop(self.inputs.name, None)
         if main is None:
             # a block that looks at other rows only has no map; else there is one that was not found

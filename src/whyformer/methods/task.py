@@ -127,9 +127,24 @@ class Task(Sources):
         repeated = self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(times, 0))
         return replace(self, inputs=repeated, resolve=lambda _: value)
 
+    def depends_on(self, logits: Tensor) -> Tensor:
+        """``[B, C]`` True at logits that the target depends on: where ∂target/∂logits is not 0."""
+        return self.seed(logits) != 0
+
     def value_index(self, logits: Tensor) -> Tensor:
-        """``[B]`` the class each sample's target is about: where its gradient with respect to the logits is largest."""
-        return self.seed(logits).argmax(-1)
+        """``[B]`` the class each sample's target is about: of those that it depends on, where ∂target/∂logits is
+        largest."""
+        seed = self.seed(logits)
+        return seed.masked_fill(seed == 0, -torch.inf).argmax(-1)
+
+    def of_samples(self, numbers: list[int], logits: Tensor) -> Task:
+        """The same task for some of the samples; ``logits`` ``[B, C]`` of all of them decide which class is meant."""
+        target, places = self.resolve(logits), torch.tensor(numbers, device=logits.device)
+
+        def value(rows: Tensor) -> Tensor:
+            return target(logits.to(rows).index_put((places,), rows))[places]
+
+        return replace(self, inputs=self.inputs.of_samples(numbers), resolve=lambda _: value)
 
     def passed(self, *, wide: bool = False) -> ForwardPass:
         """One recorded pass of the inputs, which several targets or methods may share; ``wide`` in float32 or wider,
@@ -318,10 +333,7 @@ class Task(Sources):
         if inputs.choices is not None:
             if not each or (scores.kind == "sequence" and not self.structure.is_plain):
                 raise self.refuse("its rows are not those of the texts of each sample", verdict=NOT_YET)
-            chosen = self.value_index(scores.logits).cpu()
-            values = scores.values.reshape(inputs.batch, inputs.choices, -1)
-            values = values[torch.arange(inputs.batch), chosen.to(values.device)]
-            return replace(scores, values=values, kind="token", inputs=inputs.of_choice(chosen))
+            return replace(scores, kind="token")
         key = None if self.structure.is_plain or scores.places is not None else self.structure.alone(inputs.name)
         if key is None and inputs.modality != "image" and scores.values.shape[1] != inputs.tensor.shape[inputs.axis]:
             key = frozenset({inputs.name})  # frames of a sound, or a text with a prompt of the model's own

@@ -54,7 +54,7 @@ def of_roots(
     made = {}
     for name, side in task.sources.items():
         own = task.by_sample(name, values[name])
-        if name == task.inputs.name and side.choices is not None:
+        if side.choices is not None:
             own = own.flatten(0, 1)
         own = own.transpose(1, 2) if side.turned else own
         scores = reduce(side.modality, own, norm)
@@ -64,10 +64,17 @@ def of_roots(
     return task.assemble(made, logits, diagnostics or {})
 
 
-def _total(task: Task, products: Values) -> Tensor:
-    """``[B]`` sum over all inputs but those that the samples share."""
-    own = [task.by_sample(name, p) for name, p in products.items() if name not in task.inputs.shared]
-    return torch.stack([p.reshape(task.inputs.batch, -1).sum(-1).double() for p in own]).sum(0)
+def _total(task: Task, products: Values, logits: Tensor) -> Tensor:
+    """``[B]`` sum over all inputs; a text that samples share counts for the one whose target depends on it."""
+    total = torch.zeros(task.inputs.batch, dtype=torch.double, device=logits.device)
+    for name, product in products.items():
+        if name in task.inputs.shared:
+            sums = product.flatten(1).sum(1).double().to(logits.device)
+            depends = task.depends_on(logits)
+            total += depends.double() @ sums if len(sums) == depends.shape[1] else 0
+        else:
+            total += task.by_sample(name, product).reshape(len(total), -1).sum(-1).double().to(logits.device)
+    return total
 
 
 def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum") -> Scores:
@@ -75,7 +82,7 @@ def multiply(task: Task, recorded: RootedPass, flows: Values, norm: str = "sum")
     begun = recorded.begun
     products = {name: begun[name].detach() * flow for name, flow in flows.items()}
     target = task.value(recorded.logits.detach()).double()
-    return of_roots(task, recorded.logits, products, norm, conserved(_total(task, products), target))
+    return of_roots(task, recorded.logits, products, norm, conserved(_total(task, products, recorded.logits), target))
 
 
 def conserved(total: Tensor, target: Tensor) -> dict[str, Any]:
@@ -299,7 +306,7 @@ def integrated_gradients(
             total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
     below = task.recorded(GRADIENT, {one: task.packed(one, value) for one, value in start.items()}).logits.detach()
-    found = _total(task, products)
+    found = _total(task, products, logits)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
     figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
     return of_roots(task, logits, products, norm, {"completeness": figure})

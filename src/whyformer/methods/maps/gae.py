@@ -15,6 +15,7 @@ from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.maps.rollout import over_gradients
 from whyformer.methods.registry import Block, method
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import MapWatch, Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 
@@ -66,10 +67,7 @@ def _side(task: Task, scores: Scores, side: str) -> Scores:
         return scores
     name = next((n for n, part in scores.parts.items() if part.inputs and part.inputs.modality == side), None)
     if name is None:
-        raise InputError(
-            f"gae: with side={side!r}, several {'pictures' if own == 'image' else 'texts'} share one {side}, whose "
-            "gradients would add up; explain them one at a time"
-        )
+        raise task.refuse(f"no attention leads from what it says to its {side}", verdict=NOT_YET)
     return replace(scores.parts[name], diagnostics=scores.diagnostics)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
+from torch import Tensor
 
 from whyformer.errors import InputError
+from whyformer.inputs import Inputs
 from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
 from whyformer.methods.registry import Count, OptionalCount, OptionalNatural, method, one_of
 from whyformer.methods.task import Scores, Task
@@ -35,7 +38,8 @@ def occlusion(
     """score_i = mean over the windows w that hold feature i of f(x) − f(x with w replaced by the baseline).
 
     f is the target: a logit by default, a probability with :class:`whyformer.targets.Probability`. The black-box
-    reference: it needs nothing but forward passes, one for each window.
+    reference: it needs nothing but forward passes, one for each window. In a multiple choice, tokens of each
+    text that f depends on are taken out.
 
     Args:
         baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "black" (0 before
@@ -59,25 +63,48 @@ def occlusion(
     stride = window if stride is None else stride
     if stride > window:
         raise InputError(f"{task.method}: stride={stride} is more than window={window}, which would skip features")
-    removed = removal(task, baseline, fill_id=fill_id, patch=patch, window=window)
-    logits = task.forward()
-    jobs = [(b, w) for b in range(task.inputs.batch) for w in _windows(removed, b, window, stride)]
-    rows = logits_without(task, removed, jobs, batch_size, "occlusion")
-    target = task.resolve(logits)
-    clean = target(logits)
-    owners = [b for b, _ in jobs]
-    drops = (clean[owners] - values_of(target, rows, owners, logits)).cpu()
-    total = torch.zeros(removed.features.shape, dtype=clean.dtype)
-    count = torch.zeros_like(total)
-    for (b, w), drop in zip(jobs, drops, strict=True):
-        total[b, list(w)] += drop
-        count[b, list(w)] += 1
-    diagnostics: dict[str, Any] = {"forwards": len(jobs) + len(logits), "baseline": removed.baseline}
+    removals = [
+        removal(task, baseline, fill_id=fill_id, patch=patch, window=window, choice=choice)
+        for choice in _choices(task.inputs)
+    ]
+    removed, logits = removals[0], task.forward()
+    if removed.choice is not None:
+        depends = task.depends_on(logits).cpu()
+        removals = [replace(one, features=one.features & depends[:, [k]]) for k, one in enumerate(removals)]
+    found = [_drops(task, one, window, stride, logits, batch_size) for one in removals]
+    values = torch.stack([values for values, _ in found], 1).flatten(0, 1)
+    diagnostics: dict[str, Any] = {"forwards": sum(count for _, count in found) + len(logits)}
+    diagnostics["baseline"] = removed.baseline
     if removed.cell is not None:
         diagnostics["cell"] = "{}×{} pixels".format(*removed.cell)
     kind = "token" if removed.grid is None else "patch"
-    of = None if removed.choice is None else task.inputs.of_choice(removed.choice)
-    return Scores(total / count.clamp(min=1), logits, kind, diagnostics, removed.grid, removed.box, inputs=of)
+    return Scores(values, logits, kind, diagnostics, removed.grid, removed.box)
+
+
+def _choices(inputs: Inputs) -> list[Tensor | None]:
+    """``[B]`` for each choice of a multiple choice; None for other inputs."""
+    if inputs.choices is None:
+        return [None]
+    return [torch.full((inputs.batch,), k) for k in range(inputs.choices)]
+
+
+def _drops(
+    task: Task, removed: Removal, window: int, stride: int, logits: Tensor, batch_size: int
+) -> tuple[Tensor, int]:
+    """``[B, P]`` mean drop of the target over the windows that hold each feature, and the number of windows."""
+    jobs = [(b, w) for b in range(task.inputs.batch) for w in _windows(removed, b, window, stride)]
+    target = task.resolve(logits)
+    clean = target(logits)
+    total = torch.zeros(removed.features.shape, dtype=clean.dtype)
+    count = torch.zeros_like(total)
+    if jobs:
+        owners = [b for b, _ in jobs]
+        rows = logits_without(task, removed, jobs, batch_size, "occlusion")
+        drops = (clean[owners] - values_of(target, rows, owners, logits)).cpu()
+        for (b, w), drop in zip(jobs, drops, strict=True):
+            total[b, list(w)] += drop
+            count[b, list(w)] += 1
+    return total / count.clamp(min=1), len(jobs)
 
 
 def _windows(removed: Removal, sample: int, window: int, stride: int) -> Iterator[list[int]]:

@@ -47,18 +47,18 @@ def decompx(task: Task, *, batch_size: Count = 16) -> Scores:
     except UnknownOperation as error:
         raise task.refuse(str(error)) from error
     wanted = (seed * logits).flatten(1).sum(1)
-    total, size = values.sum(1), values.abs().sum(1)
+    rows = values.unflatten(0, (len(wanted), -1)) if task.inputs.choices else values  # [B, C, N] of multiple choice
+    total, size = rows.flatten(1).sum(1), rows.abs().flatten(1).sum(1)
     if bool(((total - wanted).abs() > 8 * torch.finfo(values.dtype).eps ** 0.5 * size).any()):
         raise task.refuse(
             f"its tokens' shares sum to {total[0].item():.4g} and the target is {wanted[0].item():.4g}: some were lost"
         )
-    figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": values.tolist()}
-    # of several texts of one sample the target is about one, so these shares are that one's
-    return Scores(values.repeat_interleave(task.inputs.choices or 1, 0), logits, diagnostics={"shares": figure})
+    figure = {"target": wanted.tolist(), "sum": total.tolist(), "rows": rows.tolist()}
+    return Scores(values, logits, diagnostics={"shares": figure})
 
 
 def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits, seed, ``[B, N]`` the share of each row) of a recorded pass."""
+    """(logits, seed, ``[B, N]`` the share of each row, of a multiple choice ``[B · C, N]``) of a recorded pass."""
     whole, rows, (stream, block) = passed.whole, passed.layout.rows, passed.blocks_of(task.inputs.name)[0]
     seed, entry = task.seed(passed.logits), block.entry
     starts = whole.starts(task.read, seed)
@@ -68,6 +68,6 @@ def _shares(task: Task, passed: MapPass, batch_size: int) -> tuple[Tensor, Tenso
     real = mask if mask is not None and mask.shape == stream.rows.shape else torch.ones(stream.rows.shape).bool()
     rules = ShareRules(whole.tape, rows, real.to(seed.device), batch_size)
     found = walk_forward(passed.program, {entry: rules.begin(entry, stream.rows)}, starts, rules, DROPPED)
-    values = torch.stack([rules.total(n, shares, starts[n], len(seed)) for n, shares in found.items()]).sum(0)
+    values = torch.stack([rules.total(n, shares, starts[n], task.inputs.rows) for n, shares in found.items()]).sum(0)
     passed.release()
     return passed.logits, seed, values.T
