@@ -149,10 +149,9 @@ def _together(task: Task, groups: Sequence[list[int]], made: Sequence[Scores], l
         name = some[0].inputs.name if some[0].inputs is not None else task.inputs.name
         known = name in (task.inputs.name, *task.inputs.others)
         side = task.inputs.side(name) if known else some[0].inputs
-        each = [of_sample(one.diagnostics, i) for one, group in zip(some, groups, strict=True) for i in range(len(group))]
-        diagnostics = of_batch([each[i] for i in order.tolist()])
-        facts = {"logits": logits, "inputs": side, "diagnostics": diagnostics, "parts": {}}
-        return replace(some[0], values=values[order.to(values.device)], **facts)
+        each = [of_sample(one.diagnostics, i) for one, own in zip(some, groups, strict=True) for i in range(len(own))]
+        diagnostics, values = of_batch([each[i] for i in order.tolist()]), values[order.to(values.device)]
+        return replace(some[0], values=values, logits=logits, inputs=side, diagnostics=diagnostics, parts={})
 
     parts = {n: joined([one.parts[n] for one in made]) for n in made[0].parts if all(n in one.parts for one in made)}
     return replace(joined(made), parts=parts)
