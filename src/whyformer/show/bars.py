@@ -53,7 +53,7 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     Raises:
         InputError: pictures, several methods or several classes.
     """
-    singles = [sample for e in listed(explanations, smooth=0) for sample in e]
+    singles = listed(explanations, smooth=0)
     if not singles or any(e.level != "token" for e in singles):
         raise InputError("a summary is of words over many texts: give explanations of texts")
     kinds = {(method_name(e), target_name(e)) for e in singles}

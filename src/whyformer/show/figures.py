@@ -41,7 +41,7 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
     :func:`~whyformer.show.painting.overlay`. What the runs warn of stands below.
     """
     chosen = Look.of(look)
-    parts = sections(explanations, chosen.smooth)
+    parts = sections(explanations, chosen.smooth, alike=True)
     if any(part.first.sounds is not None for part in parts):
         return sound.figure(parts)
     if any(part.first.level == "token" for part in parts):
@@ -155,11 +155,11 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         columns: maps side by side; about as many as rows by default.
         **look: options of :class:`~whyformer.show.look.Look`.
     """
-    singles = [sample for e in listed(explanations, Look.of(look).smooth) for sample in e]
+    singles = listed(explanations, Look.of(look).smooth)
     if not singles:
         raise InputError("there is no explanation to show")
     if singles[0].level == "token":
-        return sentence.figure(sections(singles))
+        return sentence.figure(sections(singles, alike=True))
     ratio = max(high / wide for high, wide in map(drawn_size, singles))
     if columns is None:
         columns = math.ceil(math.sqrt(len(singles) * max(0.25, ratio)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from whyformer.errors import InputError
-from whyformer.show import colours
+from whyformer.show import colours, words
 from whyformer.show.words import agnostic, method_name, target_name, visible
 
 if TYPE_CHECKING:
@@ -50,22 +50,53 @@ class Section:
         return found + ([(rest[0][1], rest)] if rest else [])
 
 
-def sections(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Section]:
-    """Sort explanations (of any number of samples) by input, method and target, each in order of appearance."""
-    singles = [sample for e in listed(explanations, smooth) for sample in e]
-    if not singles:
-        raise InputError("there is no explanation to show")
+def sections(
+    explanations: Explanation | Iterable[Explanation], smooth: float | None = None, *, alike: bool = False
+) -> list[Section]:
+    """Sort explanations (of any number of samples and inputs) by input, method and target, each in order of appearance.
+
+    Args:
+        alike: leave out a model's further inputs that are of another kind than the first (pictures beside a text).
+    """
     groups: dict[Hashable, list[Explanation]] = {}
-    for e in singles:
-        groups.setdefault(input_of(e), []).append(e)
+    for sample in samples(explanations):
+        for e in by_input(sample):
+            if not alike or (e.level == "token") == (sample.level == "token"):
+                drawn = laid_out(e, smooth)
+                groups.setdefault((e.input if words.is_part(e) else None, input_of(drawn)), []).append(drawn)
+    if not groups:
+        raise InputError("there is no explanation to show")
     return [_section(group) for group in groups.values()]
 
 
-def listed(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Explanation]:
-    """One explanation or several, as a list, each as it is drawn (:func:`laid_out`)."""
+def samples(explanations: Explanation | Iterable[Explanation]) -> list[Explanation]:
+    """The single samples of one explanation, or of several."""
     # an Explanation is itself iterable (over its samples), so ask what makes it one
     found: Any = [explanations] if hasattr(explanations, "scores") else explanations
-    return [laid_out(e, smooth) for e in found]
+    return [sample for e in found for sample in e]
+
+
+def listed(explanations: Explanation | Iterable[Explanation], smooth: float | None = None) -> list[Explanation]:
+    """The single samples of one explanation or several, each as it is drawn (:func:`laid_out`)."""
+    return [laid_out(sample, smooth) for sample in samples(explanations)]
+
+
+def by_input(e: Explanation) -> list[Explanation]:
+    """The explanations of each input of the model, that of the first one first. Where there are several, each is
+    called by its input, with the share of all |scores| that it holds: :func:`whyformer.show.words.method_name`.
+
+    Args:
+        e: of one sample.
+    """
+    if not e.parts:
+        return [e]
+    parts = [e.part(name) for name in e.inputs]
+    sizes = [float(part.scores.abs().sum()) for part in parts]
+    shares = [size / (sum(sizes) or 1.0) for size in sizes]
+    return [
+        replace(part, diagnostics={**part.diagnostics, words.PART: [number, share]})
+        for number, (part, share) in enumerate(zip(parts, shares, strict=True))
+    ]
 
 
 def laid_out(e: Explanation, smooth: float | None = None) -> Explanation:

@@ -65,7 +65,8 @@ def figure(parts: list[Section]) -> Figure:
         if head is not None:
             paper.write(short(head, 90), _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
             y += _HEAD
-        paper.write(short(name, 30), _MARGIN, y + _LINE / 2, 8, va="center", color=GREY)
+        label = [short(line, 30) for line in name.split(" · ")]
+        paper.write("\n".join(label), _MARGIN, y + _LINE / 2, 8 if len(label) == 1 else 6.5, va="center", color=GREY)
         for box in boxes:
             _place(paper, box, _LEFT + box.x, y + box.y)
         y += high

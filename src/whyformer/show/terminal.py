@@ -19,7 +19,7 @@ from rich.text import Text
 
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import laid_out, sections
+from whyformer.show.layout import by_input, laid_out, sections
 from whyformer.show.painting import drawable
 from whyformer.show.words import (
     Word,
@@ -27,6 +27,7 @@ from whyformer.show.words import (
     figure_of,
     folded,
     heading,
+    is_further,
     method_name,
     notes,
     remarks,
@@ -55,11 +56,12 @@ _SHADES, _ASCII = " ░▒▓█", " .:*#"
 def plain(e: Explanation, top: int = 5) -> str:
     """Each sample as text: its top classes, then its strongest features with their scores, in order."""
     parts = []
-    for i, sample in enumerate(laid_out(e)):
+    for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        title = f"{visible(method_name(sample))}, {heading(sample)}:"
-        lines = [*head, top_classes(sample, top), "", title, *_listing(sample), *notes([sample]), *remarks([sample])]
-        parts.append("\n".join(lines))
+        for own in map(laid_out, by_input(sample)):
+            title = f"{visible(method_name(own))}, {heading(own)}:"
+            said = [] if is_further(own) else [*head, top_classes(own, top), ""]
+            parts.append("\n".join([*said, title, *_listing(own), *notes([own]), *remarks([own])]))
     return "\n\n".join(parts)
 
 
@@ -129,7 +131,7 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
     """Top classes once for each input, then the map of each method and target; fits the console it is printed on."""
     shown: list[RenderableType] = []
     for part in sections(explanations):
-        if top:
+        if top and not is_further(part.first):
             shown += [Text(top_classes(part.first, top)), *(Text(line, style="yellow") for line in notes([part.first]))]
             if part.first.unknown is not None and any(part.first.unknown):
                 shown.append(Text("underlined: unknown to the model ([UNK])", style="dim"))

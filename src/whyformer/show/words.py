@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from whyformer.explanation.result import Explanation
 
 _BIDI_CONTROLS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+PART = "part of several inputs"
+"""The name among the diagnostics of [which of several inputs this is, its share of all |scores|], while it is drawn."""
 _PADDING = ("[PAD]", "<pad>", "<PAD>", "<|endoftext|>", "<|pad|>")
 
 
@@ -214,11 +216,23 @@ def made_by(e: Explanation) -> str:
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, ``auto: libragrad``, or ``auto: attnlrp (share=0.8)``."""
-    if made_by(e) == e.method:
-        return e.method
-    named = e.diagnostics["auto"].get("name")
-    return f"{e.method}: {named if isinstance(named, str) else made_by(e)}"
+    """The method as it is written above a map: ``gae``, ``auto: libragrad``, or ``auto: attnlrp (share=0.8)``. Of a
+    model of several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
+    name = e.method
+    if made_by(e) != e.method:
+        named = e.diagnostics["auto"].get("name")
+        name = f"{e.method}: {named if isinstance(named, str) else made_by(e)}"
+    return f"{name} · {e.input} {100 * e.diagnostics[PART][1]:.0f} %" if is_part(e) else name
+
+
+def is_part(e: Explanation) -> bool:
+    """Whether this is of one of several inputs of a model."""
+    return PART in e.diagnostics
+
+
+def is_further(e: Explanation) -> bool:
+    """Whether this is of a further input of a model, whose first one is shown before it."""
+    return is_part(e) and e.diagnostics[PART][0] > 0
 
 
 def asides(e: Explanation) -> list[str]:

@@ -27,14 +27,15 @@ from whyformer.show.words import words
 def board(
     session: VisitorSession, results: Sequence[Explanation], refusals: Sequence[Refusal], look: Mapping[str, Any]
 ) -> str:
-    """All maps side by side: a row a method, a column a class; below, the methods that gave none, and why.
+    """All maps side by side: a row a method, a column a class; below, those of the model's further inputs, and the
+    methods that gave none, and why.
 
     Drawn pictures are remembered in the session, so that each is drawn once while others still come in.
     """
-    part = sections(results)[0] if results else None
+    part, *further = sections(results) if results else [None]
     original = None if part is None else _original(part.first)
     return render(
-        "web/board.html", part=part, refusals=refusals, look=Look.of(dict(look)), original=original,
+        "web/board.html", part=part, further=further, refusals=refusals, look=Look.of(dict(look)), original=original,
         readable=lambda e: _readable(session, e, look),
     )  # fmt: skip
 

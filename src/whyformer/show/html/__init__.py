@@ -37,7 +37,8 @@ def fragment(e: Explanation, **look: Any) -> str:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
     chosen = Look.of(look)
-    return render("cards.html", samples=list(layout.laid_out(e, chosen.smooth)), look=chosen)
+    shown = [layout.laid_out(part, chosen.smooth) for sample in e for part in layout.by_input(sample)]
+    return render("cards.html", samples=shown, look=chosen)
 
 
 def page(explanations: Explanation | Iterable[Explanation], title: str = "whyformer", **look: Any) -> str:
@@ -125,7 +126,7 @@ _FUNCTIONS = (
     asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
     painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
     words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
-    words.folded, words.target_name, words.unread, words.value, words.values, words.words,
+    words.folded, words.is_further, words.target_name, words.unread, words.value, words.values, words.words,
 )  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+"""What a model of several inputs is explained by is shown as a whole: each input, with what it holds of all scores."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from matplotlib import pyplot
+from rich.console import Console
+from transformers import BertConfig, BertForMultipleChoice
+
+import whyformer
+from prompting import llava, square
+from whyformer import show
+from whyformer.apps.report import reading
+from whyformer.apps.web import maps
+from whyformer.show import layout, terminal, words
+from whyformer.targets import Contrast
+
+
+def choices() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForMultipleChoice(BertConfig(vocab_size=40, initializer_range=0.3, **sizes)).eval()
+    return whyformer.explain(model, torch.arange(2, 26).reshape(1, 4, 6), "input_x_gradient", Contrast(2, 3))
+
+
+def prompt() -> Any:
+    model, processor = llava()
+    inputs = {"text": "what is on the left", "images": [square((32, 32), (8, 8, 24, 24))]}
+    return whyformer.explain(model, inputs, "transformer_attribution", processor=processor)
+
+
+EXPLAINED = {"choices": choices, "a prompt": prompt}
+
+
+@pytest.fixture(scope="module", params=EXPLAINED)
+def explained(request: Any) -> Any:
+    return EXPLAINED[request.param]()
+
+
+def labels(e: Any) -> list[str]:
+    total = sum(float(e.part(name).scores.abs().sum()) for name in e.inputs)
+    return [f"{name} {100 * float(e.part(name).scores.abs().sum()) / total:.0f} %" for name in e.inputs]
+
+
+def test_each_input_is_named_with_its_share(explained: Any) -> None:
+    assert len(explained.inputs) == 2
+    found = layout.by_input(explained[0])
+    assert [words.method_name(one).split(" · ")[1] for one in found] == labels(explained)
+    assert [words.is_further(one) for one in found] == [False, True]
+
+
+def test_every_view_shows_all_inputs(explained: Any, tmp_path: Any) -> None:
+    stream = io.StringIO()
+    Console(file=stream, width=100, color_system=None).print(terminal.render(explained))
+    views = {
+        "print": str(explained), "terminal": stream.getvalue(), "notebook": explained._repr_html_(),
+        "page": show.page([explained]), "the web page": maps.board(Session(), [explained], [], {}),
+    }  # fmt: skip
+    for label in labels(explained):
+        for name, view in views.items():
+            assert label in re.sub(r"<wbr>", "", view), (name, label)
+    file = tmp_path / "explained.json"
+    file.write_text(json.dumps(explained.to_dict()))
+    saved = reading._printed(json.loads(file.read_text()), file, "explained")
+    assert [words.method_name(one.e).split(" · ")[1] for one in saved] == labels(explained)
+
+
+class Session:
+    """As the page's: what was drawn is made once."""
+
+    def once(self, key: str, make: Any) -> Any:
+        return make()
+
+
+def test_the_model_says_its_classes_once(explained: Any) -> None:
+    assert str(explained).count(" classes:") == 1
+    assert show.page([explained]).count("The model says") == 1
+
+
+def test_a_figure_of_texts_has_all_of_them() -> None:
+    e = choices()
+    figure = show.figure([e])
+    try:
+        written = " ".join(text.get_text() for text in figure.texts)
+        assert all(name in written for name in e.inputs)
+    finally:
+        pyplot.close(figure)
+
+
+def test_a_figure_of_a_picture_says_that_it_is_not_all() -> None:
+    e = prompt()
+    figure = show.figure([e])
+    try:
+        written = "".join(text.get_text() for text in figure.texts).replace("\n", "")
+        assert labels(e)[0].replace(" ", "") in written.replace(" ", "")
+    finally:
+        pyplot.close(figure)
