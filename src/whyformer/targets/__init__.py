@@ -13,7 +13,7 @@ Of any other output nothing is guessed: :class:`Token`, :class:`Span`, :class:`Q
 from whyformer.targets.naming import class_index, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
 from whyformer.targets.resolving import OUTPUT, Resolver, Target, of_samples, several_tokens
-from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
+from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability, RowTarget
 
 __all__ = [
     "OUTPUT",
@@ -24,6 +24,7 @@ __all__ = [
     "Probability",
     "Query",
     "Resolver",
+    "RowTarget",
     "Similarity",
     "Span",
     "Target",

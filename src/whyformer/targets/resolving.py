@@ -15,13 +15,10 @@ from whyformer.models.output import Output
 from whyformer.models.readout import has_row, refusal, row_of
 from whyformer.targets.naming import class_index, in_range, token_ids
 from whyformer.targets.outputs import Pixel, Query, Similarity, Span, Token
-from whyformer.targets.rows import Contrast, Logit, LogProbability, Probability
+from whyformer.targets.rows import Logit, LogProbability, Probability, RowTarget
 
 Raw = Token | Span | Query | Pixel | Similarity
 Target = None | int | str | Sequence[int | str | Raw] | Raw | Callable[[Any], Tensor]
-_WRITTEN = {
-    t.__name__: t for t in (Token, Span, Query, Pixel, Similarity, Contrast, Logit, LogProbability, Probability)
-}
 _RAW = (Token, Span, Query, Pixel, Similarity)
 _SHOWN = 20
 OUTPUT = "the output"
@@ -105,9 +102,10 @@ class Resolver:
     def _classes_of(self, target: Any) -> Any:
         """Indices for the names of classes and tokens."""
         target = _plain(target)
-        if isinstance(target, Logit | Probability | LogProbability | Contrast):
+        if isinstance(target, RowTarget):
             named = {n: _plain(getattr(target, n)) for n in ("index", "other") if hasattr(target, n)}
-            return replace(target, **{n: self._numbered(value) for n, value in named.items()})
+            numbered: Any = replace(target, **{n: self._numbered(v) for n, v in named.items()})  # type: ignore[type-var]
+            return numbered
         if target is None or callable(target):
             return target
         if isinstance(target, str | float) or hasattr(target, "__index__"):
@@ -143,7 +141,7 @@ class Resolver:
 
     def _check_named(self, classes: int | None, words: bool = False) -> None:
         """The classes that a target over the row names."""
-        if isinstance(self.target, Logit | Probability | LogProbability | Contrast):
+        if isinstance(self.target, RowTarget):
             for named in (self.target.index, getattr(self.target, "other", 0)):
                 for index in torch.as_tensor(named).flatten().tolist():
                     in_range(index, classes, words)
@@ -224,14 +222,10 @@ class Resolver:
         index = self.indices(logits).cpu().clone()
         own = callable(self.target) and not hasattr(self.target, "index")
         name = self._namer(logits)
-        names = ["custom target" if own else name(i) for i in index.tolist()]
-        other = getattr(self.target, "other", None)
-        if callable(self.target) and other is not None:
-            rivals = torch.as_tensor(other).expand(len(names)).tolist()
-            names = [f"{n} rather than {name(o)}" for n, o in zip(names, rivals, strict=True)]
-        if callable(self.target) and getattr(self.target, "among", None) is not None:
-            counts = torch.as_tensor(self.target.among).expand(len(names)).tolist()
-            names = [f"{n} among the {k} likeliest" for n, k in zip(names, counts, strict=True)]
+        if isinstance(self.target, RowTarget):
+            names = [_of_sample(self.target, i).title(name) for i in range(len(index))]
+        else:
+            names = ["custom target" if own else name(i) for i in index.tolist()]
         if isinstance(self.reading, _RAW):
             places = [_of_sample(self.reading, i).where() for i in range(len(names))]
             names = places if self.raw else [f"{n} {p}" for n, p in zip(names, places, strict=True)]
@@ -239,7 +233,7 @@ class Resolver:
 
     def written(self) -> list[str] | None:
         """The target of each sample written out, where it is more than a class; None for one that cannot be."""
-        if self.reading is None and isinstance(self.target, Probability | LogProbability | Contrast):
+        if self.reading is None and isinstance(self.target, RowTarget) and not isinstance(self.target, Logit):
             return [repr(_of_sample(self.target, i)) for i in range(self.batch)]
         if not isinstance(self.reading, _RAW) or (callable(self.target) and not hasattr(self.target, "index")):
             return None
@@ -358,7 +352,7 @@ def _of_sample(target: Any, sample: int) -> Any:
 
 
 def _ours(target: Any) -> bool:
-    return isinstance(target, tuple(_WRITTEN.values()))
+    return isinstance(target, (*_RAW, RowTarget))
 
 
 def _together(targets: Sequence[Any]) -> Any:
@@ -375,22 +369,28 @@ def _merged(values: list[Any]) -> Any:
     return _together(values) if _ours(values[0]) else values
 
 
+def _kinds() -> dict[str, Any]:
+    """The targets that can be written out, by name."""
+    return {kind.__name__: kind for kind in (*_RAW, *RowTarget.__subclasses__())}
+
+
 def _is_written(text: str) -> bool:
-    return text.strip().endswith(")") and text.strip().partition("(")[0] in _WRITTEN
+    return text.strip().endswith(")") and text.strip().partition("(")[0] in _kinds()
 
 
 def _written(text: str) -> Any:
     """The target that stands there as in Python, such as ``Token(-1, "blue")`` or ``Pixel(4, 9, 2)``."""
 
     def made(node: ast.expr) -> Any:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _WRITTEN:
-            return _WRITTEN[node.func.id](*map(made, node.args), **{str(k.arg): made(k.value) for k in node.keywords})
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _kinds():
+            kind = _kinds()[node.func.id]
+            return kind(*map(made, node.args), **{str(k.arg): made(k.value) for k in node.keywords})
         return ast.literal_eval(node)
 
     try:
         return made(ast.parse(text.strip(), mode="eval").body)
     except (ValueError, SyntaxError, TypeError, RecursionError) as error:
         raise InputError(
-            f"the target {text!r} cannot be read: write Token(5, 17), Token(-1, 'word'), Span(3, 7), Query(0, 3), "
-            "Pixel(4, 9, 2) or Similarity()"
+            f"the target {text!r} cannot be read: names stand in quotes, as in Contrast('cat', 'dog'), Probability(3), "
+            "Token(-1, 'word'), Token(5, 17), Span(3, 7), Query(0, 3), Pixel(4, 9, 2) or Similarity()"
         ) from error

@@ -5,7 +5,7 @@ Classes are indices, or one a sample; ``explain`` also takes their names, and th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,36 @@ from torch import Tensor
 from whyformer.errors import InputError
 
 
+class RowTarget:
+    """A target over one row of logits: a frozen dataclass that is called with ``[B, C]`` and returns ``[B]``.
+
+    Its fields are one value for all samples or a list of one a sample. ``index`` and ``other`` are classes, which may
+    be named; ``index`` is the class that is explained. A subclass of :mod:`whyformer.targets` can also be written out,
+    as ``"Contrast(3, 4)"``.
+    """
+
+    index: int | str | Sequence[int | str]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """``[B]`` the value of each sample."""
+        raise NotImplementedError
+
+    def title(self, name: Callable[[int], str]) -> str:
+        """What is explained, in words.
+
+        Args:
+            name: what a class is called. Fields are those of one sample.
+        """
+        return name(self.index)  # type: ignore[arg-type]
+
+
 def _pick(values: Tensor, index: int | str | Sequence[int | str] | Tensor) -> Tensor:
     chosen = torch.as_tensor(index, device=values.device).expand(values.shape[0])
     return values.gather(-1, chosen[:, None])[:, 0]
 
 
 @dataclass(frozen=True)
-class Logit:
+class Logit(RowTarget):
     """f_c: the logit of a class, an int for all samples or a list of one a sample."""
 
     index: int | str | Sequence[int | str]
@@ -30,7 +53,7 @@ class Logit:
 
 
 @dataclass(frozen=True)
-class Probability:
+class Probability(RowTarget):
     """softmax(f)_c, or sigmoid(f_c) with ``multi_label=True``."""
 
     index: int | str | Sequence[int | str]
@@ -41,7 +64,7 @@ class Probability:
 
 
 @dataclass(frozen=True)
-class LogProbability:
+class LogProbability(RowTarget):
     """log softmax(f)_c, or log sigmoid(f_c) with ``multi_label=True``.
 
     Args:
@@ -69,6 +92,9 @@ class LogProbability:
         scores = torch.nn.functional.logsigmoid(logits) if self.multi_label else torch.log_softmax(logits, -1)
         return _pick(scores, self.index)
 
+    def title(self, name: Callable[[int], str]) -> str:
+        return super().title(name) + ("" if self.among is None else f" among the {self.among} likeliest")
+
 
 def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: int | Sequence[int]) -> Tensor:
     """Logits of the likeliest classes and of the one meant; −∞ elsewhere."""
@@ -80,7 +106,7 @@ def _likeliest(logits: Tensor, index: int | str | Sequence[int | str], among: in
 
 
 @dataclass(frozen=True)
-class Contrast:
+class Contrast(RowTarget):
     """f_a − f_b: why class a *rather than* class b."""
 
     index: int | str | Sequence[int | str]
@@ -88,3 +114,6 @@ class Contrast:
 
     def __call__(self, logits: Tensor) -> Tensor:
         return _pick(logits, self.index) - _pick(logits, self.other)
+
+    def title(self, name: Callable[[int], str]) -> str:
+        return f"{super().title(name)} rather than {name(self.other)}"  # type: ignore[arg-type]
