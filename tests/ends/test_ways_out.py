@@ -731,6 +731,46 @@ def a_model_that_writes_nothing(_: Path) -> tuple[Broken, list[Broken]]:
 
 
 @way
+def a_classifier_that_writes_nothing(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    return lambda: whyformer.explain_generation(model, [5, 9, 7]), [lambda: explain(model, inputs, "lrp_ah_ln")]
+
+
+@way
+def a_decoder_that_is_given_no_tokens(_: Path) -> tuple[Broken, list[Broken]]:
+    model = seq2seq("t5")
+    start = {"input_ids": IDS, "decoder_input_ids": torch.full((2, 1), model.config.decoder_start_token_id)}
+    return lambda: explain(model, {"input_ids": IDS}, "input_x_gradient"), [
+        lambda: explain(model, start, "input_x_gradient"), lambda: whyformer.explain_generation(model, IDS[0].tolist(), max_new_tokens=2),
+    ]  # fmt: skip
+
+
+@way
+def one_side_of_several_texts_and_pictures(_: Path) -> tuple[Broken, list[Broken]]:
+    from test_output_targets import MODELS
+
+    model, inputs = MODELS["clip"]()
+    ask = lambda given: explain(model, given, "gae", 0, side="text")  # noqa: E731
+    return lambda: ask(inputs), [lambda: ask({name: value[:1] for name, value in inputs.items()})]
+
+
+@way
+def a_metric_without_a_tokenizer(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    e = explain(model, inputs, "lrp", 1)
+    ask = lambda **baseline: whyformer.evaluate(model, inputs, e, "deletion", **baseline)  # noqa: E731
+    return ask, [lambda: ask(baseline=7)]
+
+
+@way
+def random_maps_without_a_seed(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    e = explain(model, inputs, "lrp", 1)
+    ask = lambda seeds: whyformer.trust(e, model, inputs=inputs, steps=2, baseline=7, seeds=seeds)  # noqa: E731
+    return lambda: ask([]), [lambda: ask([0])]
+
+
+@way
 def a_similarity_of_pictures_with_more_texts(_: Path) -> tuple[Broken, list[Broken]]:
     from test_output_targets import MODELS
 

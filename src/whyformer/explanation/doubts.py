@@ -81,8 +81,8 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
     before = figure.get("error_of_half")
     helped = before is None or error < float(before[sample]) / 2
     way = "set more steps (at most 1,000), or choose another baseline" if helped else (
-        "more steps may not help, as doubling them so far did not (the output jumps on the way from the baseline, or is "
-        "too steep there): choose another baseline, or a method that follows no path, such as occlusion"
+        "more steps may not help, as doubling them so far did not (the output jumps on the way from the baseline, or "
+        "is too steep there): choose another baseline, or a method that follows no path, such as occlusion"
     )
     return [
         f"the scores add up to f(x) − f(baseline) only within {_percent(error / max(whole, size, 1e-12))} of their "

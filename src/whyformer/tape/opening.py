@@ -130,9 +130,10 @@ def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
 def open_bilinear(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
     """Record Σ_ij a_i W_oij b_j as a layer W of a and a product of what it makes with b."""
     a, w, b = (operands[named[key].index] for key in ("i1", "i2", "i3"))
-    rows, outputs, inner = tape.shapes[a][0], *tape.shapes[w][::2]
-    turned = step("permute", torch.permute, [w], (tape.shapes[a][1], outputs, inner), (1, 0, 2))
-    table = step("view", torch.reshape, [turned], (tape.shapes[a][1], outputs * inner), (-1, outputs * inner))
+    rows = tape.shapes[a][0]
+    outputs, width, inner = tape.shapes[w]
+    turned = step("permute", torch.permute, [w], (width, outputs, inner), (1, 0, 2))
+    table = step("view", torch.reshape, [turned], (width, outputs * inner), (width, outputs * inner))
     made_of_a = step("mm", torch.mm, [a, table], (rows, outputs * inner))
     h = step("view", torch.reshape, [made_of_a], (rows, outputs, inner), (rows, outputs, inner))
     column = step("unsqueeze", torch.unsqueeze, [b], (rows, inner, 1), -1)
