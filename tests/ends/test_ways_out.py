@@ -484,6 +484,20 @@ def test_what_transformers_loads_from_a_folder_is_explained(name: str, tmp_path:
                 explain(one, "a fine film", "input_x_gradient", target)
 
 
+def test_a_classifier_of_pictures_needs_no_tokenizer(tmp_path: Path) -> None:
+    """Its config is that of a model of pictures and words, whose processor has one."""
+    from PIL import Image
+
+    torch.manual_seed(0)
+    model = BY_NAME["two towers as a classifier"]().eval()
+    seen = (hf.CLIPImageProcessorPil if hasattr(hf, "CLIPImageProcessorPil") else hf.CLIPImageProcessor)(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    model.save_pretrained(tmp_path)
+    seen.save_pretrained(tmp_path)
+    picture = Image.effect_noise((40, 36), 60).convert("RGB")
+    found = explain(str(tmp_path), picture, "input_x_gradient", 1).scores
+    torch.testing.assert_close(found, explain(model, picture, "input_x_gradient", 1, processor=seen).scores)
+
+
 @pytest.mark.parametrize("name", ["t5", "gpt2", "multiple choice"])
 def test_without_the_weights_of_its_head_it_is_no_trained_model(name: str, tmp_path: Any) -> None:
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ class NameOrToken(OneOf):
     """A check: one of some values, or the id of a token."""
 
     def __call__(self, value: Any) -> bool:
-        return super().__call__(value) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+        return super().__call__(value) or (isinstance(value, int) and Between(0, 2**32 - 1, whole=True)(value))
 
 
 def between(low: float, high: float, *, whole: bool = False) -> Checked:

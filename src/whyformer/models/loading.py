@@ -154,17 +154,19 @@ def _holds_weights_alone(folder: Path) -> bool:
 
 
 def _processor(place: str, modality: str, local: dict[str, Any]) -> Any:
-    """The processor of a model: of one that reads more than text, with its tokenizer if there is one."""
+    """The processor of a model: with its tokenizer, if a model that reads pictures or sounds has one."""
     import transformers
 
     if modality == "text":
         return transformers.AutoTokenizer.from_pretrained(place, **local)
-    if modality != "sound":
-        return transformers.AutoProcessor.from_pretrained(place, backend="pil", **local)
+    options = local if modality == "sound" else {**local, "backend": "pil"}
     try:
-        return transformers.AutoProcessor.from_pretrained(place, **local)
-    except (OSError, ValueError, TypeError):  # a classifier of sounds has no tokenizer
-        return transformers.AutoFeatureExtractor.from_pretrained(place, **local)
+        return transformers.AutoProcessor.from_pretrained(place, **options)
+    except (OSError, ValueError, TypeError, KeyError, ImportError):  # a classifier needs no tokenizer
+        if modality == "both":
+            raise
+        kind: Any = transformers.AutoFeatureExtractor if modality == "sound" else transformers.AutoImageProcessor
+        return kind.from_pretrained(place, **options)
 
 
 def opened(
