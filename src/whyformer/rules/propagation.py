@@ -193,7 +193,7 @@ _WAY_OUT = (
     "use a gradient method, such as input_x_gradient, or occlusion, or write the model without this operation"
 )
 _REFUSED = {
-    "power": "a power or a statistic that is no part of a norm, which has no rule for relevance",
+    "power": "a power, which has no rule for relevance",
     "statistic": "a statistic that is no part of a norm, which has no rule for relevance",
     "moments": "a deviation that is no part of a norm, which has no rule for relevance",
     "log softmax": "log-probabilities, which have no rule for relevance (the logits have)",

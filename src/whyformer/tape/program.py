@@ -10,8 +10,8 @@ values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -112,23 +112,7 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     reading = CallReader(tape, carry, weight, needed, units)
     units += [reading.unit(c) for c in live if c.number not in covered]
     units.sort(key=lambda u: tape.maker[u.exit].number)
-    return Program(_without_idle_statistics(units), roots, outputs, carry, weight, above, tape.shapes)
-
-
-_SCALED = frozenset(("quotient", "gate", "activated gate", "product", "norm", "other"))
-"""Kinds of units in which one entry may scale another."""
-
-
-def _without_idle_statistics(units: Sequence[Unit]) -> list[Unit]:
-    """Return the units with a statistic that scales nothing behind it, such as a distance that is a logit, as a
-    power."""
-    scaling, found = set[int](), list[Unit]()
-    for unit in reversed(units):
-        scales = not scaling.isdisjoint(unit.exits)
-        if scales or unit.kind in _SCALED:
-            scaling.update(unit.entries)
-        found.append(replace(unit, kind="power") if unit.kind == "statistic" and not scales else unit)
-    return found[::-1]
+    return Program(units, roots, outputs, carry, weight, above, tape.shapes)
 
 
 def _refuse_unseen(calls: Iterable[Call], carry: list[bool]) -> None:
