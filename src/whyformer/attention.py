@@ -14,6 +14,7 @@ from whyformer.explaining import Ready, begin
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import MapWatch, Scores
 from whyformer.methods.texts import each_text
 from whyformer.tape.walking import GRADIENT
@@ -121,7 +122,8 @@ def attention_maps(
 
     Raises:
         InputError: the maps would hold more than 500 million numbers.
-        MethodNotApplicable: the model's attention is not over all tokens (Swin), or is cross-attention.
+        MethodNotApplicable: the model's attention is not over all tokens (Swin), or over several sequences of them (an
+            encoder with a decoder), of which ``raw_attention`` shows one block and head.
     """
     ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
     if not ready.singles:
@@ -183,6 +185,12 @@ def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
         return maps.detach().cpu()
 
     with task.at_work():
+        if not task.one_sequence:
+            raise task.refuse(
+                "it has maps of several sequences of tokens. explain(..., 'raw_attention', aggregation={'layers': b, "
+                "'heads': h}) shows those of block b and head h",
+                verdict=NOT_YET,
+            )
         if gradient:
             kept: dict[int, Tensor] = {}
 

@@ -1,17 +1,27 @@
-"""What a refusal names as the way out works when it is followed; ``auto`` takes the next of its choices."""
+"""What an error or a warning names as the way out works when it is followed; ``auto`` takes the next of its choices."""
 
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers as hf
 from test_end_functions import Block, Model, pictures
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from whyformer import explain
-from whyformer.errors import MethodNotApplicable, WhyformerError
+import whyformer
+from whyformer import explain, targets
+from whyformer.errors import InputError, LoadError, MethodNotApplicable, ModelError, WhyformerError
 from whyformer.methods import METHODS
+from whyformer.models.loading import load
+from zoo import VOCABULARY, build, rows, text
 
 
 class Attention(nn.Module):
@@ -154,6 +164,8 @@ def test_auto_takes_the_next_choice() -> None:
     e = explain(Pools(), pictures(), "auto", 1)
     assert e.diagnostics["auto"]["method"] == "lrp_ah_ln"
     assert "libragrad" in e.diagnostics["auto"]["passed_over"]
+    assert any("libragrad" in line for line in e.warnings)
+    assert explain(Model(), pictures(), "auto", 1).warnings == []
 
 
 class Optional(Model):
@@ -169,3 +181,741 @@ class Optional(Model):
 def test_a_list_of_nothing(method: str) -> None:
     found, wanted = (explain(m, pictures(), method, 1) for m in (Optional(), Model()))
     torch.testing.assert_close(found.scores, wanted.scores)
+
+
+# -- distances and similarities ----------------------------------------------------------------------------------------
+WIDTH, PLACES = 6, 3
+X = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+class Compared(nn.Module):
+    """A hidden vector beside three fixed ones, by a function of torch or by the same written out."""
+
+    def __init__(self, compare: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.centres = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(PLACES, WIDTH))
+        self.bilinear, self.compare = nn.Bilinear(WIDTH, WIDTH, PLACES), compare
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compare(self, self.first(x))
+
+
+def apart(m: Any, h: Tensor) -> Tensor:
+    return (h[:, None] - m.centres).norm(dim=-1)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tensor], Tensor]]] = {
+    "cosine_similarity": (
+        lambda m, h: F.cosine_similarity(h[:, None], m.centres, -1),
+        lambda m, h: (F.normalize(h[:, None].expand(-1, PLACES, -1), dim=-1) * F.normalize(m.centres, dim=-1)).sum(-1),
+    ),
+    "cosine_similarity of two branches": (
+        lambda m, h: F.cosine_similarity(h[:, None] + m.centres, h.tanh()[:, None], -1),
+        lambda m, h: (F.normalize(h[:, None] + m.centres, dim=-1) * F.normalize(h.tanh()[:, None], dim=-1)).sum(-1),
+    ),
+    "bilinear": (lambda m, h: m.bilinear(h, h.tanh()), lambda m, h: torch.einsum("ni,oij,nj->no", h, m.bilinear.weight, h.tanh()) + m.bilinear.bias),
+    "bilinear with a constant": (
+        lambda m, h: F.bilinear(h, m.centres[:1].expand(len(h), -1), m.bilinear.weight),
+        lambda m, h: torch.einsum("ni,oij,nj->no", h, m.bilinear.weight, m.centres[:1].expand(len(h), -1)),
+    ),
+    "cdist": (lambda m, h: torch.cdist(h, m.centres), apart),
+    "cdist of many": (lambda m, h: torch.cdist(h, m.centres.repeat(30, 1))[:, :PLACES], apart),
+    "cdist of a batch": (lambda m, h: torch.cdist(h[:, None], m.centres.expand(len(h), -1, -1))[:, 0], apart),
+    "cdist, p=1": (lambda m, h: torch.cdist(h, m.centres, 1), lambda m, h: (h[:, None] - m.centres).abs().sum(-1)),
+    "pairwise_distance": (
+        lambda m, h: F.pairwise_distance(h[:, None], m.centres, eps=0.0), apart,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["input_x_gradient", "attnlrp", "lrp_ah_ln", "lrp", "transformer_attribution", "occlusion"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_explained_as_what_it_is_made_of(name: str, method: str) -> None:
+    """Or both are refused, and then what the error names applies."""
+    called, written = (Compared(one) for one in FUNCTIONS[name])
+    try:
+        wanted = explain(written, X, method, 1).scores
+    except WhyformerError as error:
+        with pytest.raises(type(error)) as caught:
+            explain(called, X, method, 1)
+        others = [other for other in METHODS if re.search(rf"\b{other}\b", str(caught.value))]
+        assert {"input_x_gradient", "occlusion"} <= {*others}
+        for other in others:
+            assert other == method or explain(called, X, other, 1).scores.any()
+    else:
+        torch.testing.assert_close(explain(called, X, method, 1).scores, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["cosine_similarity", F.pairwise_distance])
+def test_an_operation_that_needs_no_rule_is_left_out(rule: Any) -> None:
+    model = Compared(FUNCTIONS["cosine_similarity"][0])
+    with pytest.raises(InputError, match="leave it out"):
+        explain(model, X, "lrp", 1, rules={rule: "gelu"})
+    assert explain(model, X, "lrp", 1).scores.any()
+
+
+# -- where a model is made, and where it is explained --------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["input_x_gradient", "integrated_gradients", "lrp", "gae", "rollout", "occlusion", "decompx"])
+@pytest.mark.parametrize(("made", "asked"), [(True, False), (False, True), (True, True)])
+def test_inference_mode_changes_nothing(made: bool, asked: bool, method: str) -> None:
+    """Neither around the making of a model nor around its explanation."""
+    inputs = text()
+
+    def bert() -> nn.Module:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+        return hf.BertForSequenceClassification(hf.BertConfig(vocab_size=VOCABULARY, **sizes)).eval()
+
+    wanted = explain(bert(), inputs, method, 1).scores
+    with torch.inference_mode(made):
+        model = bert()
+    with torch.inference_mode(asked):
+        found = explain(model, inputs, method, 1).scores
+    torch.testing.assert_close(found, wanted)
+
+
+def test_weights_without_numbers_are_loaded_outside() -> None:
+    model, inputs = build("bert")
+    with torch.device("meta"):
+        empty = type(model)(model.config).eval()
+    with pytest.raises(ModelError, match="meta device"):
+        explain(empty, inputs, "input_x_gradient", 1)
+    again = type(model)(model.config).double().eval()
+    again.load_state_dict(model.state_dict())
+    assert torch.equal(explain(again, inputs, "input_x_gradient", 1).scores, explain(model, inputs, "input_x_gradient", 1).scores)
+
+
+# -- baselines -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["integrated_gradients", "occlusion"])
+def test_a_baseline_that_there_is_not_is_given_as_a_token(method: str) -> None:
+    model, inputs = build("bert")
+    with pytest.raises(InputError, match="baseline="):
+        explain(model, inputs, method, 1, baseline="mask")
+    found = explain(model, inputs, method, 1, baseline=7)
+    assert found.scores.any() and found.settings["baseline"] == 7
+    other = explain(model, inputs, method, 1, baseline=8)
+    assert not torch.allclose(found.scores, other.scores)
+    for wrong in (VOCABULARY, -1, True, 1.5):
+        with pytest.raises(InputError):
+            explain(model, inputs, method, 1, baseline=wrong)
+
+
+def test_occlusion_by_a_token_is_that_by_hand() -> None:
+    model, inputs = build("bert")
+    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    found = explain(model, inputs, "occlusion", 1, baseline=7).scores
+    with torch.no_grad():
+        clean = model(**inputs).logits[:, 1]
+        for place in range(ids.shape[1]):
+            changed = ids.clone()
+            changed[:, place] = 7
+            lost = clean - model(input_ids=changed, attention_mask=inputs["attention_mask"]).logits[:, 1]
+            torch.testing.assert_close(found[:, place], lost * mask[:, place])
+
+
+# -- how close the sum of integrated gradients is --------------------------------------------------------------------------
+class Way(nn.Module):
+    """A function of the mean of the pixels, on which the way from zeros to the input may be hard."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.unused = function, nn.Linear(1, 1)
+        self.double().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.function(x.flatten(1).mean(1))
+        return torch.stack([value, -value], 1)
+
+
+PIXELS = 0.8 + 0.4 * torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("function", "steps"), [
+    (lambda t: (50 * t - 20).tanh(), 20), (lambda t: t / (t * t + 1e-6).sqrt(), 50),
+], ids=["a wave", "a norm of zeros"])  # fmt: skip
+def test_more_steps_where_more_steps_help(function: Callable[[Tensor], Tensor], steps: int) -> None:
+    few = explain(Way(function), PIXELS, "integrated_gradients", 0, steps=steps)
+    assert any("set more steps" in line for line in few.warnings)
+    assert explain(Way(function), PIXELS, "integrated_gradients", 0, steps=4 * steps).warnings == []
+
+
+@pytest.mark.parametrize("function", [
+    lambda t: (t > 0.5).to(t) * 3 + t, lambda t: torch.round(4 * t) + 0.1 * t, lambda t: torch.where(t < 1e-9, -t, 5 + t),
+], ids=["a jump", "steps", "a jump at the baseline"])  # fmt: skip
+@pytest.mark.parametrize("steps", [10, 50, 1000])
+def test_where_more_steps_do_not_help_another_way_is_named(function: Callable[[Tensor], Tensor], steps: int) -> None:
+    model = Way(function)
+    found = explain(model, PIXELS, "integrated_gradients", 0, steps=steps)
+    (said,) = found.warnings
+    assert "set more steps" not in said
+    others = [other for other in METHODS if re.search(rf"\b{other}\b", said)]
+    assert others
+    for other in others:
+        assert explain(model, PIXELS, other, 0).warnings == []
+    assert "another baseline" in said
+    assert explain(model, PIXELS, "integrated_gradients", 0, steps=steps, baseline="mean").warnings == []
+
+
+@pytest.mark.parametrize("composite", ["ah_ln", "attnlrp", "libra"])
+def test_another_slope_than_the_models_has_no_sum_to_miss(composite: str) -> None:
+    model, inputs = build("bert")
+    found = explain(model, inputs, "integrated_gradients", 1, composite=composite, steps=4)
+    assert not any("add up" in line for line in found.warnings)
+    assert "completeness" not in found.diagnostics
+
+
+# -- models that read one sample at a time ---------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["integrated_gradients", "smoothgrad", "occlusion", "value_zeroing", "decompx", "attnlrp", "lrp"])
+def test_a_classifier_without_a_padding_token(method: str) -> None:
+    """It refuses several texts at once, so copies go through it one by one."""
+    model, inputs = build("llama")
+    one = {name: value[:1] for name, value in inputs.items()}
+    settings = {"baseline": 7} if method == "occlusion" else {"samples": 3} if method == "smoothgrad" else {}
+    wanted = explain(model, one, method, 1, **settings).scores
+    alone = copy.deepcopy(model)
+    alone.config.pad_token_id = None
+    with pytest.raises(ValueError, match="batch"):
+        alone(**inputs)
+    near = {"rtol": 1e-3, "atol": 1e-3 * float(wanted.abs().max())}  # Llama turns its queries in float32
+    torch.testing.assert_close(explain(alone, one, method, 1, **settings).scores, wanted, **near)
+    if "batch_size" in METHODS[method].settings:
+        torch.testing.assert_close(explain(alone, one, method, 1, **settings, batch_size=1).scores, wanted, **near)
+
+
+# -- encoders with decoders ------------------------------------------------------------------------------------------------
+def seq2seq(name: str, words: int = VOCABULARY) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "t5":
+        sizes = {"d_model": 16, "d_ff": 32, "num_layers": 2, "num_heads": 2, "d_kv": 8, "decoder_start_token_id": 0}
+        return hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=words, **sizes)).eval()
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    more = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 40}
+    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=words, **sizes, **more)).eval()
+
+
+IDS = torch.randint(4, VOCABULARY, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+def fed(name: str, given: bool) -> dict[str, Tensor]:
+    """What a model takes; BART makes its decoder's tokens of the text by itself."""
+    return {"input_ids": IDS} | ({"decoder_input_ids": IDS[:, :3]} if given or name == "t5" else {})
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "smoothgrad", "input_x_gradient", "occlusion"])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_with_a_decoder(name: str, given: bool, method: str) -> None:
+    model, inputs = seq2seq(name), fed(name, given)
+    settings = {"integrated_gradients": {"steps": 4}, "smoothgrad": {"samples": 3}, "occlusion": {"baseline": 5}}.get(method, {})
+    e = explain(model, inputs, method, 9, **settings)
+    assert all(e.part(one).scores.isfinite().all() and e.part(one).scores.any() for one in e.inputs)
+
+
+@pytest.mark.parametrize("method", ["integrated_gradients", "smoothgrad"])
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_texts_of_an_encoder_with_a_decoder_that_makes_its_own_tokens(name: str, method: str) -> None:
+    words = load("bundled:sst2").processor
+    model = seq2seq(name, len(words))
+    encoded = dict(words(["a fine film", "rather dull"], return_tensors="pt", padding=True))
+    encoded.pop("token_type_ids", None)
+    if name == "t5":
+        encoded["decoder_input_ids"] = encoded["input_ids"][:, :3]
+    few = {"steps": 4} if method == "integrated_gradients" else {"samples": 3}
+    whole = explain(model, encoded, method, 9, processor=words, **few)
+    assert all(whole.part(one).scores.any() for one in whole.inputs)
+    if name == "bart":
+        texts = explain(model, ["a fine film", "rather dull"], method, 9, processor=words, **few)
+        for one in whole.inputs:
+            torch.testing.assert_close(texts.part(one).scores, whole.part(one).scores)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_maps_of_an_encoder_with_a_decoder(name: str) -> None:
+    model, inputs = seq2seq(name), fed(name, True)
+    with pytest.raises(MethodNotApplicable) as caught:
+        whyformer.attention_maps(model, inputs)
+    assert "raw_attention" in str(caught.value)
+    assert explain(model, inputs, "raw_attention", 9, aggregation={"layers": 0, "heads": 1}).scores.any()
+    for other in named(caught.value):
+        assert explain(model, inputs, other, 9).scores.isfinite().all()
+
+
+# -- models by name --------------------------------------------------------------------------------------------------------
+BY_NAME: dict[str, Callable[[], nn.Module]] = {
+    "t5": lambda: seq2seq("t5"),
+    "bart": lambda: seq2seq("bart"),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2)),
+    "two heads": lambda: hf.BertForPreTraining(hf.BertConfig(vocab_size=VOCABULARY, **SMALL)),
+    "multiple choice": lambda: hf.BertForMultipleChoice(hf.BertConfig(vocab_size=VOCABULARY, **SMALL)),
+    "next sentence": lambda: hf.BertForNextSentencePrediction(hf.BertConfig(vocab_size=VOCABULARY, **SMALL)),
+    "two towers as a classifier": lambda: hf.CLIPForImageClassification(
+        hf.CLIPConfig(vision_config={"image_size": 32, "patch_size": 8, **SMALL}, text_config={"vocab_size": VOCABULARY, **SMALL}, num_labels=3)
+    ),
+}  # fmt: skip
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def given_to(name: str) -> tuple[Any, Any]:
+    """(inputs, target) of a model of :data:`BY_NAME`."""
+    if name == "two towers as a classifier":
+        return torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)), 1
+    if name == "multiple choice":
+        return {"input_ids": torch.stack([IDS, IDS.flip(1), IDS.roll(1, 1)], 1)}, 1
+    if name in ("t5", "bart"):
+        return fed(name, True), 9
+    return {"input_ids": IDS}, targets.Token(2, 9) if name == "two heads" else 1
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_transformers_loads_from_a_folder_is_explained(name: str, tmp_path: Any) -> None:
+    """The class is the one that the config names; a folder without a processor takes tensors."""
+    torch.manual_seed(0)
+    model, (inputs, target) = BY_NAME[name]().eval(), given_to(name)
+    model.save_pretrained(tmp_path)
+    loaded = load(str(tmp_path))
+    assert type(loaded.model) is type(model) and loaded.processor is None
+    found = explain(str(tmp_path), inputs, "input_x_gradient", target).scores
+    torch.testing.assert_close(found, explain(model, inputs, "input_x_gradient", target).scores)
+    if not isinstance(inputs, Tensor):
+        for one in (str(tmp_path), loaded.model):
+            with pytest.raises(InputError, match="tokenizer"):
+                explain(one, "a fine film", "input_x_gradient", target)
+
+
+def test_a_classifier_of_pictures_needs_no_tokenizer(tmp_path: Path) -> None:
+    """Its config is that of a model of pictures and words, whose processor has one."""
+    from PIL import Image
+
+    torch.manual_seed(0)
+    model = BY_NAME["two towers as a classifier"]().eval()
+    seen = (hf.CLIPImageProcessorPil if hasattr(hf, "CLIPImageProcessorPil") else hf.CLIPImageProcessor)(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    model.save_pretrained(tmp_path)
+    seen.save_pretrained(tmp_path)
+    picture = Image.effect_noise((40, 36), 60).convert("RGB")
+    found = explain(str(tmp_path), picture, "input_x_gradient", 1).scores
+    torch.testing.assert_close(found, explain(model, picture, "input_x_gradient", 1, processor=seen).scores)
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt2", "multiple choice"])
+def test_without_the_weights_of_its_head_it_is_no_trained_model(name: str, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = BY_NAME[name]()
+    base = model.base_model if name != "t5" else hf.T5Model(model.config)
+    base.save_pretrained(tmp_path)
+    with pytest.raises(LoadError):
+        load(str(tmp_path))
+
+
+# -- more ways out, each followed ------------------------------------------------------------------------------------------
+Broken = Callable[[], Any]
+WAYS: dict[str, Callable[[Path], tuple[Broken, list[Broken]]]] = {}
+
+
+def way(made: Callable[[Path], tuple[Broken, list[Broken]]]) -> Callable[[Path], tuple[Broken, list[Broken]]]:
+    """(what is refused, what the error says to do instead) by the name of a function."""
+    WAYS[made.__name__.replace("_", " ")] = made
+    return made
+
+
+def regression() -> nn.Module:
+    torch.manual_seed(0)
+    config = hf.BertConfig(vocab_size=VOCABULARY, num_labels=1, problem_type="regression", **SMALL)
+    return hf.BertForSequenceClassification(config).eval()
+
+
+@way
+def the_probability_of_a_number(_: Path) -> tuple[Broken, list[Broken]]:
+    model, ask = regression(), targets.Probability
+    return lambda: explain(model, text(), "input_x_gradient", ask(0)), [
+        lambda: explain(model, text(), "input_x_gradient", 0),
+        lambda: explain(model, text(), "input_x_gradient", ask(0, multi_label=True)),
+    ]
+
+
+@way
+def a_token_by_its_text_without_a_tokenizer(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("gpt2_lm")
+    words = load("bundled:sst2").processor
+    return lambda: explain(model, inputs, "lrp_ah_ln", targets.Token(-1, "film")), [
+        lambda: explain(model, inputs, "lrp_ah_ln", targets.Token(-1, 5)),
+        lambda: explain(model, {"input_ids": inputs["input_ids"][:1]}, "lrp_ah_ln", targets.Token(-1, "."), processor=words),
+    ]
+
+
+@way
+def a_flow_over_too_many_tokens(_: Path) -> tuple[Broken, list[Broken]]:
+    pytest.importorskip("scipy")
+    model, inputs = build("bert")
+    return lambda: explain(model, inputs, "attention_flow", 1, limit=5), [
+        lambda: explain(model, inputs, "attention_flow", 1, limit=500), lambda: explain(model, inputs, "rollout", 1),
+    ]  # fmt: skip
+
+
+@way
+def blocks_of_several_stages(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("hf_swin")
+    return lambda: explain(model, inputs, "gradcam", 1, blocks=[0, -1]), [
+        lambda: explain(model, inputs, "gradcam", 1, blocks=[0, 1]), lambda: explain(model, inputs, "gradcam", 1, blocks=-1),
+    ]  # fmt: skip
+
+
+@way
+def checkpoints_where_nothing_goes_back(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    others = [m for m, row in METHODS.items() if row.checkpoint and m != "auto"]
+    return lambda: explain(model, inputs, "gae", 1, checkpoint=True), [
+        lambda: explain(model, inputs, "gae", 1), *(lambda m=m: explain(model, inputs, m, 1, checkpoint=True) for m in others),
+    ]  # fmt: skip
+
+
+@way
+def a_device_for_a_module(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    return lambda: explain(model, inputs, "rollout", 1, device="cpu"), [lambda: explain(model.to("cpu"), inputs, "rollout", 1)]
+
+
+@way
+def token_ids_of_unlike_lengths(_: Path) -> tuple[Broken, list[Broken]]:
+    model, _inputs = build("gpt2_lm")
+    model.config.pad_token_id = None
+    ids = [torch.tensor([5, 9, 7]), torch.tensor([8, 6])]
+
+    def followed() -> Any:
+        model.config.pad_token_id = 0
+        return explain(model, ids, "lrp_ah_ln", 4)
+
+    return lambda: explain(model, ids, "lrp_ah_ln", 4), [followed]
+
+
+@way
+def sentences_without_a_padding_token(_: Path) -> tuple[Broken, list[Broken]]:
+    model, _inputs = build("llama")
+    words = copy.deepcopy(load("bundled:sst2").processor)
+    model.resize_token_embeddings(len(words))
+    words.pad_token, model.config.pad_token_id = None, None
+
+    def followed() -> Any:
+        words.pad_token = "[PAD]"
+        model.config.pad_token_id = words.pad_token_id
+        return explain(model, ["a fine film", "dull"], "lrp_ah_ln", 1, processor=words)
+
+    return lambda: explain(model, ["a fine film", "dull"], "lrp_ah_ln", 1, processor=words), [followed]
+
+
+@way
+def samples_of_unlike_keys(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    one, two = (dict(rows(inputs, i)) for i in range(2))
+    del two["attention_mask"]
+    return lambda: explain(model, [one, two], "rollout", 1), [lambda: explain(model, [one, dict(rows(inputs, 1))], "rollout", 1)]
+
+
+@way
+def a_folder_of_pictures(folder: Path) -> tuple[Broken, list[Broken]]:
+    from PIL import Image
+
+    for name in "ab":
+        Image.effect_noise((40, 40), 60).convert("RGB").save(folder / f"{name}.png")
+
+    def followed() -> Any:
+        with pytest.raises(InputError) as caught:
+            explain("bundled:digits", folder, "rollout")
+        return explain("bundled:digits", eval(re.search(r"sorted\(.*\)", str(caught.value))[0]), "rollout")  # type: ignore[index]
+
+    return lambda: explain("bundled:digits", folder, "rollout"), [followed]
+
+
+@way
+def training_mode(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    model.config.hidden_dropout_prob = 0.1
+    model.bert.embeddings.dropout.p = 0.1
+    return lambda: explain(model.train(), inputs, "rollout", 1), [lambda: explain(model.eval(), inputs, "rollout", 1)]
+
+
+@way
+def activation_checkpointing(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    model.activation_checkpointing_enable()
+
+    def followed() -> Any:
+        model.activation_checkpointing_disable()
+        return explain(model.eval(), inputs, "rollout", 1)
+
+    return lambda: explain(model.train(), inputs, "rollout", 1), [followed]
+
+
+@way
+def a_part_that_is_compiled(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    model.classifier = torch.compile(model.classifier)
+
+    def followed() -> Any:
+        model.classifier = model.classifier._orig_mod
+        return explain(model, inputs, "lrp", 1)
+
+    return lambda: explain(model, inputs, "lrp", 1), [followed]
+
+
+@way
+def black_that_is_unknown(_: Path) -> tuple[Broken, list[Broken]]:
+    model, x = build("hf_vit")
+    ear = hf.ViTImageProcessorPil(size={"height": 32, "width": 32}) if hasattr(hf, "ViTImageProcessorPil") else hf.ViTImageProcessor(size={"height": 32, "width": 32})
+    ask = {"baseline": "black", "patch": 16}
+    return lambda: explain(model, x, "occlusion", 1, **ask), [
+        lambda: explain(model, x, "occlusion", 1, processor=ear, **ask), lambda: explain(model, x, "occlusion", 1, baseline="mean", patch=16),
+    ]  # fmt: skip
+
+
+@way
+def nothing_that_stays(_: Path) -> tuple[Broken, list[Broken]]:
+    model, _inputs = build("llama")
+    one = {"input_ids": torch.tensor([[5]]), "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+    return lambda: explain(model, one, "occlusion", 1, baseline="delete"), [lambda: explain(model, one, "occlusion", 1, baseline=7)]
+
+
+@way
+def tokens_that_would_move(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("gpt2_lm")
+    ask = lambda **baseline: explain(model, inputs, "occlusion", targets.Token(2, 5), **baseline)  # noqa: E731
+    return lambda: ask(baseline="delete"), [lambda: ask(baseline=7)]
+
+
+@way
+def a_token_out_of_one_of_several_texts(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = BY_NAME["multiple choice"]().eval(), given_to("multiple choice")[0]
+    return lambda: explain(model, inputs, "occlusion", 1, baseline="delete"), [lambda: explain(model, inputs, "occlusion", 1, baseline=7)]
+
+
+@way
+def trust_in_an_explanation_without_its_inputs(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    e = explain(model, inputs, "lrp", 1)
+    return lambda: whyformer.trust(e, model), [lambda: whyformer.trust(e, model, inputs=inputs, steps=2, seeds=[0], baseline=7)]
+
+
+@way
+def a_unit_of_a_model_of_unknown_size(_: Path) -> tuple[Broken, list[Broken]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    ask = {"steps": 2}
+    return lambda: whyformer.maximize_activation(model, 1, **ask), [lambda: whyformer.maximize_activation(model, 1, shape=(3, 16, 16), **ask)]
+
+
+@way
+def a_prompt_in_words_without_a_tokenizer(_: Path) -> tuple[Broken, list[Broken]]:
+    model, _inputs = build("gpt2_lm")
+    return lambda: whyformer.explain_generation(model, "a film", max_new_tokens=2), [lambda: whyformer.explain_generation(model, [5, 9, 7], max_new_tokens=2)]
+
+
+@way
+def messages_without_a_template(_: Path) -> tuple[Broken, list[Broken]]:
+    model, _inputs = build("llama_lm")
+    words = copy.deepcopy(load("bundled:sst2").processor)
+    words.chat_template = None
+    model.resize_token_embeddings(len(words))
+    chat = [{"role": "user", "content": "a fine film"}]
+    ask = lambda prompt: whyformer.explain_generation(model, prompt, processor=words, max_new_tokens=2)  # noqa: E731
+    return lambda: ask(chat), [lambda: ask("a fine film")]
+
+
+@way
+def an_answer_of_a_decoder_without_a_first_token(_: Path) -> tuple[Broken, list[Broken]]:
+    model = seq2seq("t5")
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = None
+
+    def set_it() -> Any:
+        model.config.decoder_start_token_id = 0
+        return whyformer.explain_generation(model, [5, 9, 7], [4, 8])
+
+    return lambda: whyformer.explain_generation(model, [5, 9, 7], [4, 8]), [set_it]
+
+
+@way
+def a_model_that_writes_nothing(_: Path) -> tuple[Broken, list[Broken]]:
+    torch.manual_seed(0)
+    model = hf.BertLMHeadModel(hf.BertConfig(vocab_size=VOCABULARY, is_decoder=True, **SMALL)).eval()
+    model.can_generate = lambda: False
+    return lambda: whyformer.explain_generation(model, [5, 9, 7]), [
+        lambda: whyformer.explain_generation(model, [5, 9, 7], [4, 8]),
+        lambda: explain(model, {"input_ids": torch.tensor([[5, 9, 7]])}, "lrp_ah_ln", target=targets.Token(-1, 4)),
+    ]
+
+
+@way
+def a_classifier_that_writes_nothing(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    return lambda: whyformer.explain_generation(model, [5, 9, 7]), [lambda: explain(model, inputs, "lrp_ah_ln")]
+
+
+@way
+def a_decoder_that_is_given_no_tokens(_: Path) -> tuple[Broken, list[Broken]]:
+    model = seq2seq("t5")
+    start = {"input_ids": IDS, "decoder_input_ids": torch.full((2, 1), model.config.decoder_start_token_id)}
+    return lambda: explain(model, {"input_ids": IDS}, "input_x_gradient"), [
+        lambda: explain(model, start, "input_x_gradient"), lambda: whyformer.explain_generation(model, IDS[0].tolist(), max_new_tokens=2),
+    ]  # fmt: skip
+
+
+@way
+def one_side_of_several_texts_and_pictures(_: Path) -> tuple[Broken, list[Broken]]:
+    from test_output_targets import MODELS
+
+    model, inputs = MODELS["clip"]()
+    ask = lambda given: explain(model, given, "gae", 0, side="text")  # noqa: E731
+    return lambda: ask(inputs), [lambda: ask({name: value[:1] for name, value in inputs.items()})]
+
+
+@way
+def a_metric_without_a_tokenizer(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    e = explain(model, inputs, "lrp", 1)
+    ask = lambda **baseline: whyformer.evaluate(model, inputs, e, "deletion", **baseline)  # noqa: E731
+    return ask, [lambda: ask(baseline=7)]
+
+
+@way
+def random_maps_without_a_seed(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    e = explain(model, inputs, "lrp", 1)
+    ask = lambda seeds: whyformer.trust(e, model, inputs=inputs, steps=2, baseline=7, seeds=seeds)  # noqa: E731
+    return lambda: ask([]), [lambda: ask([0])]
+
+
+@way
+def a_similarity_of_pictures_with_more_texts(_: Path) -> tuple[Broken, list[Broken]]:
+    from test_output_targets import MODELS
+
+    model, inputs = MODELS["clip"]()
+    more = {name: torch.cat([value, value[:1]]) if value.dim() == 2 else value for name, value in inputs.items()}
+    return lambda: explain(model, more, "input_x_gradient", targets.Similarity()), [
+        lambda: explain(model, more, "input_x_gradient", 1), lambda: explain(model, inputs, "input_x_gradient", targets.Similarity()),
+    ]  # fmt: skip
+
+
+@way
+def maps_of_every_class_that_are_all_the_same(_: Path) -> tuple[Broken, list[Broken]]:
+    model, inputs = build("bert")
+    ask = lambda which=("rollout", "saliency"), **more: whyformer.arbitrate(  # noqa: E731
+        model, inputs, list(which), **{"mode": "prime", "labels": 5, "baseline": 7, **more}
+    )
+    return ask, [lambda: ask(labels=2), lambda: ask(mode="label"), lambda: ask(which=("saliency", "input_x_gradient"))]
+
+
+@way
+def one_sample_of_vectors(_: Path) -> tuple[Broken, list[Broken]]:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.head = nn.Linear(WIDTH, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.softmax(-2).mean(-2, keepdim=x.dim() == 2)).expand(len(x), -1)
+
+    model = Rows().eval()
+    return lambda: explain(model, X, "input_x_gradient", 1), [lambda: explain(model, X[None], "input_x_gradient", 1)]
+
+
+@way
+def tokens_before_samples(_: Path) -> tuple[Broken, list[Broken]]:
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.head = nn.Linear(WIDTH, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.tanh().mean(0))
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = First()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.transpose(0, 1))
+
+    x = torch.randn(5, 2, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return lambda: explain(First().eval(), x, "input_x_gradient", 1), [lambda: explain(Turned().eval(), x.transpose(0, 1), "input_x_gradient", 1)]
+
+
+@way
+def relevance_at_an_operation_without_a_rule(_: Path) -> tuple[Broken, list[Broken]]:
+    model = Compared(lambda m, h: h.lgamma())
+    return lambda: explain(model, X, "lrp", 1), [
+        lambda: explain(model, X, "input_x_gradient", 1), lambda: explain(model, X, "occlusion", 1), lambda: explain(model, X, "lrp", 1, rules={Compared: "gelu"}),
+    ]  # fmt: skip
+
+
+@way
+def dropout_that_is_always_on(_: Path) -> tuple[Broken, list[Broken]]:
+    drawn = Compared(lambda m, h: (torch.bernoulli(h.sigmoid()) * h)[:, :PLACES])
+    return lambda: explain(drawn, X, "lrp", 1), [lambda: explain(Compared(lambda m, h: h[:, :PLACES]), X, "lrp", 1)]
+
+
+@way
+def maps_that_take_too_much_memory(_: Path) -> tuple[Broken, list[Broken]]:
+    import whyformer.attention as attention
+
+    model, inputs = build("bert")
+
+    def refused() -> Any:
+        before, attention.MOST_VALUES = attention.MOST_VALUES, 100
+        try:
+            return whyformer.attention_maps(model, inputs)
+        finally:
+            attention.MOST_VALUES = before
+
+    return refused, [lambda: explain(model, inputs, "raw_attention", aggregation={"layers": 1, "heads": 0})]
+
+
+RATE = 16_000
+
+
+def tone(seconds: float = 1.0) -> np.ndarray:
+    return np.sin(np.arange(round(seconds * RATE)) * 0.17).astype(np.float32)
+
+
+@way
+def sounds_of_unlike_lengths(_: Path) -> tuple[Broken, list[Broken]]:
+    torch.manual_seed(0)
+    sizes = {"conv_dim": (16, 16, 16), "conv_stride": (5, 4, 4), "conv_kernel": (10, 8, 8), "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 16}
+    config = hf.Wav2Vec2Config(num_labels=3, num_conv_pos_embedding_groups=2, classifier_proj_size=16, feat_extract_norm="layer", **SMALL, **sizes)
+    model = hf.Wav2Vec2ForSequenceClassification(config).eval()
+    sounds = [{"array": tone(s), "sampling_rate": RATE} for s in (1.0, 0.8)]
+    deaf, hears = (hf.Wav2Vec2FeatureExtractor(return_attention_mask=mask) for mask in (False, True))
+    return lambda: explain(model, sounds, "saliency", 1, processor=deaf), [
+        lambda: explain(model, sounds[0], "saliency", 1, processor=deaf), lambda: explain(model, sounds, "saliency", 1, processor=hears),
+    ]  # fmt: skip
+
+
+@way
+def a_sound_of_another_rate(_: Path) -> tuple[Broken, list[Broken]]:
+    signal = pytest.importorskip("scipy.signal")
+    ear = hf.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    torch.manual_seed(0)
+    model = Listens().eval()
+    ask = lambda array, rate: explain(model, {"array": array, "sampling_rate": rate}, "saliency", 1, processor=ear)  # noqa: E731
+    return lambda: ask(tone(), RATE // 2), [lambda: ask(signal.resample(tone(), 2 * len(tone())).astype(np.float32), RATE)]
+
+
+class Listens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv1d(1, 4, 16, 16), nn.Linear(4, 3)
+
+    def forward(self, input_values: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.first(input_values[:, None]).relu().mean(-1))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_way_out_is_followed(name: str, tmp_path: Path) -> None:
+    broken, followed = WAYS[name](tmp_path)
+    with pytest.raises(WhyformerError):
+        broken()
+    for one in followed:
+        found = one()
+        assert found is not None and (not isinstance(found, whyformer.Explanation) or bool(found.scores.any()))

@@ -220,10 +220,10 @@ def sample(scores: list[float], tokens: list[str], **more: Any) -> Explanation:
 
 @pytest.mark.parametrize("left", [False, True])
 def test_texts_are_padded_to_the_longest(left: bool) -> None:
-    first, second = sample([1.0, 2.0], ["a", "b"], diagnostics={"warnings": [["dim"]], "sum": {"value": [3.0]}, "cell": "2x2"}), sample([3.0], ["c"], diagnostics={"sum": {"value": [4.0]}, "cell": "2x2"})
+    first, second = sample([1.0, 2.0], ["a", "b"], diagnostics={"warnings": [["dim"]], "completeness": {"value": [3.0]}, "cell": "2x2"}), sample([3.0], ["c"], diagnostics={"completeness": {"value": [4.0]}, "cell": "2x2"})
     e = joined([first, second], "-", left)
     assert e.scores.tolist() == ([[1, 2], [0, 3]] if left else [[1, 2], [3, 0]])
     assert e.tokens == [["a", "b"], ["-", "c"] if left else ["c", "-"]]
     assert e.unknown == [[0], [1 if left else 0]]
     assert (e.target.tolist(), e.target_names) == ([2, 1], ["t2", "t1"])
-    assert e.diagnostics == {"warnings": [["dim"], []], "sum": {"value": [3.0, 4.0]}, "cell": "2x2"}
+    assert e.diagnostics == {"warnings": [["dim"], []], "completeness": {"value": [3.0, 4.0]}, "cell": "2x2"}

@@ -54,6 +54,7 @@ ROWS = [{"id": f"r{i}", "text": text, "label": i % 2} for i, text in enumerate((
 SINGLE: dict[str, Callable[[], bytes]] = {
     **{f"picture.{kind.lower()}": (lambda kind=kind: picture(kind)) for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")},
     **{f"sound{width}{channels}.wav": (lambda w=width, c=channels: sound(w, c)) for width, channels in ((1, 1), (2, 2), (3, 1), (4, 2))},
+    "fractions.wav": lambda: b"RIFF\x34\0\0\0WAVEfmt \x10\0\0\0\x03\0\x01\0\x80>\0\0\0\xfa\0\0\x04\0 \0data\x10\0\0\0" + np.float32([0, 0.5, -0.5, 1]).tobytes(),
     "text.txt": lambda: "A charming film — naïve, though.\n".encode(),
 }  # fmt: skip
 TABLES = {

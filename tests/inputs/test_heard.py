@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import wave
 from pathlib import Path
 
@@ -59,6 +60,45 @@ def test_a_wav_file_is_read_as_it_was_written(tmp_path: Path, width: int, channe
     found = open_sound(written(tmp_path / "a.wav", sound, width, 8000, channels))
     assert found.rate == 8000
     assert np.abs(found.wave.numpy() - sound / 2).max() < 2.0 ** (3 - 8 * min(width, 2))
+
+
+@pytest.mark.parametrize("kind", ["<f4", "<f8", "<i2", "u1"])
+@pytest.mark.parametrize("extensible", [False, True])
+def test_a_wav_file_of_any_head(tmp_path: Path, kind: str, extensible: bool) -> None:
+    """Floats, the longer head that some programs write, and chunks beside the sound."""
+    sound = tone(0.1, 0.02, 0.06) / 2
+    whole = {"<i2": lambda s: s * 32767, "u1": lambda s: s * 127 + 128}.get(kind, lambda s: s)
+    stereo = np.repeat(whole(sound).astype(kind), 2).tobytes()
+    width, code = np.dtype(kind).itemsize, 3 if "f" in kind else 1
+    head = struct.pack("<HHIIHH", 0xFFFE if extensible else code, 2, 8000, 8000 * 2 * width, 2 * width, 8 * width)
+    head += struct.pack("<HHIH14s", 22, 8 * width, 3, code, b"\0" * 14) if extensible else b""
+    chunks = [(b"LIST", b"odd"), (b"fmt ", head), (b"fact", b"\0" * 4), (b"data", stereo), (b"junk", b"!")]
+    body = b"".join(name + struct.pack("<I", len(own)) + own + b"\0" * (len(own) % 2) for name, own in chunks)
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WAVE" + body)
+    found = open_sound(tmp_path / "a.wav")
+    assert found.rate == 8000
+    assert np.abs(found.wave.numpy() - sound).max() < {"u1": 2e-2, "<i2": 1e-4}.get(kind, 1e-7)
+
+
+def test_what_scipy_writes_of_fractions_is_heard(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    wavfile = pytest.importorskip("scipy.io.wavfile")
+    model, ear = ears
+    wavfile.write(tmp_path / "a.wav", RATE, tone())
+    found = whyformer.explain(model, tmp_path / "a.wav", "saliency", 1, processor=ear)
+    wanted = whyformer.explain(model, {"array": tone(), "sampling_rate": RATE}, "saliency", 1, processor=ear)
+    assert torch.equal(found.scores, wanted.scores)
+
+
+def test_a_file_that_cannot_be_read_is_written_again(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:
+    """A compressed one, and one that holds NaN: a .wav file of 16 bits is read."""
+    model, ear = ears
+    path = written(tmp_path / "a.wav", tone())
+    whole = bytearray(path.read_bytes())
+    whole[20] = 0x55  # MP3
+    (tmp_path / "b.wav").write_bytes(whole)
+    with pytest.raises(LoadError, match="16 bits"):
+        whyformer.explain(model, tmp_path / "b.wav", "saliency", 1, processor=ear)
+    assert whyformer.explain(model, path, "saliency", 1, processor=ear).scores.any()
 
 
 def test_files_arrays_and_data_set_rows_are_one_sound(tmp_path: Path, ears: tuple[nn.Module, object]) -> None:

@@ -240,7 +240,7 @@ def refused(match: str, name: str, inputs: Any = None, **settings: Any) -> None:
 
 def test_baselines_that_do_not_fit() -> None:
     refused("is not for a picture; its baselines are zero, black, mean, blur", "hf_vit", baseline="mask")
-    refused("fill_id is not for a picture", "hf_vit", fill_id=3)
+    refused("token 3 is not for a picture", "hf_vit", fill_id=3)
     refused("'blur' is not for text; those are mask, unk, pad, delete", "bert", baseline="blur")
     refused("there is no tokenizer; choose another baseline", "bert", baseline="unk")
     refused("baseline or fill_id, not both", "bert", baseline="delete", fill_id=3)
@@ -257,7 +257,7 @@ def test_without_a_tokenizer_and_a_mask_the_model_may_know_what_to_put() -> None
     known = whyformer.explain(model, ids, "occlusion", target=1, fill_id=model.config.pad_token_id)
     assert torch.equal(found.scores, known.scores)
     model.config.pad_token_id = None
-    with pytest.raises(InputError, match=r"neither a tokenizer .* nor an attention_mask .* fill_id"):
+    with pytest.raises(InputError, match=r"neither a tokenizer .* nor an attention_mask .* baseline"):
         whyformer.explain(model, ids, "occlusion", target=1)
 
 

@@ -394,7 +394,7 @@ def test_tokens_of_each_text() -> None:
     for name, texts in shown.items():
         part = e.part(name)
         assert part.tokens == [[f"t{i}" for i in inputs["input_ids"][b, k].tolist()] for b, k in enumerate(texts)]
-        assert not part.scores[:, 0].any()  # a special token
+        assert part.special == [[0], [0]]
     pictures, fed = towers()
     e = whyformer.explain(pictures, fed, "input_x_gradient", Contrast(2, 1), processor=Words())
     for name, k in (("input_ids", 2), ("input_ids[1]", 1)):

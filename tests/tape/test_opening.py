@@ -14,6 +14,7 @@ from whyformer.tape.program import read_program
 from whyformer.tape.recording import record, record_call
 from whyformer.tape.walking import GRADIENT, replay, walk_back
 
+TABLE = torch.randn(5, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
     "glu": (functional.glu, lambda x: x[..., :3] * torch.sigmoid(x[..., 3:]), "activated gate"),
     "glu along another axis": (lambda x: functional.glu(x, 1), lambda x: x[:, :2] * torch.sigmoid(x[:, 2:]), "activated gate"),
@@ -23,6 +24,19 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], st
     "addcmul of a row": (
         lambda x: torch.addcmul(x, x[:, :1].exp(), x.sin(), value=-0.5),
         lambda x: x - 0.5 * x[:, :1].exp() * x.sin(),
+        "add",
+    ),
+    "bilinear": (
+        lambda x: functional.bilinear(x, x.sin(), TABLE),
+        lambda x: ((x @ TABLE.transpose(0, 1).flatten(1)).unflatten(-1, (5, 6)) @ x.sin()[..., None])[..., 0],
+        "product",
+    ),
+    "distances": (
+        lambda x: torch.cdist(x[:, :2], x[:, 2:]), lambda x: torch.linalg.vector_norm(x[:, :2, None] - x[:, None, 2:], dim=-1), "statistic",
+    ),
+    "distances of many, p=1": (
+        lambda x: torch.cdist(torch.cat([x] * 9, -2), x, p=1.0),
+        lambda x: (torch.cat([x] * 9, -2)[..., None, :] - x[..., None, :, :]).abs().sum(-1),
         "add",
     ),
     "product of two": (lambda x: x.unflatten(-1, (2, 3)).prod(-2), lambda x: x[..., :3] * x[..., 3:], "gate"),

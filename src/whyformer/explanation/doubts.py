@@ -68,6 +68,8 @@ def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
 def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list[str]:
     """The scores miss the difference that they should add up to.
 
+    More steps are named as the way out where all of them miss it by less than half of what every other one does.
+
     Args:
         size: Σ |score|, beside which the miss is judged: the difference itself may be close to 0.
     """
@@ -77,9 +79,15 @@ def incomplete(diagnostics: Mapping[str, Any], sample: int, size: float) -> list
     whole, error = abs(float(figure["difference"][sample])), abs(float(figure["error"][sample]))
     if error <= _MISSED * max(whole, size):
         return []
+    before = figure.get("error_of_half")
+    helped = before is None or error < float(before[sample]) / 2
+    way = "set more steps (at most 1,000), or choose another baseline" if helped else (
+        "more steps may not help, as doubling them so far did not (the output jumps on the way from the baseline, or "
+        "is too steep there): choose another baseline, or a method that follows no path, such as occlusion"
+    )
     return [
         f"the scores add up to f(x) − f(baseline) only within {_percent(error / max(whole, size, 1e-12))} of their "
-        "size: set more steps"
+        f"size: {way}"
     ]
 
 

@@ -243,7 +243,9 @@ def _start(model: nn.Module) -> int:
         found = getattr(config, "decoder_start_token_id", None)
         if isinstance(found, int):
             return found
-    raise InputError("the model's config has no decoder_start_token_id: leave out the continuation, or set it")
+    raise InputError(
+        "the model's config does not say which token its decoder begins with: set model.config.decoder_start_token_id"
+    )
 
 
 def _generator(model: nn.Module) -> Any:
@@ -252,8 +254,8 @@ def _generator(model: nn.Module) -> Any:
     generate: Any = getattr(model, "generate", None)
     if not callable(generate) or (callable(able) and not able()):
         raise InputError(
-            f"{type(model).__name__} cannot generate text: give a continuation, or explain one token with "
-            "explain(..., target=targets.Token(-1, ...))"
+            f"{type(model).__name__} cannot generate text: give a continuation if it is a language model; explain() "
+            "takes any other"
         )
     return generate
 

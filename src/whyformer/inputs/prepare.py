@@ -212,9 +212,10 @@ def _from_texts(
         raise InputError(f"text needs the model's tokenizer. {_EXAMPLE}")
     check_texts([*texts, *(pairs or ())])
     if len(texts) > 1 and tokenizer.pad_token is None:
+        known = getattr(getattr(model, "config", None), "pad_token_id", 0) is not None
         raise InputError(
-            "this tokenizer has no padding token, so sentences of different length make no "
-            "batch: set tokenizer.pad_token"
+            "this tokenizer has no padding token, so sentences of different length make no batch: set "
+            f"tokenizer.pad_token{'' if known else ', and model.config.pad_token_id to the id of that'}"
         )
     limit = longest_text(model, tokenizer)
     encoded = tokenizer(

@@ -150,6 +150,8 @@ def removal(
         InputError: a baseline that this input or its tokenizer does not have.
     """
     inputs, x = task.inputs, task.inputs.tensor
+    if baseline is not None and fill_id is not None and inputs.modality == "text":
+        raise InputError(f"{task.method}: give baseline or fill_id, not both")
     if isinstance(baseline, int):
         baseline, fill_id = None, baseline
     if inputs.modality == "text":
@@ -163,7 +165,7 @@ def removal(
     allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES
     if name not in allowed or fill_id is not None:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
-        given = f"baseline {name!r}" if name not in allowed else "fill_id"
+        given = f"baseline {name!r}" if name not in allowed else f"token {fill_id}"
         raise InputError(f"{task.method}: {given} is not for {kind}; its baselines are {', '.join(allowed)}")
     if inputs.modality != "image":
         filler = torch.zeros_like(x) if name == "zero" else x.mean(inputs.axis, keepdim=True).expand_as(x)
@@ -226,11 +228,9 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
     known, method, config = dict(task.inputs.fill_ids), task.method, getattr(task.model, "config", None)
     in_place = task.counted or task.inputs.choices is not None
     if fill_id is not None:
-        if baseline is not None:
-            raise InputError(f"{method}: give baseline or fill_id, not both")
         size = getattr(config, "vocab_size", None)
         if isinstance(size, int) and fill_id >= size:
-            raise InputError(f"{method}: fill_id={fill_id} is outside the model's vocabulary of {size}")
+            raise InputError(f"{method}: token {fill_id} is outside the model's vocabulary of {size}")
         return "fill_id", fill_id
     if baseline is None:
         masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not in_place else []
@@ -248,13 +248,13 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
         raise InputError(
             f"{method}: which token may stand for 'nothing here' is unknown, for there is neither a tokenizer with a "
             "mask, unknown or padding token nor an attention_mask among the inputs by which tokens could be deleted "
-            "(and none is where the target is read at a token's number): give a token's id, fill_id=..."
+            "(and none is where the target is read at a token's number): give a token's id, baseline=..."
         )
     if baseline not in TEXT_BASELINES:
         raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(TEXT_BASELINES)}")
     if baseline not in known:
         reason = f"the tokenizer has no {baseline} token (it has: {have})" if known else "there is no tokenizer"
-        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id")
+        raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id, baseline=...")
     return baseline, known[baseline]
 
 
@@ -278,7 +278,7 @@ def logits_without(task: Task, removed: Removal, jobs: Sequence[Job], batch_size
             f"{task.method}: the target is read at a token's number, and baseline 'delete' would move the tokens: "
             "choose a token to put there instead (mask, unk, pad, or its id)"
         )
-    places = [list(range(len(jobs)))]
+    batch_size, places = task.at_once(batch_size), [list(range(len(jobs)))]
     if removed.baseline == "delete" and "attention_mask" not in task.inputs.kwargs:
         # nothing could tell padding from words, so texts of one length go together
         by_length = sorted(places[0], key=lambda j: len(jobs[j][1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from whyformer.inputs.inputs import Inputs
 from whyformer.inputs.pictures import check_file
 
 LARGEST = 256 * 2**20
-_WIDTHS = {1: "u1", 2: "<i2", 4: "<i4"}
+_WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_TYPES = {(_WHOLE, 1): "u1", (_WHOLE, 2): "<i2", (_WHOLE, 4): "<i4", (_FLOAT, 4): "<f4", (_FLOAT, 8): "<f8"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,32 +43,57 @@ def is_sound_name(source: str) -> bool:
 
 
 def open_sound(path: str | Path) -> Sound:
-    """The sound in a ``.wav`` file of 8, 16, 24 or 32 bits; the mean of its channels.
+    """The sound in a ``.wav`` file of 8, 16, 24 or 32 bits, or of floats of 32 or 64 bits; the mean of its channels.
 
     Raises:
         LoadError: missing, unreadable or larger than 256 MB. InputError: it holds no sound.
     """
     check_file(Path(path), LARGEST)
     try:
-        with wave.open(str(path), "rb") as file:
-            channels, width, rate = file.getnchannels(), file.getsampwidth(), file.getframerate()
-            raw = file.readframes(min(file.getnframes(), LARGEST))
-    except (wave.Error, EOFError, OSError, ValueError, RuntimeError, OverflowError, struct.error) as error:
-        said = str(error) or "it is damaged"
+        kind, channels, rate, width, raw = _read_wav(Path(path).read_bytes())
+    except (OSError, ValueError, struct.error) as error:
+        said = "it is damaged" if isinstance(error, struct.error) else error
         raise LoadError(f"cannot read {path}: {said}; write it as a .wav file of 16 bits") from error
-    if width not in (1, 2, 3, 4) or channels < 1 or rate < 1:
-        found = f"{width} bytes a sample, {channels} channels, {rate} samples a second"
+    three = (kind, width) == (_WHOLE, 3)
+    if not (three or (kind, width) in _TYPES) or channels < 1 or rate < 1:
+        found = f"format {kind}, {width} bytes a sample, {channels} channels, {rate} samples a second"
         raise LoadError(f"cannot read {path}: {found}; write it as a .wav file of 16 bits")
     raw = raw[: len(raw) // (width * channels) * width * channels]  # a file that was cut off ends within a moment
-    if width == 3:  # 24 bits: the upper three bytes of 32
+    if three:  # 24 bits: the upper three bytes of 32
         bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-        values = np.pad(bytes_, ((0, 0), (1, 0))).reshape(-1).view("<i4").astype(np.float64)
+        numbers = np.pad(bytes_, ((0, 0), (1, 0))).reshape(-1).view("<i4")
     else:
-        values = np.frombuffer(raw, np.dtype(_WIDTHS[width])).astype(np.float64)
-    values = values / 128 - 1 if width == 1 else values / 2.0 ** (31 if width == 3 else 8 * width - 1)
-    if not len(values):
+        numbers = np.frombuffer(raw, np.dtype(_TYPES[kind, width])).copy()
+    if not len(numbers):
         raise InputError(f"{path} holds no sound")
-    return Sound(torch.from_numpy(values.reshape(-1, channels).mean(1)).float(), rate)
+    values = torch.from_numpy(numbers).double().reshape(-1, channels).mean(1)
+    if kind == _WHOLE:
+        values = values / 128 - 1 if width == 1 else values / 2.0 ** (31 if three else 8 * width - 1)
+    if not bool(values.float().isfinite().all()):
+        raise InputError(f"{path} holds NaN or infinity: write it again as fractions from -1 to 1")
+    return Sound(values.float(), rate)
+
+
+def _read_wav(content: bytes) -> tuple[int, int, int, int, bytes]:
+    """(format, channels, samples a second, bytes a sample, samples) of a RIFF file; its other chunks are skipped.
+
+    Raises:
+        ValueError: it is none. struct.error: it ends within its head.
+    """
+    if content[:4] != b"RIFF" or content[8:12] != b"WAVE":
+        raise ValueError("it is no .wav file")
+    place, head = 12, None
+    while place < len(content):
+        name, size = struct.unpack_from("<4sI", content, place)
+        place += 8
+        if name == b"fmt ":
+            kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", content, place)
+            kind = struct.unpack_from("<H", content, place + 24)[0] if kind == _EXTENSIBLE else kind
+            head = kind, channels, rate, (bits + 7) // 8
+        elif name == b"data" and head is not None:
+            return *head, content[place : place + size]
+        place += size + size % 2
+    raise ValueError("it holds no samples")
 
 
 def listener(processor: Any) -> Any:

@@ -14,7 +14,8 @@ from whyformer.inputs.prompts import places_in
 
 def unfit(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
     """What does not fit, in a sentence; None where it is not known."""
-    return _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _misnamed(model, inputs.kwargs)
+    found = _wrong_size(model, inputs) or _wrong_places(model, inputs, error) or _no_decoder(model, inputs, error)
+    return found or _misnamed(model, inputs.kwargs)
 
 
 def no_table(inputs: Inputs, error: Exception) -> str | None:
@@ -66,6 +67,18 @@ def _wrong_places(model: nn.Module, inputs: Inputs, error: Exception) -> str | N
         return f"the prompt has {places} places for a picture, and no picture is given"
     said = " ".join(str(error).split())[:160]
     return f"the prompt has {places} places for rows of its pictures, and they have not as many ({said})"
+
+
+def _no_decoder(model: nn.Module, inputs: Inputs, error: Exception) -> str | None:
+    """Why a model may have failed on a text: its decoder was given no tokens."""
+    given = any(name.startswith("decoder_input") for name in inputs.kwargs)
+    if given or "decoder_input_ids" not in parameters(model) or "inputs_embeds" not in str(error):
+        return None
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    return (
+        "the model's decoder is given no tokens: give decoder_input_ids [B, N] too (for the beginning of an answer its "
+        f"first token alone, {start}), or use explain_generation"
+    )
 
 
 def _misnamed(model: nn.Module, kwargs: dict[str, Any]) -> str | None:

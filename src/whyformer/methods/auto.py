@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -52,7 +53,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             object).
 
     ``diagnostics["auto"]``: the method that was used, its settings, its name with those that differ from the
-    defaults, and why the methods before it were not.
+    defaults, and why the methods before it were not, which is a warning too.
     """
     kind = "image" if task.inputs.modality == "image" else "text"
     if kind == "text" and speaks(task.model, task.forward):
@@ -78,5 +79,12 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
         said = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
         facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}
         facts |= {"identity": True} if chosen.holds_identity(full) else {}
-        return replace(scores, diagnostics=facts)
+        said_too = [_next_best(named, passed_over)] if passed_over else []
+        return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *said_too])
     raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")
+
+
+def _next_best(named: str, passed_over: dict[str, str]) -> str:
+    """Say which methods measured better and why they were not taken."""
+    said = (f"{name} ({textwrap.shorten(reason, 160, placeholder='…')})" for name, reason in passed_over.items())
+    return f"auto took {named}, because what measured better does not apply here: {'; '.join(said)}"

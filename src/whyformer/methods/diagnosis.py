@@ -84,8 +84,7 @@ def with_unscored(task: Task, scores: Scores) -> Scores:
     if not set(left) <= task.inputs.others.keys():
         way = "wrap the model so that it takes them as numbers [B, F], vectors [B, N, D] or ids [B, N]"
     said = f"the prediction depends on {', '.join(left)} too, to which {task.method} gives no scores: {way}"
-    known = scores.diagnostics.get("warnings", [])
-    return replace(scores, diagnostics={**scores.diagnostics, "unscored": left, "warnings": [*known, said]})
+    return replace(scores, diagnostics={**scores.diagnostics, "unscored": left}, warnings=[*scores.warnings, said])
 
 
 def _without(task: Task, scores: Scores) -> Iterator[tuple[str, Inputs]]:

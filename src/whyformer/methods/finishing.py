@@ -58,11 +58,10 @@ def finish(
     features = replace(
         inputs.features, image_size=size, grid=grid, frames=frames, cells=cells, read=scores.read, special=special
     )
-    known = diagnostics.get("warnings", ())
     sizes = values.abs().flatten(1).sum(1).tolist()
     absent = [False] * len(values) if scores.absent is None else scores.absent.tolist()
     warned = [
-        [*known, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
+        [*scores.warnings, *([] if absent[i] else of_map(row, diagnostics, i, sizes[i])), *of_input(features, i)]
         for i, row in enumerate(shown)
     ]
     if any(warned):

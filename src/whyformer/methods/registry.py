@@ -42,6 +42,14 @@ class OneOf:
         return any(value == x and type(value) is type(x) for x in self.values)
 
 
+@dataclass(frozen=True)
+class NameOrToken(OneOf):
+    """A check: one of some values, or the id of a token."""
+
+    def __call__(self, value: Any) -> bool:
+        return super().__call__(value) or (isinstance(value, int) and Between(0, 2**32 - 1, whole=True)(value))
+
+
 def between(low: float, high: float, *, whole: bool = False) -> Checked:
     """A number from ``low`` to ``high``: no setting is without a bound, for it may come from a stranger's browser."""
     return f"a {'whole ' if whole else ''}number of at least {low} and at most {high:,}", Between(low, high, whole)
@@ -50,6 +58,11 @@ def between(low: float, high: float, *, whole: bool = False) -> Checked:
 def one_of(*values: Any) -> Checked:
     """One of some values."""
     return "one of " + ", ".join(map(repr, values)), OneOf(values)
+
+
+def name_or_token(*values: Any) -> Checked:
+    """One of some values, or the id of a token."""
+    return f"{one_of(*values)[0]}, or a token's id", NameOrToken(values)
 
 
 def is_block(value: Any) -> bool:

@@ -246,10 +246,12 @@ class RootedPass:
             (found,) = walk_back(program, tape, runs, wanted=wanted, **self._within(program, starts, seed))
         tape.release()
         if not self.moved and bool(seed.any()) and not any(bool(flow.any()) for flow in found.values()):
+            held = f", or {self.composite.name} holds constant all that leads there (then use input_x_gradient)"
             raise ModelError(
                 "nothing arrives at the input: the model cuts it off from the target on the way (rounding, whole "
-                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16). Remove "
-                "what cuts it off, explain another target, or use occlusion"
+                "numbers), or all derivatives are 0 (a head of zeros; too small for float16: use bfloat16)"
+                f"{held if self.composite.rules else ''}. Remove what cuts it off, explain another target, or use "
+                "occlusion"
             )
         return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
 

@@ -31,6 +31,7 @@ class Scores:
         inputs: what the scores belong to, where that is not the task's own inputs (the text side of CLIP).
         parts: scores of the model's other inputs, by name.
         places: where the rows of kind "sequence" lie in the picture, if not as those of the first attention.
+        warnings: sentences on what speaks against the scores of all samples.
         absent: ``[B]`` True at samples whose target does not depend on these features; their scores are 0.
     """
 
@@ -44,6 +45,7 @@ class Scores:
     inputs: Inputs | None = None
     places: Places | None = None
     absent: Tensor | None = None
+    warnings: list[str] = field(default_factory=list)
     parts: Mapping[str, Scores] = field(default_factory=dict)
 
 

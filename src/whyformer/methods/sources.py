@@ -385,6 +385,7 @@ def _made_of(side: Inputs, elements: Tensor) -> Inputs:
     if mask is not None and side.mask is not None and mask.shape == side.mask.shape:
         mask &= side.mask  # of the text alone the model would make as many as it has
     tokens = side.features.tokens
+    tokens = None if tokens is None or len(tokens) != len(rows) else tokens  # those of copies stay those of the samples
     if tokens is not None:
         tokens = [[own[i] if i >= 0 else "·" for i in line] for own, line in zip(tokens, rows.tolist(), strict=True)]
     return replace(side, mask=mask, special=picked(side.special, True), features=Features(tokens))

@@ -23,6 +23,7 @@ from whyformer.methods.sources import Sources
 from whyformer.methods.structure import MERGED, NOT_YET, UNREAD
 from whyformer.methods.together import Together
 from whyformer.models.isolation import alone
+from whyformer.models.kinds import takes_several
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
 from whyformer.tape.places import Box, Places
@@ -130,6 +131,11 @@ class Task(Sources):
     def depends_on(self, logits: Tensor) -> Tensor:
         """``[B, C]`` True at logits that the target depends on: where ∂target/∂logits is not 0."""
         return self.seed(logits) != 0
+
+    def at_once(self, batch_size: int) -> int:
+        """Return how many rows go through the model together: ``batch_size``, or 1 if it refuses several."""
+        twice = self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0))
+        return batch_size if takes_several(self.model, lambda: self.fed(twice)) else 1
 
     def value_index(self, logits: Tensor) -> Tensor:
         """``[B]`` the class each sample's target is about: of those that it depends on, where ∂target/∂logits is

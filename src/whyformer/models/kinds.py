@@ -18,6 +18,7 @@ LANGUAGE: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 ONE_A_TOKEN: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _ROUNDS = re.compile(r"\bquantized\b|\bbitsandbytes\b")
 _COMPARES: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_SEVERAL: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def is_language_model(output: Output) -> bool:
@@ -113,3 +114,17 @@ def compares(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         output = fed(Output(model, None, args, kwargs), lambda t: t)
         _COMPARES[model] = output is not None and "logits_per_image" in output.named
     return _COMPARES[model]
+
+
+def takes_several(model: nn.Module, twice: Callable[[], tuple[Sequence[Any], Mapping[str, Any]]]) -> bool:
+    """Return True if several samples may go through a model together. Where its config names no token for padding, it
+    may refuse them.
+
+    Args:
+        twice: returns the (args, kwargs) of two samples, on which that is measured once.
+    """
+    if getattr(getattr(model, "config", None), "pad_token_id", 0) is not None:
+        return True
+    if model not in _SEVERAL:
+        _SEVERAL[model] = fed(Output(model, None, *twice()), lambda t: t) is not None
+    return _SEVERAL[model]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,17 +23,12 @@ from whyformer.models.structure import refuse_unfit, unwrapped
 
 _MOST_LAYERS = 10_000
 BUNDLED = ("digits", "sst2", "reader")
-# what is loaded as it is; of anything else a classifier is made, and refused if that is not trained
-_HEADS = (
-    "MaskedLM", "CausalLM", "LMHeadModel", "TokenClassification", "QuestionAnswering", "ObjectDetection",
-    "SemanticSegmentation", "DepthEstimation",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in eval mode with its processor; ``modality`` is "image", "text", "sound" or "both" (a prompt with a
-    picture)."""
+    """A model in eval mode with its processor, None where a folder holds none; ``modality`` is "image", "text", "sound"
+    or "both" (a prompt with a picture)."""
 
     model: nn.Module
     processor: Any
@@ -47,7 +43,10 @@ class Loaded:
 
 
 def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | str | None = None) -> Loaded:
-    """Load a classifier, or a model with another head that a target can be read from (:mod:`whyformer.targets`).
+    """Load a model of transformers with trained weights, and its processor.
+
+    The class is the one that its config names (``architectures``). Where that has no head, it is a classifier, and
+    refused, since its head would be random. :mod:`whyformer.targets` says what of its output may be explained.
 
     Args:
         name: ``"bundled:digits"``, ``"bundled:sst2"``, ``"bundled:reader"``, a folder that ``save_pretrained`` wrote,
@@ -56,7 +55,8 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
         dtype: float32 (default), float64, bfloat16 ...
 
     Raises:
-        LoadError: missing folder or files, no network and nothing cached, not a classifier, only pickled weights.
+        LoadError: missing folder or files, no network and nothing cached, weights that would be random, only pickled
+            weights.
     """
     import transformers
 
@@ -66,56 +66,40 @@ def load(name: str, *, device: str | torch.device | None = None, dtype: torch.dt
     try:
         config = transformers.AutoConfig.from_pretrained(place, **local)
         _check_depth(config.to_dict())
-        architectures = " ".join(getattr(config, "architectures", None) or [])
-        image = any(hasattr(config, size) for size in ("patch_size", "image_size"))
-        image = image or any(word in architectures for word in ("Image", "Detection", "Segmentation", "Depth"))
-        kind: Any = (
-            transformers.AutoModelForImageClassification if image else transformers.AutoModelForSequenceClassification
-        )
-        seeing, hearing = _seeing(config), _hears(config)
-        if seeing is not None:
-            kind = seeing
-        elif hearing:
-            kind, image = transformers.AutoModelForAudioClassification, False
-        elif any(architectures.endswith(head) for head in _HEADS):
-            kind = getattr(transformers, architectures, kind)
         with _quietly():
-            model, report = kind.from_pretrained(
+            model, report = _class_of(config).from_pretrained(
                 place, dtype=precision, use_safetensors=True, output_loading_info=True, **local
             )
         missing = sorted(report.get("missing_keys", ()))
         if missing:
             raise LoadError(
-                f"'{name}' is no trained classifier ({architectures or config.model_type}): its "
-                f"weights lack {', '.join(missing[:3])}"
+                f"'{name}' is no trained {type(model).__name__}: its weights lack {', '.join(missing[:3])}"
                 f"{' ...' if len(missing) > 3 else ''}, which would be random. Fine-tune it "
                 "first, or load it yourself and pass the module"
             )
-        if seeing is not None:
-            processor = transformers.AutoProcessor.from_pretrained(place, backend="pil", **local)
-        elif hearing:
-            processor = transformers.AutoFeatureExtractor.from_pretrained(place, **local)
-        elif image:
-            processor = transformers.AutoImageProcessor.from_pretrained(place, backend="pil", **local)
-        else:
-            processor = transformers.AutoTokenizer.from_pretrained(place, **local)
+        modality = _modality(model)
+        processor = None if _holds_weights_alone(Path(place)) else _processor(place, modality, local)
     except LoadError:
         raise
     except Exception as error:  # of any kind, where a config or a tokenizer is damaged
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if not isinstance(error, OSError | ValueError | ImportError | SafetensorError):
-            first = f"{type(error).__name__}: {first}"
-        if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
-            first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
-        hint = "" if Path(place).is_dir() else (
-            " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
-            "without asking"
-        )
-        raise LoadError(f"cannot load '{name}': {first}{hint}") from error
+        raise _told(error, name, Path(place)) from error
     if device is not None:
         model = model.to(_device(device))
-    modality = "both" if seeing else "sound" if hearing else "image" if image else "text"
     return Loaded(model.eval(), processor, modality, name)
+
+
+def _told(error: Exception, name: str, place: Path) -> LoadError:
+    """What kept transformers from loading a model, in one sentence."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if not isinstance(error, OSError | ValueError | ImportError | SafetensorError):
+        first = f"{type(error).__name__}: {first}"
+    if "torchvision" in repr(error.__cause__) + repr(getattr(error.__cause__, "__cause__", None)):
+        first = "the installed torchvision does not fit torch (it is not needed: pip uninstall torchvision)"
+    hint = "" if place.is_dir() else (
+        " If there is no network, download it first or pass a local folder; HF_HUB_OFFLINE=1 takes the hub's cache "
+        "without asking"
+    )
+    return LoadError(f"cannot load '{name}': {first}{hint}")
 
 
 def _check_depth(config: Any) -> None:
@@ -127,22 +111,62 @@ def _check_depth(config: Any) -> None:
             raise LoadError(f"the config asks for {value} {name}; at most {_MOST_LAYERS} are taken")
 
 
-def _seeing(config: Any) -> Any:
-    """What transformers loads a model of pictures and words with, by its own tables; None for any other."""
+def _class_of(config: Any) -> Any:
+    """The class of transformers that a config names; of a model without a head, or of a class that is not there, what
+    reads pictures and words, or a classifier."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    headless = {
+        name
+        for table in ("", "FOR_TEXT_ENCODING_", "FOR_IMAGE_", "FOR_BACKBONE_")
+        for names in getattr(modeling_auto, f"MODEL_{table}MAPPING_NAMES").values()
+        for name in ([names] if isinstance(names, str) else names)
+    }
+    for name in getattr(config, "architectures", None) or ():
+        named = getattr(transformers, name, None)
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel) and name not in headless:
+            return named
+    kinds: Any = (
+        transformers.AutoModelForImageTextToText,
+        transformers.AutoModelForZeroShotImageClassification,
+        transformers.AutoModelForImageClassification,
+        transformers.AutoModelForAudioClassification,
+    )
+    classifier: Any = transformers.AutoModelForSequenceClassification
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), classifier)
+
+
+def _modality(model: nn.Module) -> str:
+    """What a model of transformers reads, by the arguments of its forward."""
+    main, takes = getattr(model, "main_input_name", ""), inspect.signature(model.forward).parameters
+    if {"input_ids", "pixel_values"} <= takes.keys():
+        return "both"
+    if str(main).startswith("pixel") or "ImageClassification" in type(model).__name__:
+        return "image"
+    return "sound" if main in ("input_values", "input_features") else "text"
+
+
+def _holds_weights_alone(folder: Path) -> bool:
+    """Whether this is a folder with a model and no processor: transformers makes a tokenizer without words of that."""
+    alone = re.compile(r"(generation_)?config\.json|.*\.index\.json|.*\.safetensors")
+    return folder.is_dir() and all(alone.fullmatch(file.name) for file in folder.iterdir())
+
+
+def _processor(place: str, modality: str, local: dict[str, Any]) -> Any:
+    """The processor of a model: with its tokenizer, if a model that reads pictures or sounds has one."""
     import transformers
 
-    kinds: Any = (transformers.AutoModelForImageTextToText, transformers.AutoModelForZeroShotImageClassification)
-    two = getattr(config, "vision_config", None) is not None and getattr(config, "text_config", None) is not None
-    return next((k for k in kinds if two and type(config) in k._model_mapping), None)
-
-
-def _hears(config: Any) -> bool:
-    """Whether this is of a classifier of sounds, by transformers' own table."""
-    import transformers
-
-    known: Any = transformers.AutoModelForAudioClassification
-    classifies = any("Classification" in name for name in getattr(config, "architectures", None) or [])
-    return classifies and type(config) in known._model_mapping
+    if modality == "text":
+        return transformers.AutoTokenizer.from_pretrained(place, **local)
+    options = local if modality == "sound" else {**local, "backend": "pil"}
+    try:
+        return transformers.AutoProcessor.from_pretrained(place, **options)
+    except (OSError, ValueError, TypeError, KeyError, ImportError):  # a classifier needs no tokenizer
+        if modality == "both":
+            raise
+        kind: Any = transformers.AutoFeatureExtractor if modality == "sound" else transformers.AutoImageProcessor
+        return kind.from_pretrained(place, **options)
 
 
 def opened(
@@ -210,7 +234,7 @@ def processor_of(model: nn.Module) -> Any:
 def _beside(name: Any) -> Any:
     import transformers
 
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or _holds_weights_alone(Path(name)):
         return None
     try:
         return transformers.AutoProcessor.from_pretrained(

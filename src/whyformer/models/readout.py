@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,27 +109,51 @@ def refusal(output: Output, why: str = "") -> InputError:
     named = output.named
     listed = [f"{n or 'a tensor'} {list(t.shape)}" for n, t in named.items()]
     shapes = ", ".join(listed or [f"a {type(output.raw).__name__}"])
-    kinds = {"logits": output.logits, **named}
-    ways = []
-    if "start_logits" in named and "end_logits" in named:
-        ways.append("targets.Span(3, 7)")
-    if "logits_per_image" in named:
-        ways += ["targets.Similarity() (of each picture and its own text)", "target=0 (the index of a text)"]
-    logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
-    if any(n in named for n in ("pred_boxes", "class_queries_logits")):
-        ways.append("targets.Query(0, 3)")
-    elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
-        ways.append("targets.Token(5, 17)")
-        ways += ["targets.Span(3, 7)"] if LANGUAGE.get(output.model) else []
-    elif logits is not None and logits.dim() == 2 and ONE_A_TOKEN.get(output.model):
-        ways.append("targets.Token(5, 0)")
-    if output.dense is not None:
-        ways.append("targets.Pixel(4, 9, 2)" if output.dense.shape[1] > 1 else "targets.Pixel(4, 9)")
-    name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
-    read = f".{name}" if hasattr(output.raw, name) else f"[{name if name.isdigit() else repr(name)}]" if name else ""
-    index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
-    ways.append(f"a function of the output that returns one number a sample: target=lambda output: output{read}{index}")
+    ways = [*_targets_that_fit(output)]
+    if has_row(output):  # then a function is given the row
+        ways += ["target=0 (the index of a class)"] if "logits_per_image" not in named else []
+        ways.append("a function of the logits that returns one number a sample: target=lambda logits: logits[:, 0]")
+    else:
+        name, tensor = next(iter(named.items()), ("", torch.zeros(1)))
+        of_name = f"[{name if name.isdigit() else repr(name)}]" if name else ""
+        read = f".{name}" if hasattr(output.raw, name) else of_name
+        index = f"[:, {', '.join('0' * (tensor.dim() - 1))}]" if tensor.dim() > 1 else ""
+        said = f"target=lambda output: output{read}{index}"
+        ways.append(f"a function of the output that returns one number a sample: {said}")
     return InputError(
         f"the model's output ({shapes}) {why or 'is not one row of logits a sample'}, so a target has to say which "
         f"number is meant: {'; '.join(ways)} (from whyformer import targets)"
     )
+
+
+def _targets_that_fit(output: Output) -> Iterator[str]:
+    """Examples of :mod:`whyformer.targets`, with numbers that this output has."""
+    named = output.named
+    kinds = {"logits": output.logits, **named}
+    logits = next((t for n, t in kinds.items() if t is not None and t.dim() > 1 and "logits" in n), None)
+    if "start_logits" in named and "end_logits" in named:
+        yield _span(output, named["start_logits"])
+    if "logits_per_image" in named:
+        yield from ("targets.Similarity() (of each picture and its own text)", "target=0 (the index of a text)")
+    if logits is not None and any(n in named for n in ("pred_boxes", "class_queries_logits")):
+        yield f"targets.Query(0, {min(3, logits.shape[-1] - 1)})"
+    elif logits is not None and logits.dim() == 3 and "start_logits" not in named:
+        yield f"targets.Token({min(5, _last(output, logits))}, {min(17, logits.shape[-1] - 1)})"
+        if LANGUAGE.get(output.model):
+            yield _span(output, logits)
+    elif logits is not None and logits.dim() == 2 and ONE_A_TOKEN.get(output.model):
+        yield f"targets.Token({min(5, _last(output, logits))}, 0)"
+    if output.dense is not None:
+        _, count, height, width = output.dense.shape
+        place = f"{min(4, height - 1)}, {min(9, width - 1)}"
+        yield f"targets.Pixel({place}, {min(2, count - 1)})" if count > 1 else f"targets.Pixel({place})"
+
+
+def _span(output: Output, logits: Tensor) -> str:
+    last = _last(output, logits)
+    return f"targets.Span({min(3, last)}, {min(7, last)})"
+
+
+def _last(output: Output, logits: Tensor) -> int:
+    """The last position that each sample has."""
+    return int(output.real(logits.shape[1]).sum(1).min()) - 1

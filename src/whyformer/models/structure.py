@@ -100,7 +100,8 @@ def refuse_unfit(model: Any) -> None:
     """Raise where an explanation would be wrong or impossible, before any work."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module or a name, not {type(model).__name__}")
-    for name, module in walking.named_modules(model):
+    modules = walking.named_modules(model)
+    for name, module in modules:
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError("a torch.jit (TorchScript) module hides its operations: pass the original nn.Module")
         if type(module).__name__ == "OptimizedModule":
@@ -111,13 +112,28 @@ def refuse_unfit(model: Any) -> None:
         # transformers checkpoint in training mode alone, timm always
         own, training = module.__dict__, module.training
         if own.get("grad_checkpointing") is True or (training and own.get("gradient_checkpointing") is True):
+            names = ("set_grad_checkpointing(False)", "activation_checkpointing_disable()")  # of timm, and transformers
+            way = next((n for n in names if hasattr(model, n.partition("(")[0])), "gradient_checkpointing_disable()")
             raise ModelError(
-                f"activation checkpointing is on ({_where(name, module)}) and hides operations: "
-                "call model.gradient_checkpointing_disable(), or model.set_grad_checkpointing(False) in timm"
+                f"activation checkpointing is on ({_where(name, module)}) and hides operations: call model.{way}"
             )
         cause = _changed_by_training(module) if training else None
         if cause is not None:
             raise ModelError(f"the model is in training mode, so {cause} ({_where(name, module)}): call model.eval()")
+    empty = _empty(modules)
+    if empty is not None:
+        raise ModelError(
+            f"the parameter '{empty}' lies on the meta device and has no numbers: make the model outside of "
+            "torch.device('meta'), and load its weights into that"
+        )
+
+
+def _empty(modules: list[tuple[str, nn.Module]]) -> str | None:
+    """Name of the first parameter on the meta device, where no hook puts weights in place for a pass (offloading)."""
+    if any(hasattr(module, "_hf_hook") or module.__dict__["_forward_pre_hooks"] for _, module in modules):
+        return None
+    own = ((name, n, p) for name, module in modules for n, p in module.__dict__["_parameters"].items())
+    return next((f"{name}.{n}".lstrip(".") for name, n, p in own if p is not None and p.is_meta), None)
 
 
 def _where(name: str, module: nn.Module) -> str:

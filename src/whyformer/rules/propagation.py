@@ -190,7 +190,7 @@ def shift_rule(normalised: bool) -> Back:
 
 # -- composites --------------------------------------------------------------------------------------------------------
 _WAY_OUT = (
-    "use a gradient method, such as input_x_gradient or gae, or occlusion, or write the model without this operation"
+    "use a gradient method, such as input_x_gradient, or occlusion, or write the model without this operation"
 )
 _REFUSED = {
     "power": "a power, which has no rule for relevance",

@@ -33,7 +33,7 @@ def register(operation: Any, *, like: str | None = None, rule: Rule | None = Non
     """Say how relevance passes an operation that no composite knows, for every model and method from now on.
 
     Args:
-        operation: its name (``"cosine_similarity"``, ``"my_ns::op"`` of ``torch.library``), a torch function, a class
+        operation: its name (``"i0"``, ``"my_ns::op"`` of ``torch.library``), a torch function, a class
             of ``torch.autograd.Function``, or a class of ``nn.Module``, which then counts as one operation.
         like: the operation whose rule it gets in each composite ("gelu", "layer_norm", "linear", "softmax" ...), or a
             kind ("activation", "view", "selection", "linear"; ``whyformer.tape.declared.LIKES`` lists all); or

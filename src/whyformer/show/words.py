@@ -236,14 +236,9 @@ def is_further(e: Explanation) -> bool:
 
 
 def asides(e: Explanation) -> list[str]:
-    """What a reader of one map is to know of how it was made: what ``auto`` passed over, what ``affinity`` does."""
-    taken, spread = e.diagnostics.get("auto"), e.diagnostics.get("affinity")
-    said = []
-    if isinstance(taken, Mapping) and isinstance(taken.get("passed_over"), Mapping) and taken["passed_over"]:
-        reasons = "; ".join(f"{name}: {short(str(reason), 160)}" for name, reason in taken["passed_over"].items())
-        taken_one = method_name(e).removeprefix("auto: ")
-        said.append(f"auto took {taken_one}, the next of its choices, for what is before it does not apply ({reasons})")
-    return said + ([spread] if isinstance(spread, str) else [])
+    """What a reader of one map is to know of how it was made: what ``affinity`` does."""
+    spread = e.diagnostics.get("affinity")
+    return [spread] if isinstance(spread, str) else []
 
 
 def remarks(explanations: Iterable[Explanation]) -> list[str]:

@@ -103,8 +103,8 @@ def recorded_as(operation: Any) -> Any:
     name = _BELOW_AUTOGRAD.get(name, name)
     if _is_made_of_others(name):
         raise InputError(
-            f"torch makes '{name}' of other operations, which are explained in its place, so nothing can be said of "
-            "it: name the class of the module or of the autograd function that calls it"
+            f"torch makes '{name}' of other operations, which are explained in its place: leave it out, or name the "
+            "class of the module or of the autograd function that calls it"
         )
     return name
 

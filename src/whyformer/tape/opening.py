@@ -18,7 +18,7 @@ from torch import Tensor
 from whyformer.tape.calls import Slot
 from whyformer.tape.values import Tape
 
-__all__ = ["open_addcmul", "open_attention", "open_glu", "open_product", "open_sum"]
+__all__ = ["OPENED", "open_attention", "open_product", "open_sum"]
 
 aten = torch.ops.aten
 
@@ -125,6 +125,41 @@ def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
         step("mul", torch.mul, [a, b], made)
     else:
         step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], made, axis)
+
+
+def open_bilinear(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record Σ_ij a_i W_oij b_j as a layer W of a and a product of what it makes with b."""
+    a, w, b = (operands[named[key].index] for key in ("i1", "i2", "i3"))
+    rows = tape.shapes[a][0]
+    outputs, width, inner = tape.shapes[w]
+    turned = step("permute", torch.permute, [w], (width, outputs, inner), (1, 0, 2))
+    table = step("view", torch.reshape, [turned], (width, outputs * inner), (width, outputs * inner))
+    made_of_a = step("mm", torch.mm, [a, table], (rows, outputs * inner))
+    h = step("view", torch.reshape, [made_of_a], (rows, outputs, inner), (rows, outputs, inner))
+    column = step("unsqueeze", torch.unsqueeze, [b], (rows, inner, 1), -1)
+    y = step("bmm", torch.bmm, [h, column], (rows, outputs, 1))
+    step("squeeze", aten.squeeze.dim, [y], made, -1)
+
+
+def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+    """Record the distances of all pairs of rows as norms of their differences, or as sums of their sizes for p = 1."""
+    a, b = (operands[named[key].index] for key in ("x1", "x2"))
+    left, right = (*tape.shapes[a][:-1], 1, tape.shapes[a][-1]), (*tape.shapes[b][:-2], 1, *tape.shapes[b][-2:])
+    a, b = step("unsqueeze", torch.unsqueeze, [a], left, -2), step("unsqueeze", torch.unsqueeze, [b], right, -3)
+    apart = step("sub", torch.sub, [a, b], torch.broadcast_shapes(left, right))
+    if named.get("p", 2.0) == 1:
+        step("sum", torch.sum, [step("abs", torch.abs, [apart], tape.shapes[apart])], made, [-1])
+    else:
+        step("linalg_vector_norm", aten.linalg_vector_norm.default, [apart], made, named.get("p", 2.0), [-1])
+
+
+OPENED: Mapping[str, Callable[..., None]] = {
+    "glu": open_glu,
+    "addcmul": open_addcmul,
+    "_trilinear": open_bilinear,  # of all torch functions only bilinear calls it
+    "_cdist_forward": open_distances,
+    "_euclidean_dist": open_distances,
+}
 
 
 def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:

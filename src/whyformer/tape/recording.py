@@ -28,7 +28,7 @@ from whyformer.tape.calls import Call, Slot, every_tensor, is_composite, slot, t
 from whyformer.tape.declared import LIKES, DeclaredCalls
 from whyformer.tape.memory import Geometry, elements, geometry, memory, overlay, restride
 from whyformer.tape.modules import ModuleNames
-from whyformer.tape.opening import open_addcmul, open_attention, open_glu, open_product, open_sum
+from whyformer.tape.opening import OPENED, open_attention, open_product, open_sum
 from whyformer.tape.state import SWITCHES
 from whyformer.tape.tables import name_set
 from whyformer.tape.values import Tape
@@ -65,7 +65,6 @@ _FUSED_ATTENTION = name_set(
     "_scaled_dot_product_fused_attention_overrideable"
 )
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
-_OPENED = {"glu": open_glu, "addcmul": open_addcmul}
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
 
@@ -272,8 +271,8 @@ class Recorder(TorchDispatchMode):
             open_sum(self.step, self.tape, _named(func, slots, named), operands, made[0])
         elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
             open_product(self.step, self.tape, _named(func, slots, named), operands, made[0])
-        elif facts.name in _OPENED:
-            _OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, made[0])
+        elif facts.name in OPENED:
+            OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, made[0])
         else:
             if self.change:
                 out = self._changed(out)

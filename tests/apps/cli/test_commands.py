@@ -305,9 +305,8 @@ def test_what_auto_passed_over_is_said(monkeypatch):
     monkeypatch.setitem(METHODS, "libragrad", replace(METHODS["libragrad"], function=fails))
     said = " ".join(CliRunner().invoke(cli.app, ["explain", SENTENCE, "--format", "none"]).stdout.split())
     assert "auto: lrp_ah_ln" in said
-    assert "note: auto took lrp_ah_ln" in said
-    assert "the next of its choices" in said
-    assert "an odd shape" in said
+    assert said.count("auto took lrp_ah_ln") == 1
+    assert said.count("an odd shape") == 1
 
 
 def test_compare_a_picture_takes_the_two_likeliest_classes(photo, tiny_vit, tmp_path):
@@ -429,5 +428,5 @@ def test_a_model_with_another_head_and_a_target_written_out(tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     (found,) = json.loads(result.stdout)["explanations"]
     assert found["target_names"] == ["'film' at position 5"]
-    assert "targets.Token(5, 17)" in refused(*said)
+    assert "targets.Token(" in refused(*said)
     assert "outside sample 0" in refused(*said, "--target", "Token(99, 'film')")

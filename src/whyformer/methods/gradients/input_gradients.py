@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from whyformer.inputs.removal import removal
-from whyformer.methods.registry import Amount, Count, Natural, between, method, summed
+from whyformer.methods.registry import Amount, Count, Natural, between, method, name_or_token, summed
 from whyformer.methods.roots import RootedPass, Roots
 from whyformer.methods.task import Scores, Task
 from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
-Baseline = Literal["zero", "black", "mean", "blur", "pad", "mask", "unk"]
+Baseline = Annotated[str | int, name_or_token("zero", "black", "mean", "blur", "pad", "mask", "unk")]
 Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points are eigenvalues of a matrix that large
 
 
@@ -155,7 +155,7 @@ def gradients_at(
         points: (input, start, stop) -> ``[B, stop − start, ...]``.
         batch_size: samples × points in one pass.
     """
-    width = 1 if task.inputs.shared else max(1, batch_size // task.inputs.batch)
+    width = 1 if task.inputs.shared else max(1, task.at_once(batch_size) // task.inputs.batch)
     starts, roots = range(0, count, width), dict[int, Roots]()
     for start in task.progress(starts, name, len(starts)):
         stop = min(start + width, count)
@@ -278,41 +278,58 @@ def integrated_gradients(
         steps: quadrature points.
         baseline: x′ of the main input; those of others are zero. "zero": zeros in the model's input space (for pictures
             normalised with their mean: the mean colour; for text: zero vectors into the first block). Pictures:
-            "black", "mean" (each channel's mean), "blur". Text: "pad", "mask", "unk" (that token everywhere but at
-            special tokens). Vectors: "mean".
+            "black", "mean" (each channel's mean), "blur". Text: "pad", "mask", "unk" or a token's id (that token
+            everywhere but at special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
         composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`; Σ is as above for "plain".
 
-    ``diagnostics["completeness"]``: Σ scores, f(x) − f(x′) and their difference.
+    ``diagnostics["completeness"]``, for ``composite="plain"``: Σ scores, f(x) − f(x′), their difference, and of eight
+    steps and more what that difference is with every other point.
     """
-    from numpy.polynomial.legendre import leggauss
-
     x, logits = own_inputs(task)
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
-    nodes, weights = leggauss(steps)
-    total = {name: torch.zeros_like(value) for name, value in x.items()}
+    nodes, weights, fewer = _quadrature(steps)
+    total, slopes = {name: torch.zeros_like(value) for name, value in x.items()}, []
 
     def spread(values: Any, like: Tensor) -> Tensor:
-        return torch.tensor(values / 2, dtype=like.dtype, device=like.device).reshape([1, -1] + [1] * (like.dim() - 1))
+        return torch.tensor(values, dtype=like.dtype, device=like.device).reshape([1, -1] + [1] * (like.dim() - 1))
 
     def between(name: str, low: int, high: int) -> Tensor:
         own, below = x[name], start[name]
-        return below[:, None] + spread(nodes + 1, own)[:, low:high] * (own - below)[:, None]
+        return below[:, None] + spread(nodes, own)[:, low:high] * (own - below)[:, None]
 
     for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients", composite):
         for name, flow in flows.items():
             total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
+        for i in range(high - low):
+            slope = {name: (x[name] - start[name]) * flow[:, i] for name, flow in flows.items()}
+            slopes.append(_total(task, slope, logits))
     products = {name: (x[name] - start[name]) * total[name] for name in x}
+    if composite != "plain":  # another slope than that of f, whose integral is another number
+        return of_roots(task, logits, products, norm)
     below = task.recorded(GRADIENT, {one: task.packed(one, value) for one, value in start.items()}).logits.detach()
     found = _total(task, products, logits)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
-    figure = {"sum": found.tolist(), "difference": wanted.tolist(), "error": (found - wanted).abs().tolist()}
-    return of_roots(task, logits, products, norm, {"completeness": figure})
+    coarse = torch.stack(slopes, 1) @ torch.tensor(fewer, device=found.device)
+    figure = {"sum": found, "difference": wanted, "error": (found - wanted).abs()}
+    figure |= {"error_of_half": (coarse - wanted).abs()} if steps >= 8 else {}
+    return of_roots(task, logits, products, norm, {"completeness": {name: v.tolist() for name, v in figure.items()}})
 
 
-def _baseline(task: Task, x: Tensor, baseline: str, blur: float) -> Tensor:
+def _quadrature(steps: int) -> tuple[Any, Any, Any]:
+    """(points, weights, and weights with which every other point integrates alone) of Gauss and Legendre, 0 to 1."""
+    from numpy.polynomial.legendre import leggauss, legvander
+
+    nodes, weights = leggauss(steps)
+    half = nodes[::2]
+    fewer = np.zeros(steps)
+    fewer[::2] = np.linalg.solve(legvander(half, len(half) - 1).T, np.eye(len(half))[0])
+    return (nodes + 1) / 2, weights / 2, fewer
+
+
+def _baseline(task: Task, x: Tensor, baseline: str | int, blur: float) -> Tensor:
     """x′ of the given kind, of x's shape."""
     if baseline == "zero":
         return torch.zeros_like(x)

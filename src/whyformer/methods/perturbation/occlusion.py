@@ -12,10 +12,10 @@ from torch import Tensor
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
-from whyformer.methods.registry import Count, OptionalCount, OptionalNatural, method, one_of
+from whyformer.methods.registry import Count, OptionalCount, OptionalNatural, method, name_or_token
 from whyformer.methods.task import Scores, Task
 
-Baseline = Annotated[str | None, one_of(None, *PICTURE_BASELINES, *TEXT_BASELINES)]
+Baseline = Annotated[str | int | None, name_or_token(None, *PICTURE_BASELINES, *TEXT_BASELINES)]
 
 
 @method(
@@ -48,14 +48,14 @@ def occlusion(
             has) or "delete" (the token is taken out and the others move up; the default without a tokenizer, where
             there is an attention mask; one token at least must stay). Without a tokenizer where nothing can be deleted
             (a multiple choice, a target read at a token's number) the ids that the model's config knows. Vectors:
-            "zero", "mean".
+            "zero", "mean". A number is the id of the token that stands in.
         window: patches along each side, or tokens, replaced at once. Special tokens (without a tokenizer: those that
             end a text) and padding are never replaced.
         stride: patches or tokens from one window to the next; default ``window``, and never more.
         batch_size: forward passes at once.
         patch: side of a patch in pixels; default what the model's config says (16 if nothing), doubled until there are
             no more than 2048 patches (Swin's are 4 pixels wide).
-        fill_id: id of the token that stands in, instead of ``baseline``.
+        fill_id: the same as an id as ``baseline``.
 
     Raises:
         InputError: a baseline that does not fit the input or that the tokenizer lacks, or stride > window.
