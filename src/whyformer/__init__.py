@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from whyformer.explaining import explain
     from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
-    from whyformer.generation import explain_generation
+    from whyformer.generation import explain_generation, explain_span
     from whyformer.jobs.many import explain_many
     from whyformer.jobs.reading import read
     from whyformer.maximize import Maximized, maximize_activation
@@ -42,6 +42,7 @@ __all__ = [
     "explain",
     "explain_generation",
     "explain_many",
+    "explain_span",
     "list_methods",
     "maximize_activation",
     "read",
@@ -69,6 +70,7 @@ _PLACES = {
     "explain": "explaining",
     "explain_generation": "generation",
     "explain_many": "jobs.many",
+    "explain_span": "generation",
     "list_methods": "methods",
     "maximize_activation": "maximize",
     "methods": "",

@@ -99,7 +99,7 @@ def test_one_forward_pass_serves_all_steps(method: str, monkeypatch: pytest.Monk
 def test_a_span_is_the_sum_of_its_steps_for_what_is_linear_in_the_target(name: str) -> None:
     own = model(name)
     g = whyformer.explain_generation(own, PROMPT, ANSWER, "lrp_ah_ln")
-    e = g.span(1, -1, own)
+    e = whyformer.explain_span(g, 1, -1, own)
     summed = g.matrix[1:].sum(0)
     found = torch.cat([e.scores[0], *(p.scores[0] for p in e.parts.values())])
     assert largest(found[: len(summed)], summed[: len(found)]) < (1e-7 if name == "llama_lm" else 1e-10)  # its norms are float32
@@ -174,9 +174,9 @@ def test_saving_and_loading(tmp_path: Path) -> None:
     assert (again.tokens, again.pieces, again.ids, again.settings, again.turns) == (g.tokens, g.pieces, g.ids, g.settings, g.turns)
     assert str(again[1]) == str(g[1])
     assert again.by("word").pieces == g.by("word").pieces
-    assert torch.equal(again.span(0, 1, model("t5")).scores, g.span(0, 1, model("t5")).scores)
+    assert torch.equal(whyformer.explain_span(again, 0, 1, model("t5")).scores, whyformer.explain_span(g, 0, 1, model("t5")).scores)
     with pytest.raises(InputError, match="of the tokens"):
-        again.by("word").span(0, 1, model("t5"))
+        whyformer.explain_span(again.by("word"), 0, 1, model("t5"))
     with pytest.raises(LoadError, match="no such file"):
         Generation.load(tmp_path / "none")
     whyformer.explain(model("llama_lm"), torch.tensor([PROMPT]), "saliency").save(tmp_path / "other.safetensors")
@@ -241,9 +241,9 @@ def test_a_model_that_is_no_language_model_is_refused() -> None:
 def test_spans_that_are_not_there() -> None:
     g = whyformer.explain_generation(model("llama_lm"), PROMPT, ANSWER, "lrp_ah_ln")
     with pytest.raises(InputError, match="outside the text"):
-        g.span(0, 4, model("llama_lm"))
+        whyformer.explain_span(g, 0, 4, model("llama_lm"))
     with pytest.raises(InputError, match="before its start"):
-        g.span(2, 1, model("llama_lm"))
+        whyformer.explain_span(g, 2, 1, model("llama_lm"))
     with pytest.raises(InputError, match="merges into one of"):
         g.by("letter")
     with pytest.raises(IndexError):

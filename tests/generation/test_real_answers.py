@@ -56,7 +56,7 @@ def test_a_conversation_is_answered_and_explained(shared: Path) -> None:
     best = int(words.matrix[ban, : words.start].argmax())
     assert words.pieces[best].strip() in ("fruits", "three", "Name")
     # linear in the target
-    span = g.span(0, 3, model, tokenizer)
+    span = whyformer.explain_span(g, 0, 3, model, tokenizer)
     summed = g.matrix[:4].sum(0)[: span.scores.shape[1]]
     torch.testing.assert_close(span.scores[0], summed, atol=2e-3 * float(summed.abs().max()), rtol=0)
 

@@ -82,13 +82,13 @@ def test_a_given_answer_and_a_span() -> None:
     options: dict[str, Any] = {"images": square((64, 64), BOX), "method": "input_x_gradient", "processor": processor}
     g = whyformer.explain_generation(model, "what is", "here on", **options)
     assert [p.strip() for p in g.pieces[g.generated]] == ["here", "on"]
-    span = g.span(0, 1, model, processor, prompt="what is", images=options["images"])
+    span = whyformer.explain_span(g, 0, 1, model, processor, prompt="what is", images=options["images"])
     together, each = span.part("pixel_values").scores, g.seen["pixel_values"].scores
     assert torch.allclose(together[0], each.sum(0), atol=1e-6)
     with pytest.raises(InputError, match="give prompt= and images= again"):
-        g.span(0, 1, model, processor)
+        whyformer.explain_span(g, 0, 1, model, processor)
     with pytest.raises(InputError, match="not the prompt"):
-        g.span(0, 1, model, processor, prompt="what is the", images=options["images"])
+        whyformer.explain_span(g, 0, 1, model, processor, prompt="what is the", images=options["images"])
 
 
 @pytest.mark.parametrize(

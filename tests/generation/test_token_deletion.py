@@ -156,7 +156,7 @@ def test_explain_takes_the_same_of_one_token(of: Any) -> None:
     if of == "log_probability":
         assert torch.allclose(g[0].scores, e.scores, atol=1e-12)
         span = whyformer.explain(llama(), torch.tensor([[*PROMPT, *ANSWER]]), target=targets.Span(7, 8))
-        assert torch.allclose(g.span(0, 1, llama()).scores[0], span.scores[0], atol=1e-12)
+        assert torch.allclose(whyformer.explain_span(g, 0, 1, llama()).scores[0], span.scores[0], atol=1e-12)
         assert torch.allclose(g.matrix[:2].sum(0)[: span.scores.shape[1]], span.scores[0], atol=1e-12)
 
 

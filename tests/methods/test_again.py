@@ -160,7 +160,7 @@ def test_each_token_of_an_answer(name: str) -> None:
     ids, answer = list(range(4, 12)), [7, 9, 5]
     found = [whyformer.explain_generation(model, ids, answer, checkpoint=again) for again in (False, True)]
     assert close(found[1].matrix, found[0].matrix)
-    assert close(found[1].span(0, 2, model, checkpoint=True).scores, found[0].span(0, 2, model).scores)
+    assert close(whyformer.explain_span(found[1], 0, 2, model, checkpoint=True).scores, whyformer.explain_span(found[0], 0, 2, model).scores)
 
 
 @pytest.mark.parametrize("method", ["rollout", "transformer_attribution", "occlusion", "gradcam"])

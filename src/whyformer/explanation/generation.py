@@ -144,31 +144,9 @@ class Generation:
         return step % len(self)
 
     # -- larger units ------------------------------------------------------------------------------------------------
-    def span(self, first: int, last: int, model: Any, processor: Any = None, **options: Any) -> Explanation:
-        """The explanation of the log-probability of some steps together, ``last`` included: Σ log p(token t).
-
-        One forward and one backward pass of the model. It is the sum of these steps' rows for every method that is
-        linear in its target (gradient × input, all that carry multipliers, so ``attnlrp`` too).
-
-        Args:
-            model, processor: those that wrote the text; they are not kept with it.
-            **options: ``prompt`` and ``images`` as they were given, where the prompt has pictures; and ``device``,
-                ``dtype``, ``rules``, ``checkpoint`` as for :func:`whyformer.explain`.
-
-        Raises:
-            InputError: there are no such steps, they were merged by :meth:`by`, or the prompt is another one.
-        """
-        from whyformer.generation.generating import explain_span
-
-        if self.unit != "token":
-            raise InputError("a span is of the tokens, not of what by() made of them")
-        for number in (first, last):
-            if not -len(self) <= number < len(self):
-                raise InputError(f"step {number} is outside the text, which has {len(self)}: 0 to {len(self) - 1}")
-        a, b = first % len(self), last % len(self)
-        if b < a:
-            raise InputError(f"the span ends at step {last}, before its start at {first}")
-        return explain_span(self, a, b, model, processor, **options)
+    def span(self, *given: Any, **options: Any) -> Explanation:
+        """Where this was: :func:`whyformer.explain_span`, to which the model is given."""
+        raise InputError("a span needs the model, which a result does not hold: whyformer.explain_span(g, 0, 1, model)")
 
     def by(self, unit: str) -> Generation:
         """The same with tokens and steps merged into words, sentences or turns; scores and values are added up.

@@ -116,14 +116,32 @@ def explain_span(
     *,
     prompt: str | None = None,
     images: Any = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    rules: Mapping[Any, str | Rule] | None = None,
     checkpoint: bool = False,
 ) -> Explanation:
-    """As :meth:`~whyformer.explanation.generation.Generation.span`, of steps that there are."""
+    """Explain the log-probability of some steps of a generated text together, ``last`` included: Σ log p(token t).
+
+    One forward and one backward pass, by the method of ``g``. It is the sum of these steps' rows for every method that
+    is linear in its target (gradient × input, all that carry multipliers, so ``attnlrp`` too).
+
+    Args:
+        g: what :func:`explain_generation` returned, also read from a file.
+        model, processor: those that wrote the text; a result does not hold them.
+        prompt, images: as they were given to :func:`explain_generation`, where the prompt has pictures.
+        checkpoint: as for :func:`whyformer.explain`.
+
+    Raises:
+        InputError: there are no such steps, they were merged by ``g.by``, or the prompt is another one.
+    """
+    if g.unit != "token":
+        raise InputError("a span is of the tokens, not of what by() made of them")
+    for number in (first, last):
+        if not -len(g) <= number < len(g):
+            raise InputError(f"step {number} is outside the text, which has {len(g)}: 0 to {len(g) - 1}")
+    a, b = first % len(g), last % len(g)
+    if b < a:
+        raise InputError(f"the span ends at step {last}, before its start at {first}")
     name = model if isinstance(model, str) else model_name(model)
-    model, processor = opened(model, processor, device=device, dtype=dtype)
+    model, processor = opened(model, processor)
     tokenizer = getattr(processor, "tokenizer", processor)
     written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
     if g.seen:
@@ -134,5 +152,4 @@ def explain_span(
             raise InputError("these are not the prompt and the pictures that this answer was written to")
         written = replace(written, beside=beside)
     steps = Steps(model, tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None, name, written, checkpoint)
-    with declared(rules) if rules else nullcontext():
-        return steps.span(first, last, g.method, g.settings)
+    return steps.span(a, b, g.method, g.settings)
