@@ -760,15 +760,6 @@ def a_decoder_that_is_given_no_tokens(_: Path) -> tuple[Broken, list[Broken]]:
 
 
 @way
-def one_side_of_several_texts_and_pictures(_: Path) -> tuple[Broken, list[Broken]]:
-    from test_output_targets import MODELS
-
-    model, inputs = MODELS["clip"]()
-    ask = lambda given: explain(model, given, "gae", 0, side="text")  # noqa: E731
-    return lambda: ask(inputs), [lambda: ask({name: value[:1] for name, value in inputs.items()})]
-
-
-@way
 def a_metric_without_a_tokenizer(_: Path) -> tuple[Broken, list[Broken]]:
     model, inputs = build("bert")
     e = explain(model, inputs, "lrp", 1)
