@@ -215,11 +215,6 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], Callable[[Any, Tenso
         lambda m, h: F.cosine_similarity(h[:, None] + m.centres, h.tanh()[:, None], -1),
         lambda m, h: (F.normalize(h[:, None] + m.centres, dim=-1) * F.normalize(h.tanh()[:, None], dim=-1)).sum(-1),
     ),
-    "bilinear": (lambda m, h: m.bilinear(h, h.tanh()), lambda m, h: torch.einsum("ni,oij,nj->no", h, m.bilinear.weight, h.tanh()) + m.bilinear.bias),
-    "bilinear with a constant": (
-        lambda m, h: F.bilinear(h, m.centres[:1].expand(len(h), -1), m.bilinear.weight),
-        lambda m, h: torch.einsum("ni,oij,nj->no", h, m.bilinear.weight, m.centres[:1].expand(len(h), -1)),
-    ),
     "cdist": (lambda m, h: torch.cdist(h, m.centres), apart),
     "cdist of many": (lambda m, h: torch.cdist(h, m.centres.repeat(30, 1))[:, :PLACES], apart),
     "cdist of a batch": (lambda m, h: torch.cdist(h[:, None], m.centres.expand(len(h), -1, -1))[:, 0], apart),

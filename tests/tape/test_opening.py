@@ -26,11 +26,6 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], st
         lambda x: x - 0.5 * x[:, :1].exp() * x.sin(),
         "add",
     ),
-    "bilinear": (
-        lambda x: functional.bilinear(x, x.sin(), TABLE),
-        lambda x: ((x @ TABLE.transpose(0, 1).flatten(1)).unflatten(-1, (5, 6)) @ x.sin()[..., None])[..., 0],
-        "product",
-    ),
     "distances": (
         lambda x: torch.cdist(x[:, :2], x[:, 2:]), lambda x: torch.linalg.vector_norm(x[:, :2, None] - x[:, None, 2:], dim=-1), "statistic",
     ),

@@ -127,20 +127,6 @@ def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], 
         step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], made, axis)
 
 
-def open_bilinear(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
-    """Record Σ_ij a_i W_oij b_j as a layer W of a and a product of what it makes with b."""
-    a, w, b = (operands[named[key].index] for key in ("i1", "i2", "i3"))
-    rows = tape.shapes[a][0]
-    outputs, width, inner = tape.shapes[w]
-    turned = step("permute", torch.permute, [w], (width, outputs, inner), (1, 0, 2))
-    table = step("view", torch.reshape, [turned], (width, outputs * inner), (width, outputs * inner))
-    made_of_a = step("mm", torch.mm, [a, table], (rows, outputs * inner))
-    h = step("view", torch.reshape, [made_of_a], (rows, outputs, inner), (rows, outputs, inner))
-    column = step("unsqueeze", torch.unsqueeze, [b], (rows, inner, 1), -1)
-    y = step("bmm", torch.bmm, [h, column], (rows, outputs, 1))
-    step("squeeze", aten.squeeze.dim, [y], made, -1)
-
-
 def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
     """Record the distances of all pairs of rows as norms of their differences, or as sums of their sizes for p = 1."""
     a, b = (operands[named[key].index] for key in ("x1", "x2"))
@@ -156,7 +142,6 @@ def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int]
 OPENED: Mapping[str, Callable[..., None]] = {
     "glu": open_glu,
     "addcmul": open_addcmul,
-    "_trilinear": open_bilinear,  # of all torch functions only bilinear calls it
     "_cdist_forward": open_distances,
     "_euclidean_dist": open_distances,
 }

@@ -55,7 +55,6 @@ def test_a_question_about_a_picture(visitor):
     assert "<script" not in board
     assert "[picture]" in board
     assert shown["looks"]["visible"] is False
-    assert g.again is None  # nothing of the model is kept in a visitor's memory
     assert visitor.session.bytes > g.matrix.nbytes
 
 
