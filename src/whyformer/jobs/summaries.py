@@ -63,8 +63,8 @@ def words(
 ) -> Words:  # fmt: skip
     """Which words carry most relevance for a class over a data set.
 
-    A word's share in a text is Σ score over its tokens and occurrences / Σ |score| of the text; words are compared
-    without regard to case. The figure is the mean over the texts that have the word.
+    A word's share in a text is Σ score over its tokens and occurrences / Σ |score| of the tokens of all words (special
+    tokens are none); words are compared without regard to case. The figure is the mean over texts that have the word.
 
     Args:
         target: class, by name or number; the only one there is by default.
@@ -81,7 +81,8 @@ def words(
             word = one.text.casefold().strip(_MARKS)
             if word:
                 values[word] += one.score
-        total = float(e.scores.abs().sum()) or 1.0
+        held = [place for one in listed for place in one.places]
+        total = float(e.scores[0, held].abs().sum()) or 1.0
         texts, named, method = texts + 1, _target_of(e), e.method
         for word, value in values.items():
             shares[word].append(value / total)
