@@ -204,7 +204,8 @@ def test_words_with_their_intervals_and_examples(bert, tmp_path):
     for e in maps:
         word = "good" if e.tokens[0][1] == "good" else None
         if word:
-            shares.append(float(e.scores[0][e.tokens[0].index("good")] / e.scores[0].abs().sum()))
+            words = e.scores[0].index_fill(0, torch.tensor(e.special[0]), 0)
+            shares.append(float(words[e.tokens[0].index("good")] / words.abs().sum()))
     assert found["good"].share.value == pytest.approx(np.mean(shares), abs=1e-6)
     assert found["good"].share.count == 15
     assert found["good"].share.low <= found["good"].share.value <= found["good"].share.high
