@@ -328,3 +328,14 @@ def call(model: nn.Module, inputs: Inputs) -> Tensor:
     with torch.no_grad():
         output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
     return output if isinstance(output, Tensor) else output.logits
+
+
+class Choice(nn.Module):
+    """One choice as a text of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits

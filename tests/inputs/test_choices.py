@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import whyformer
 from whyformer.errors import InputError
 from whyformer.methods import METHODS
-from zoo import HEADS, LENGTHS, TOKENS, VOCABULARY, WIDTH, randomise, text
+from zoo import HEADS, LENGTHS, TOKENS, VOCABULARY, WIDTH, Choice, randomise, text
 
 FEW = {"samples": 2, "steps": 3}
 MEANT = [1, 0]
@@ -21,17 +21,6 @@ def built(model: str = "Bert") -> tuple[nn.Module, dict[str, Tensor]]:
     config = getattr(transformers, f"{model}Config")(**sizes, max_position_embeddings=32, pad_token_id=0)
     made = randomise(getattr(transformers, f"{model}ForMultipleChoice")(config)).double()
     return made, {name: torch.stack([value, value.flip(0)], 1) for name, value in text().items()}
-
-
-class Choice(nn.Module):
-    """One choice as a text of its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits
 
 
 @pytest.mark.part

@@ -16,7 +16,7 @@ from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods import METHODS
 from whyformer.targets import Contrast, LogProbability, Probability
-from zoo import HEADS, VOCABULARY, WIDTH, pixels, randomise
+from zoo import HEADS, VOCABULARY, WIDTH, Choice, pixels, randomise
 
 Given = dict[str, Tensor]
 FEW = {"samples": 2, "steps": 3, "noise": 0.0}
@@ -169,17 +169,6 @@ def test_parts_are_complete_together(padded: bool) -> None:
         torch.testing.assert_close(total, (clean - below).detach(), rtol=1e-2, atol=1e-3)
     assert real.shape == total.shape and len(e.parts) == 5  # every text but one of each sample; the two differ
     assert not e.warnings
-
-
-class Choice(nn.Module):
-    """One choice as a text of its own."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits
 
 
 @pytest.mark.part

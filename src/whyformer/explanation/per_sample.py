@@ -17,9 +17,8 @@ another name is of the whole batch. A method's own figures of each sample have t
 
 def of_sample(diagnostics: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Those of one sample, again with one entry each; what it has none of is left out."""
-    whole = {name: value for name, value in diagnostics.items() if name not in PER_SAMPLE}
     own = _entries({name: value for name, value in diagnostics.items() if name in PER_SAMPLE}, index)
-    return {name: (own if name in PER_SAMPLE else whole)[name] for name in diagnostics if name in own or name in whole}
+    return {**{name: value for name, value in diagnostics.items() if name not in PER_SAMPLE}, **own}
 
 
 def of_batch(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

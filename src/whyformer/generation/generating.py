@@ -86,8 +86,7 @@ def explain_generation(
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
     name = model if isinstance(model, str) else model_name(model)
     model, processor = opened(model, processor, device=device, dtype=dtype)
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokenizer = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
+    tokenizer = _tokenizer_of(processor)
     if images is None:
         prompts, alone = prompts_of(prompt, tokenizer)
     else:
@@ -142,7 +141,6 @@ def explain_span(
         raise InputError(f"the span ends at step {last}, before its start at {first}")
     name = model if isinstance(model, str) else model_name(model)
     model, processor = opened(model, processor)
-    tokenizer = getattr(processor, "tokenizer", processor)
     written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
     if g.seen:
         if prompt is None or images is None:
@@ -151,5 +149,11 @@ def explain_span(
         if ids != written.prompt:
             raise InputError("these are not the prompt and the pictures that this answer was written to")
         written = replace(written, beside=beside)
-    steps = Steps(model, tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None, name, written, checkpoint)
+    steps = Steps(model, _tokenizer_of(processor), name, written, checkpoint)
     return steps.span(a, b, g.method, g.settings)
+
+
+def _tokenizer_of(processor: Any) -> Any:
+    """The tokenizer that a processor is or holds; None where it has none."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None

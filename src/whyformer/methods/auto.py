@@ -77,8 +77,7 @@ def auto(task: Task, *, purpose: Purpose = "faithful") -> Scores:
             passed_over[named] = f"{name} is not supported yet on this model: {type(error).__name__}: {error}"
             continue
         said = {"method": name, "name": named, "settings": full, "purpose": purpose, "passed_over": passed_over}
-        facts = {**scores.diagnostics, "auto": said, "signed": chosen.signs(full)}
-        facts |= {"identity": True} if chosen.holds_identity(full) else {}
+        facts = {**chosen.claims(full), **scores.diagnostics, "auto": said}
         said_too = [_next_best(named, passed_over)] if passed_over else []
         return replace(scores, diagnostics=facts, warnings=[*scores.warnings, *said_too])
     raise task.refuse(f"none of its choices applies ({', '.join(passed_over)})")

@@ -91,11 +91,7 @@ def _tokens(values: Tensor, inputs: Inputs) -> tuple[Tensor, list[Tensor], list[
 
 
 def note_claims(explanation: Explanation, chosen: Method, settings: dict[str, Any]) -> None:
-    """Note in ``diagnostics`` whether the method's scores have a sign, whether they are of one class, and whether they
-    hold the 1 of an identity."""
+    """Note what the method says of its scores (:meth:`Method.claims`) in ``diagnostics``, where they do not say it."""
     for part in (explanation, *explanation.parts.values()):
-        part.diagnostics.setdefault("signed", chosen.signs(settings))
-        if chosen.holds_identity(settings):
-            part.diagnostics.setdefault("identity", True)
-        if not chosen.class_specific:
-            part.diagnostics.setdefault("class_specific", False)
+        for name, value in chosen.claims(settings).items():
+            part.diagnostics.setdefault(name, value)

@@ -140,9 +140,12 @@ class Method:
         """Whether scores made with these complete settings have a sign."""
         return self.signed if isinstance(self.signed, bool) else self.signed(settings)
 
-    def holds_identity(self, settings: dict[str, Any]) -> bool:
-        """Whether scores made with these complete settings hold the 1 of :attr:`identity`."""
-        return self.identity if isinstance(self.identity, bool) else self.identity(settings)
+    def claims(self, settings: dict[str, Any]) -> dict[str, bool]:
+        """What diagnostics say of scores made with these complete settings: ``signed``, and ``identity`` and
+        ``class_specific`` where they are not as with most methods."""
+        holds_one = self.identity if isinstance(self.identity, bool) else self.identity(settings)
+        unusual = {"identity": True} if holds_one else {}
+        return {"signed": self.signs(settings), **unusual, **({} if self.class_specific else {"class_specific": False})}
 
     def run(self, task: Any, settings: dict[str, Any]) -> Scores:
         """Its scores, with complete settings; of several texts of each sample, a part for each that the target depends

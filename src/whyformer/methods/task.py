@@ -134,8 +134,11 @@ class Task(Sources):
 
     def at_once(self, batch_size: int) -> int:
         """Return how many rows go through the model together: ``batch_size``, or 1 if it refuses several."""
-        twice = self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0))
-        return batch_size if takes_several(self.model, lambda: self.fed(twice)) else 1
+
+        def twice() -> tuple[Any, Any]:
+            return self.fed(self.inputs.with_tensor(self.inputs.tensor.repeat_interleave(2, 0)))
+
+        return batch_size if takes_several(self.model, twice) else 1
 
     def value_index(self, logits: Tensor) -> Tensor:
         """``[B]`` the class each sample's target is about: of those that it depends on, where ∂target/∂logits is

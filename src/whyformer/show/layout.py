@@ -60,10 +60,9 @@ def sections(
     """
     groups: dict[Hashable, list[Explanation]] = {}
     for sample in samples(explanations):
-        for e in by_input(sample):
+        for e in by_input(sample, smooth):
             if not alike or (e.level == "token") == (sample.level == "token"):
-                drawn = laid_out(e, smooth)
-                groups.setdefault((e.input if words.is_part(e) else None, input_of(drawn)), []).append(drawn)
+                groups.setdefault((e.input if words.is_part(e) else None, input_of(e)), []).append(e)
     if not groups:
         raise InputError("there is no explanation to show")
     return [_section(group) for group in groups.values()]
@@ -81,20 +80,21 @@ def listed(explanations: Explanation | Iterable[Explanation], smooth: float | No
     return [laid_out(sample, smooth) for sample in samples(explanations)]
 
 
-def by_input(e: Explanation) -> list[Explanation]:
-    """The explanations of each input of the model, that of the first one first. Where there are several, each is
-    called by its input, with the share of all |scores| that it holds: :func:`whyformer.show.words.method_name`.
+def by_input(e: Explanation, smooth: float | None = None) -> list[Explanation]:
+    """The explanations of each input of the model as they are drawn (:func:`laid_out`), that of the first one first.
+    Where there are several, each is called by its input, with the share of all |scores| that it holds:
+    :func:`whyformer.show.words.method_name`.
 
     Args:
         e: of one sample.
     """
     if not e.parts:
-        return [e]
+        return [laid_out(e, smooth)]
     parts = [e.part(name) for name in e.inputs]
     sizes = [float(part.scores.abs().sum()) for part in parts]
     shares = [size / (sum(sizes) or 1.0) for size in sizes]
     return [
-        replace(part, diagnostics={**part.diagnostics, words.PART: [number, share]})
+        laid_out(replace(part, diagnostics={**part.diagnostics, words.PART: [number, share]}), smooth)
         for number, (part, share) in enumerate(zip(parts, shares, strict=True))
     ]
 

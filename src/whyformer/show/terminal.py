@@ -19,7 +19,7 @@ from rich.text import Text
 
 from whyformer.show import colours
 from whyformer.show.colours import array
-from whyformer.show.layout import by_input, laid_out, sections
+from whyformer.show.layout import by_input, sections
 from whyformer.show.painting import drawable
 from whyformer.show.words import (
     Word,
@@ -58,7 +58,7 @@ def plain(e: Explanation, top: int = 5) -> str:
     parts = []
     for i, sample in enumerate(e):
         head = [f"sample {i + 1} of {len(e)}"] if len(e) > 1 else []
-        for own in map(laid_out, by_input(sample)):
+        for own in by_input(sample):
             title = f"{visible(method_name(own))}, {heading(own)}:"
             said = [] if is_further(own) else [*head, top_classes(own, top), ""]
             parts.append("\n".join([*said, title, *_listing(own), *notes([own]), *remarks([own])]))

@@ -21,7 +21,7 @@ from whyformer.errors import InputError, LoadError, WhyformerError
 from whyformer.explanation.counts import amount
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
-from whyformer.show.layout import by_input, laid_out
+from whyformer.show.layout import by_input
 from whyformer.show.words import short
 
 Track = Callable[..., Iterable[Any]]
@@ -262,7 +262,7 @@ def _maps(e: Explanation, title: str, name: str, versions: Any) -> list[Saved]:
     known = _versions(versions)
     titles = [title if len(e) == 1 else f"{title}, sample {i + 1}" for i in range(len(e))]
     shown = [(part, t) for sample, t in zip(e, titles, strict=True) for part in by_input(sample)]
-    return [Saved(shrunk(laid_out(part), LONGEST), t, name, known) for part, t in shown]
+    return [Saved(shrunk(part, LONGEST), t, name, known) for part, t in shown]
 
 
 def _versions(given: Any) -> dict[str, str]:

@@ -291,7 +291,7 @@ def integrated_gradients(
     start = {name: torch.zeros_like(value) for name, value in x.items()}
     start[task.inputs.name] = _baseline(task, x[task.inputs.name], baseline, blur)
     nodes, weights, fewer = _quadrature(steps)
-    total, slopes = {name: torch.zeros_like(value) for name, value in x.items()}, []
+    total, coarse = ({name: torch.zeros_like(value) for name, value in x.items()} for _ in range(2))
 
     def spread(values: Any, like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype, device=like.device).reshape([1, -1] + [1] * (like.dim() - 1))
@@ -302,19 +302,18 @@ def integrated_gradients(
 
     for low, high, flows in gradients_at(task, logits, between, steps, batch_size, "integrated gradients", composite):
         for name, flow in flows.items():
-            total[name] += (flow * spread(weights, flow[:, 0])[:, low:high]).sum(1)
-        for i in range(high - low):
-            slope = {name: (x[name] - start[name]) * flow[:, i] for name, flow in flows.items()}
-            slopes.append(_total(task, slope, logits))
+            for integral, by in ((total, weights), (coarse, fewer)):
+                integral[name] += (flow * spread(by, flow[:, 0])[:, low:high]).sum(1)
     products = {name: (x[name] - start[name]) * total[name] for name in x}
     if composite != "plain":  # another slope than that of f, whose integral is another number
         return of_roots(task, logits, products, norm)
     below = task.recorded(GRADIENT, {one: task.packed(one, value) for one, value in start.items()}).logits.detach()
     found = _total(task, products, logits)
     wanted = task.value(logits).double() - task.value(below, like=logits).double()
-    coarse = torch.stack(slopes, 1) @ torch.tensor(fewer, device=found.device)
     figure = {"sum": found, "difference": wanted, "error": (found - wanted).abs()}
-    figure |= {"error_of_half": (coarse - wanted).abs()} if steps >= 8 else {}
+    if steps >= 8:
+        half = _total(task, {name: (x[name] - start[name]) * coarse[name] for name in x}, logits)
+        figure["error_of_half"] = (half - wanted).abs()
     return of_roots(task, logits, products, norm, {"completeness": {name: v.tolist() for name, v in figure.items()}})
 
 

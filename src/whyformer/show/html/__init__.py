@@ -37,7 +37,7 @@ def fragment(e: Explanation, **look: Any) -> str:
         **look: options of :class:`~whyformer.show.look.Look`, for pictures.
     """
     chosen = Look.of(look)
-    shown = [layout.laid_out(part, chosen.smooth) for sample in e for part in layout.by_input(sample)]
+    shown = [part for sample in e for part in layout.by_input(sample, chosen.smooth)]
     return render("cards.html", samples=shown, look=chosen)
 
 
