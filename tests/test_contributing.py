@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from whyformer.baselines import BASELINES
 from whyformer.benchmarks import BENCHMARKS
 from whyformer.datasets.opening import PICTURE_READERS
 from whyformer.errors import UnknownOperation
@@ -16,7 +17,7 @@ from whyformer.tape.tables import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
-REGISTRIES = (METHODS, METRICS, BENCHMARKS, PICTURE_READERS, KINDS)
+REGISTRIES = (METHODS, METRICS, BASELINES, BENCHMARKS, PICTURE_READERS, KINDS)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_recipes(tmp_path, monkeypatch):
     space: dict = {"__name__": "__recipe__"}
     for block in blocks:
         exec(compile(block, "contributing.md", "exec", dont_inherit=True), space)
-    assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 10
+    assert len(blocks) == len(re.findall(r"^## An? ", PAGE, re.MULTILINE)) == 11
     KINDS.pop("i0")
     with pytest.raises(UnknownOperation, match="i0"):
         space["whyformer"].explain(space["Tail"]().eval(), space["x"][:1], "lrp", 0)

@@ -22,6 +22,7 @@ RESULTS = {"errors", "explanation"}
 ARROWS = {
     "__init__": {"errors"},
     "errors": set(),
+    "baselines": RESULTS,
     "defaults": set(),
     "progress": set(),
     "explanation": {"errors", "show", "__version__"},  # show: an Explanation shows itself
@@ -32,8 +33,8 @@ ARROWS = {
     "models": {"errors", "tape"},
     "tape": {"errors"},
     "rules": {"errors", "tape"},
-    "inputs": RESULTS,
-    "methods": RESULTS | {"defaults", "rules", "models", "inputs", "tape", "targets"},
+    "inputs": RESULTS | {"baselines"},
+    "methods": RESULTS | {"baselines", "defaults", "rules", "models", "inputs", "tape", "targets"},
     "batches": RESULTS | {"inputs", "models", "progress", "targets"},
     "explaining": RESULTS | {"batches", "defaults", "methods", "models", "inputs", "progress", "rules", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "progress", "rules", "targets"},
@@ -42,16 +43,16 @@ ARROWS = {
     "attention": RESULTS | {"explaining", "methods", "tape", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "rules", "tape", "targets", "show", "progress"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},
-    "evaluation": RESULTS | {"explaining", "comparing", "methods", "models", "inputs", "targets"},
+    "evaluation": RESULTS | {"baselines", "explaining", "comparing", "methods", "models", "inputs", "targets"},
     "jobs": RESULTS | {"comparing", "defaults", "evaluation", "explaining", "inputs", "methods", "models", "show", "targets"},
-    "benchmarks": RESULTS | {"explaining", "evaluation", "methods", "models", "inputs", "datasets", "jobs", "targets"},
+    "benchmarks": RESULTS | {"baselines", "explaining", "evaluation", "methods", "models", "inputs", "datasets", "jobs", "targets"},
     "apps": {"errors"},
     "apps.http": {"errors"},
     "apps.report": RESULTS | {"show", "methods", "inputs", "jobs"},
     "apps.web": RESULTS | {"apps", "apps.http", "defaults", "evaluation", "show", "methods", "inputs", "models", "comparing", "explaining", "targets", ""},
     "apps.server": RESULTS | {"", "apps", "apps.http", "defaults", "inputs", "jobs", "methods", "models", "show", "targets"},
     "apps.cli": RESULTS
-    | {"apps", "defaults", "comparing", "explaining", "generation", "targets", "show", "methods", "inputs", "models", "maximize", "evaluation", "benchmarks", "jobs", "__version__", "", "apps.web", "apps.report", "apps.server"},
+    | {"apps", "baselines", "defaults", "comparing", "explaining", "generation", "targets", "show", "methods", "inputs", "models", "maximize", "evaluation", "benchmarks", "jobs", "__version__", "", "apps.web", "apps.report", "apps.server"},
     "web": {"apps.web"},
     "report": {"apps.report"},
 }

@@ -10,9 +10,10 @@ import torch
 
 import whyformer
 import zoo
+from whyformer.baselines import Filling
 from whyformer.errors import InputError
 from whyformer.evaluation import METRICS, evaluate, list_metrics
-from whyformer.inputs.removal import picture_filler
+from whyformer.inputs.removal import fill
 from zoo_evaluate import processor, tiny_bert, tiny_vit
 
 FROM_THE_MODEL = ("positive", "negative", "deletion", "insertion", "aopc", "log_odds", "comprehensiveness", "sufficiency",
@@ -64,7 +65,7 @@ def test_deletion_against_a_slow_loop_and_for_any_array(vit) -> None:
 def test_black_is_zero_before_normalisation(vit) -> None:
     mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])
     x = picture(1)
-    black = picture_filler("black", x, -mean / std)
+    black = fill("black", Filling(x, black=-mean / std))
     assert torch.allclose(black * std[:, None, None] + mean[:, None, None], torch.zeros_like(x), atol=1e-6)
     found = evaluate(vit, x, np.arange(1024.0).reshape(1, 32, 32), "aopc", processor())
     target = int(vit(x).logits.argmax())
@@ -77,13 +78,13 @@ def test_black_is_zero_before_normalisation(vit) -> None:
 
 def test_blur_keeps_a_constant_and_equals_a_slow_convolution() -> None:
     x = torch.randn(1, 2, 16, 16, dtype=torch.float64)
-    assert torch.allclose(picture_filler("blur", torch.full_like(x, 3.0), None), torch.full_like(x, 3.0))
+    assert torch.allclose(fill("blur", Filling(torch.full_like(x, 3.0))), torch.full_like(x, 3.0))
     offsets = torch.arange(11) - 5.0
     kernel = torch.exp(-(offsets**2) / 50)
     kernel = kernel / kernel.sum()
     padded = torch.nn.functional.pad(x, [5] * 4, mode="reflect")
     at = sum(kernel[i] * kernel[j] * padded[0, 1, 7 + i, 4 + j] for i in range(11) for j in range(11))
-    assert float(picture_filler("blur", x, None)[0, 1, 7, 4]) == pytest.approx(float(at))
+    assert float(fill("blur", Filling(x))[0, 1, 7, 4]) == pytest.approx(float(at))
 
 
 @pytest.mark.parametrize("name", FROM_THE_MODEL)

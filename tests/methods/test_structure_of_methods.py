@@ -23,10 +23,11 @@ from transformers import (
 )
 
 import whyformer
+from whyformer.baselines import Filling
 from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import begin
 from whyformer.inputs import prepare
-from whyformer.inputs.removal import picture_filler
+from whyformer.inputs.removal import fill
 from whyformer.methods import registry
 from whyformer.methods.gradients import input_gradients
 from whyformer.methods.maps.aggregation import _valid
@@ -141,7 +142,7 @@ def test_baselines_of_integrated_gradients_are_those_of_every_removal() -> None:
     model, x = model.double(), x.double()
     made = prepare(model, x)
     for name in ("zero", "mean", "blur"):
-        start = picture_filler(name, x, None, (4.0, None))
+        start = fill(name, Filling(x, blur=(4.0, None)))
         with torch.no_grad():
             wanted = model(x).logits[:, 1] - model(start).logits[:, 1]
         found = whyformer.explain(model, made, "integrated_gradients", 1, baseline=name, blur=4.0, steps=5)

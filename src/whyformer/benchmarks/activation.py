@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from whyformer.baselines import TOKENS, names_for
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Report, Results, mean, mean_lines, method_table, percent
 from whyformer.benchmarks.study import Batch, Benchmark, Measured, Study, Unusable
 from whyformer.evaluation.metrics.faithfulness import STEPS, au_mse, auac, prune_masks, reveal_masks, squared_change
-from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES
 
 
 def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
@@ -40,7 +40,7 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
 def prepare(study: Study) -> None:
     study.limit()
     study.check_labels()
-    study.check("baseline", (None, *(PICTURE_BASELINES if study.modality == "image" else TEXT_BASELINES[:3])))
+    study.check("baseline", (None, *(names_for("image") if study.modality == "image" else TOKENS)))
 
 
 def summarize(study: Study, results: Results) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from whyformer.baselines import TOKENS, Filling
 from whyformer.benchmarks.configurations import generator_for, random_scores
 from whyformer.benchmarks.study import Batch, Scores, Study, Unusable, usable
 from whyformer.datasets.samples import Text
@@ -21,10 +22,7 @@ from whyformer.evaluation.forwards import padded
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs.prepare import longest_text
-from whyformer.inputs.removal import patch_size, picture_filler
-
-NOISE = "noise"
-"""A baseline of perturbation alone, beside those that :mod:`whyformer.inputs.removal` has everywhere."""
+from whyformer.inputs.removal import fill, patch_size
 
 
 @dataclass(frozen=True)
@@ -149,19 +147,16 @@ class PictureBatch(Batch):
     def covered(self, index: int, features: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return features.reshape(-1, *self.grid).repeat(self.patch[0], 1).repeat(self.patch[1], 2)
 
-    def noise(self) -> Tensor:
-        """``[B, C, H, W]`` uniform noise between 0 and 1 before normalisation, drawn for each sample by its name."""
-        shape, size = self.pixels.shape[1:], self.pixels.new_tensor
-        drawn = [generator_for(f"{s.id}/{NOISE}", self.study.seed).random(tuple(shape)) for s in self.samples]
-        mean, std = (size(v.tolist())[:, None, None] for v in (self.spec.mean, self.spec.std))
-        return (torch.from_numpy(np.stack(drawn)).to(self.pixels) - mean) / std
+    def drawn_pixels(self, pixels: Tensor) -> Tensor:
+        """``[B, C, H, W]`` numbers between 0 and 1, drawn for each sample by its name."""
+        shape = tuple(pixels.shape[1:])
+        drawn = [generator_for(f"{s.id}/noise", self.study.seed).random(shape) for s in self.samples]
+        return torch.from_numpy(np.stack(drawn)).to(pixels)
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
-        black = -self.spec.mean / self.spec.std
-
-        @cache
-        def empty(baseline: str) -> Tensor:
-            return self.noise() if baseline == NOISE else picture_filler(baseline, self.pixels, black)
+        black, white = ((level - self.spec.mean) / self.spec.std for level in (0, 1))
+        given = Filling(self.pixels, black=black, white=white, uniform=self.drawn_pixels)
+        empty = cache(partial(fill, given=given))
 
         def perturbed() -> Iterator[Tensor]:
             for index, gone, baseline in jobs:
@@ -247,7 +242,7 @@ class TextBatch(Batch):
         return made
 
     def run(self, jobs: Iterable[tuple[int, NDArray[np.bool_], str]]) -> NDArray[np.float64]:
-        """Baselines are tokens ("unk", "mask", "pad") that stand where others were, or "delete"."""
+        """Baselines are tokens that stand where others were, or "delete"."""
         rows = []
         for index, gone, by in jobs:
             ids = self.encoded[index].ids
@@ -255,7 +250,7 @@ class TextBatch(Batch):
         return self.study.forwards.ids(rows)
 
     def _fill(self, name: str) -> int:
-        found = getattr(self.study.processor, f"{name}_token_id", None)
+        found = getattr(self.study.processor, f"{TOKENS[name]}_token_id", None)
         if not isinstance(found, int):
             raise InputError(f"the tokenizer has no {name} token to put in place of others")
         return found

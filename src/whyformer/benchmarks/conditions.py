@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from whyformer.baselines import BASELINES, names_for
 from whyformer.benchmarks import perturbation
 from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration
@@ -23,10 +24,7 @@ from whyformer.evaluation.statistics import bootstrap
 
 CONDITIONS: dict[str, dict[str, str]] = {
     "black": {},
-    "zero": {"baseline": "zero"},
-    "mean": {"baseline": "mean"},
-    "blur": {"baseline": "blur"},
-    "noise": {"baseline": "noise"},
+    **{name: {"baseline": name} for name in names_for("image") if name != "black"},
     "last": {"ties": "last"},
     "nearest": {"per": "nearest"},
     "nearest-last": {"per": "nearest", "ties": "last"},
@@ -148,11 +146,12 @@ def _verdict(labels: Sequence[str], names: Sequence[str], told: list[dict[tuple[
 
 
 def _stated(names: Sequence[str], shared: Sequence[str]) -> dict[str, Any]:
-    sections = {"baselines": "baseline", "removed": "per", "ties": "ties"}
+    sections = {"removed": "per", "ties": "ties"}
 
     def said(name: str) -> str:
         options = {**PUBLISHED, **CONDITIONS[name]}
-        return "; ".join(CONVENTIONS[section][options[key]] for section, key in sections.items())
+        others = [CONVENTIONS[section][options[key]] for section, key in sections.items()]
+        return "; ".join([BASELINES[str(options["baseline"])].kinds["image"], *others])
 
     return conventions("conditions", samples=len(shared)) | {name: said(name) for name in names}
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from whyformer.benchmarks.batches import NOISE, PictureBatch
+from whyformer.baselines import BASELINES, names_for
+from whyformer.benchmarks.batches import PictureBatch
 from whyformer.benchmarks.configurations import Configuration, settings_of
 from whyformer.benchmarks.published import CONVENTIONS, PUBLISHED, conventions
 from whyformer.benchmarks.report import Curves, Figure, Report, Results, Values, mean, mean_lines, method_table, percent
@@ -19,7 +20,6 @@ from whyformer.benchmarks.study import CONSTANT, Benchmark, Measured, Scores, St
 from whyformer.evaluation.metrics import faithfulness
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS
 from whyformer.evaluation.statistics import Interval, bootstrap
-from whyformer.inputs.removal import PICTURE_BASELINES
 
 EXPLAINED = ("predicted", "target")
 DIRECTIONS = ("negative", "positive")
@@ -30,7 +30,6 @@ their patch's own score, or patches."""
 TIES = ("index", "last", "topk")
 """Which of equal scores goes first: the lower index, the higher one, or what ``torch.topk`` picks (option ``ties``)."""
 MapsByClass = dict[tuple[Configuration, int], dict[str, Scores]]
-BASELINES = (*PICTURE_BASELINES, NOISE)
 
 
 def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Iterator[Measured]:
@@ -164,7 +163,7 @@ def summarize(study: Study, results: Results) -> Report:
         curves.append(Curves(row, heading, "fraction of pixels removed", "top-1 accuracy", lines))
     stated = conventions(
         "perturbation", explained=", ".join(options["explained"]), ties=CONVENTIONS["ties"][options["ties"]],
-        removed=CONVENTIONS["removed"][options["per"]], baseline=CONVENTIONS["baselines"][options["baseline"]],
+        removed=CONVENTIONS["removed"][options["per"]], baseline=BASELINES[options["baseline"]].kinds["image"],
         accuracy=percent(results, lambda v: v["clean"]["correct"]),
     )  # fmt: skip
     return Report(tuple(tables), tuple(curves), stated, constant_remarks(results, "their pixels go row by row"))
@@ -196,7 +195,7 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 CHOICES: dict[str, Any] = {
     "measures": MEASURES, "explained": EXPLAINED, "ties": TIES, "per": PER, "constant": CONSTANT,
-    "baseline": BASELINES, "deletion_baseline": BASELINES, "insertion_baseline": BASELINES,
+    **dict.fromkeys(("baseline", "deletion_baseline", "insertion_baseline"), names_for("image")),
 }  # fmt: skip
 METHODS = PUBLISHED["perturbation"]["methods"]
 BENCHMARK = Benchmark(

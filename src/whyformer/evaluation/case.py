@@ -12,13 +12,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from whyformer.baselines import BLUR
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import activated
 from whyformer.explaining import Ready
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import BLUR, Removal, content_of, logits_without, removal
+from whyformer.inputs.removal import Removal, content_of, logits_without, removal
 from whyformer.targets import Resolver, Target
 
 Array = NDArray[np.float64]

@@ -10,12 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from whyformer.baselines import Filling, names_for
 from whyformer.errors import InputError
 from whyformer.evaluation.case import read_case
 from whyformer.evaluation.metrics.faithfulness import FRACTIONS, curve_fractions, removal_masks
 from whyformer.explaining import begin
 from whyformer.explanation.result import Explanation
-from whyformer.inputs.removal import PICTURE_BASELINES, picture_filler
+from whyformer.inputs.removal import fill
 
 ORDERS = ("highest scores first", "lowest scores first")
 
@@ -61,15 +62,14 @@ def perturbation_strip(
     Args:
         model, inputs, processor: as for :func:`whyformer.explain`, which made ``explanation``.
         sample: which picture of the batch.
-        baseline: what stands in for removed pixels: "black", "zero" (the processor's mean colour), "mean" (of this
-            picture) or "blur".
+        baseline: what stands in for removed pixels, one of :data:`~whyformer.baselines.BASELINES` for pictures.
         fractions: shares removed, each between 0 and 1, rising.
 
     Raises:
         InputError: a text; a constant map; fractions that do not rise.
     """
-    if baseline not in PICTURE_BASELINES:
-        raise InputError(f"baseline must be one of {', '.join(PICTURE_BASELINES)}, not {baseline!r}")
+    if baseline not in names_for("image"):
+        raise InputError(f"baseline must be one of {', '.join(names_for('image'))}, not {baseline!r}")
     if not fractions or any(a >= b for a, b in zip((0.0, *fractions), (*fractions, 1.0001), strict=True)):
         raise InputError(f"fractions must rise between 0 and 1, not {fractions}")
     ready = begin(model, inputs, processor)
@@ -83,8 +83,7 @@ def perturbation_strip(
     # the same as is fed, before the normalisation, where the mean colour is what becomes 0
     seen = ready.inputs.features.pictures[sample].permute(2, 0, 1)[None].double() / 255
     mean = getattr(getattr(ready.processor, "image_processor", ready.processor), "image_mean", None) or [0.5]
-    colour = torch.tensor(mean).to(seen)[:, None, None].expand_as(seen)
-    base = colour if baseline == "zero" else picture_filler(baseline, seen, [0.0])
+    base = fill(baseline, Filling(seen, black=[0.0], white=[1.0], zero=mean))
     pictures, shares, named = [], [], []
     for first in (True, False):
         masks = removal_masks(case.features(sample), steps, highest_first=first)

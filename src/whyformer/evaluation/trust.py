@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
@@ -224,7 +225,7 @@ def trust(
 def _default(inputs: Inputs) -> str:
     if inputs.modality == "image":
         return "zero"
-    return next((name for name in ("mask", "unk", "pad") if name in dict(inputs.fill_ids)), "delete")
+    return next((name for name in TOKENS if name in dict(inputs.fill_ids)), "delete")
 
 
 def _drawn(explanation: Explanation, case: Case, sample: int, seed: int) -> NDArray[np.float64]:

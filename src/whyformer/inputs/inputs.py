@@ -26,8 +26,8 @@ class Inputs:
         special: ``[B, N]`` True at special tokens ([CLS], [SEP], <s> ...), None if unknown.
         features: what the scores will belong to, carried into the result.
         notes: what was done to each sample (a picture that was read, arguments that were left out), in words.
-        fill_ids: (name, id) of tokens that may stand for "nothing here"; black: ``[C]`` in the model's space, None if
-            unknown.
+        fill_ids: (name, id) of tokens that may stand for "nothing here"; black, white: ``[C]`` in the model's space,
+            None if unknown.
         samples: ``[B]`` which sample each row is a copy of, in perturbed copies; None: row i is sample i.
         shared: names of arguments that are the same for all samples (the texts that each picture is compared with).
         whole: positions and names of arguments without a batch axis: a table, weights, positions ``[1, N]`` of several
@@ -49,6 +49,7 @@ class Inputs:
     notes: list[list[str]] | None = None
     fill_ids: tuple[tuple[str, int], ...] = ()
     black: tuple[float, ...] | None = None
+    white: tuple[float, ...] | None = None
     samples: Tensor | None = None
     shared: frozenset[str] = frozenset()
     whole: frozenset[str | int] = frozenset()

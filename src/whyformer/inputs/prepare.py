@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.explanation.features import Features
 from whyformer.inputs.feed import called, is_table, naming, place_of, put_right, stands_beside
@@ -21,7 +22,7 @@ from whyformer.inputs.kept import check_texts, extent, unknown
 from whyformer.inputs.lists import holds_tensors, stacked
 from whyformer.inputs.packing import alike, channels_last, each_its_own, several_each, small_pictures
 from whyformer.inputs.pairs import both, read_together
-from whyformer.inputs.pictures import as_rgb, black_of, notes, without_normalisation
+from whyformer.inputs.pictures import as_rgb, black_of, notes, white_of, without_normalisation
 from whyformer.inputs.prompts import encode, is_prompt, with_pictures
 from whyformer.inputs.sounds import Sound, heard, listener
 from whyformer.inputs.sounds import encode as encode_sounds
@@ -155,7 +156,7 @@ def _picture_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.
             "[B, C, H, W]; where the model itself takes them so, wrap it in one that permutes them back"
         )
     seen = Features(pictures=without_normalisation(tensor, processor))
-    return Inputs((), {}, "image", name, features=seen, black=black_of(processor))
+    return Inputs((), {}, "image", name, features=seen, black=black_of(processor), white=white_of(processor))
 
 
 def _vector_facts(tensor: Tensor, name: str, kwargs: dict[str, Any], model: nn.Module, processor: Any) -> Inputs:
@@ -280,8 +281,8 @@ def _special_tokens(ids: Tensor, tokenizer: Any) -> Tensor:
 
 def _fill_ids(tokenizer: Any) -> tuple[tuple[str, int], ...]:
     """Ids that may stand for "nothing here" in perturbations."""
-    names = {"pad": "pad_token_id", "mask": "mask_token_id", "unk": "unk_token_id"}
-    return tuple((k, int(i)) for k, n in names.items() if isinstance(i := getattr(tokenizer, n, None), int))
+    ids = {name: getattr(tokenizer, f"{token}_token_id", None) for name, token in TOKENS.items()}
+    return tuple((name, i) for name, i in ids.items() if isinstance(i, int))
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------
@@ -305,7 +306,8 @@ def _from_pictures(pictures: list[Image.Image], processor: Any) -> Inputs:
     seen = (int(pixels.shape[-2]), int(pixels.shape[-1]))
     said = [notes(p) + told((p.height, p.width), seen, geometry[i] if geometry else None) for i, p in enumerate(rgb)]
     return Inputs(
-        args, kwargs, "image", "pixel_values" if named else 0, features=features, notes=said, black=black_of(processor)
+        args, kwargs, "image", "pixel_values" if named else 0, features=features, notes=said, black=black_of(processor),
+        white=white_of(processor),
     )
 
 

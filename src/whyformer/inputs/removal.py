@@ -1,12 +1,6 @@
 """Taking features out of an input: what stands in for them, and the forward passes that follow.
 
-Every baseline has one name, here and wherever one is asked for:
-
-- pictures: "zero" is 0 in the model's space, the processor's mean colour (RISE's deletion); "black" is 0 in the picture
-  before normalisation, −mean/std (Chefer et al. 2021); "mean" is each channel's mean over this picture; "blur" is the
-  picture blurred;
-- text: "mask", "unk" and "pad" are that token of the tokenizer; "delete" takes the token out, and the others move up;
-- vectors: "zero", and "mean" over this sequence.
+What may stand there is in the table :data:`whyformer.baselines.BASELINES`.
 """
 
 from __future__ import annotations
@@ -21,18 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.baselines import BASELINES, TOKENS, Filling, names_for
 from whyformer.errors import InputError
-from whyformer.explanation.views import gaussian_blur
 from whyformer.inputs import Inputs
 
 if TYPE_CHECKING:
     from whyformer.methods.task import Task
 
-PICTURE_BASELINES = ("zero", "black", "mean", "blur")
-TEXT_BASELINES = ("mask", "unk", "pad", "delete")
-VECTOR_BASELINES = ("zero", "mean")
-BLUR = (5.0, 5)
-"""(σ, radius) in pixels of the blur that metrics use: kernel 11, RISE's insertion."""
 MAX_CELLS = 2048
 Job = tuple[int, Sequence[int]]
 
@@ -134,7 +123,7 @@ def removal(
     fill_id: int | None = None,
     patch: int | None = None,
     window: int = 1,
-    prefer: Sequence[str] = TEXT_BASELINES[:3],
+    prefer: Sequence[str] = tuple(TOKENS),
     blur: tuple[float, int | None] | None = None,
     choice: Tensor | None = None,
 ) -> Removal:
@@ -162,20 +151,21 @@ def removal(
         chosen = task.value_index(task.forward()).cpu() if choice is None else choice
         return Removal(inputs, content[torch.arange(inputs.batch), chosen], name, token, choice=chosen)
     name = baseline or "zero"
-    allowed = PICTURE_BASELINES if inputs.modality == "image" else VECTOR_BASELINES
+    allowed = names_for(inputs.modality)
     if name not in allowed or fill_id is not None:
         kind = "a picture" if inputs.modality == "image" else "a sequence of vectors"
         given = f"baseline {name!r}" if name not in allowed else f"token {fill_id}"
         raise InputError(f"{task.method}: {given} is not for {kind}; its baselines are {', '.join(allowed)}")
     if inputs.modality != "image":
-        filler = torch.zeros_like(x) if name == "zero" else x.mean(inputs.axis, keepdim=True).expand_as(x)
+        filler = fill(name, Filling(x, (inputs.axis,)))
         return Removal(inputs, torch.ones(inputs.extent, dtype=torch.bool), name, filler)
     height, width = x.shape[-2:]
     cell = (patch, patch) if patch is not None else patch_size(task.model)
     while patch is None and math.ceil(height / cell[0]) * math.ceil(width / cell[1]) > MAX_CELLS:
         cell = (2 * cell[0], 2 * cell[1])
     grid = (math.ceil(height / cell[0]), math.ceil(width / cell[1]))
-    filler = picture_filler(name, x, inputs.black, blur or (float(max(cell) * window), None))
+    blur = blur or (float(max(cell) * window), None)
+    filler = fill(name, Filling(x, black=inputs.black, white=inputs.white, blur=blur))
     return Removal(inputs, torch.ones(x.shape[0], grid[0] * grid[1], dtype=torch.bool), name, filler, grid, cell)
 
 
@@ -198,30 +188,13 @@ def content_of(inputs: Inputs) -> Tensor:
     return content
 
 
-def picture_filler(
-    name: str, pixels: Tensor, black: Sequence[float] | Tensor | None, blur: tuple[float, int | None] = BLUR
-) -> Tensor:
-    """``[B, C, H, W]`` what shows where features of ``pixels`` are taken out, in the model's space.
-
-    Args:
-        name: one of :data:`PICTURE_BASELINES`.
-        black: ``[C]`` of that space (see :func:`~whyformer.inputs.pictures.black_of`), None where it is unknown.
-        blur: (σ, radius) in pixels, radius None for 3σ.
-    """
-    if name not in PICTURE_BASELINES:
-        raise InputError(f"a picture's baseline is one of {', '.join(PICTURE_BASELINES)}, not {name!r}")
-    if name == "zero":
-        return torch.zeros_like(pixels)
-    if name == "mean":
-        return pixels.mean((-2, -1), keepdim=True).expand_as(pixels)
-    if name == "black":
-        if black is None:
-            raise InputError("what is black to the model is unknown: pass processor=, or choose another baseline")
-        return torch.as_tensor(black).to(pixels)[:, None, None].expand_as(pixels)
-    sigma, radius = blur
-    if radius is not None and min(pixels.shape[-2:]) <= radius:
-        raise InputError(f"a picture of {list(pixels.shape[-2:])} pixels is too small for the blur (radius {radius})")
-    return gaussian_blur(pixels, sigma, radius)
+def fill(name: str, given: Filling) -> Tensor:
+    """``[B, C, H, W]`` or ``[B, N, D]`` what shows where features of a picture or of vectors are taken out."""
+    row = BASELINES.get(name)
+    if row is None or row.fill is None:
+        known = (one for one, row in BASELINES.items() if row.fill is not None)
+        raise InputError(f"a baseline of pictures and vectors is one of {', '.join(known)}, not {name!r}")
+    return row.fill(given)
 
 
 def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: Sequence[str]) -> tuple[str, int]:
@@ -235,7 +208,7 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
     if baseline is None:
         masked = ["delete"] if "attention_mask" in task.inputs.kwargs and not in_place else []
         if not known and not masked:  # there is no tokenizer, but the model may know
-            own = {name: getattr(config, f"{name}_token_id", None) for name in prefer}
+            own = {name: getattr(config, f"{TOKENS[name]}_token_id", None) for name in prefer}
             known = {name: token for name, token in own.items() if isinstance(token, int)}
         baseline = next(iter([*(p for p in prefer if p in known), *masked]), None)
     if baseline == "delete":
@@ -250,8 +223,8 @@ def _text_filler(task: Task, baseline: str | None, fill_id: int | None, prefer: 
             "mask, unknown or padding token nor an attention_mask among the inputs by which tokens could be deleted "
             "(and none is where the target is read at a token's number): give a token's id, baseline=..."
         )
-    if baseline not in TEXT_BASELINES:
-        raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(TEXT_BASELINES)}")
+    if baseline not in names_for("text"):
+        raise InputError(f"{method}: baseline {baseline!r} is not for text; those are {', '.join(names_for('text'))}")
     if baseline not in known:
         reason = f"the tokenizer has no {baseline} token (it has: {have})" if known else "there is no tokenizer"
         raise InputError(f"{method}: {reason}; choose another baseline, or give the token's id, baseline=...")

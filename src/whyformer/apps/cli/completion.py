@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from whyformer.baselines import BASELINES, names_for
 from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
 from whyformer.errors import LoadError
 
@@ -131,6 +132,7 @@ dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "
 cmaps = of(
     lambda: [(c, "") for c in ("green", "blue-orange", "inferno", "viridis", "cividis", "magma", "plasma", "jet")]
 )
+baselines = of(lambda: [(name, BASELINES[name].kinds["image"]) for name in names_for("image")])
 formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
 models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])
 benchmarks = of(_named("benchmarks"))

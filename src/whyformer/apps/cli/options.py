@@ -96,9 +96,16 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _described(
-    flags: tuple[str, ...] = (), argument: bool = False, autocompletion: str | None = None, **words: Any
+    flags: tuple[str, ...] = (),
+    argument: bool = False,
+    autocompletion: str | None = None,
+    choices: bool = False,
+    **words: Any,
 ) -> Any:
+    """``choices``: what the shell offers is all that there is, so the help lists it."""
     complete = getattr(completion, autocompletion) if autocompletion else None
+    if complete and choices:
+        words["metavar"] = "|".join(name for name, _ in complete(""))
     return (typer.Argument if argument else typer.Option)(*flags, autocompletion=complete, **words)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from whyformer.baselines import names_for
 from whyformer.explanation.geometry import Box
 
 
@@ -219,7 +220,7 @@ class PerturbOutput(_Command):
     method: str
     settings: dict[str, Any]
     target: str = _required("Name of the class.")
-    baseline: Literal["black", "zero", "mean", "blur"] = _required("What stands in for removed pixels.")
+    baseline: Literal[names_for("image")] = _required("What stands in for removed pixels.")  # type: ignore[valid-type]
     fractions: list[float] = _required("Share of the pixels removed; the first is 0.")
     probabilities: PerturbProbabilities | None = _required("Of the class, at each fraction; null of a number.")
     values: PerturbProbabilities | None = _required("Of a regression, its number at each fraction; else null.")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whyformer.baselines import BASELINES
 from whyformer.inputs.removal import removal
 from whyformer.methods.registry import Amount, Count, Natural, between, method, name_or_token, summed
 from whyformer.methods.roots import RootedPass, Roots
@@ -18,7 +19,8 @@ from whyformer.rules.multipliers import COMPOSITES, CompositeName
 from whyformer.tape.walking import GRADIENT, Composite
 
 Norm = Literal["l2", "l1", "max", "sum"]
-Baseline = Annotated[str | int, name_or_token("zero", "black", "mean", "blur", "pad", "mask", "unk")]
+# a path needs an input at its other end, which a text with its tokens taken out is not
+Baseline = Annotated[str | int, name_or_token(*(name for name, row in BASELINES.items() if row.fill or row.token))]
 Steps = Annotated[int, between(1, 1_000, whole=True)]  # the quadrature's points are eigenvalues of a matrix that large
 
 

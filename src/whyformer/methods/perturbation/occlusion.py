@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from whyformer.baselines import BASELINES
 from whyformer.errors import InputError
 from whyformer.inputs import Inputs
-from whyformer.inputs.removal import PICTURE_BASELINES, TEXT_BASELINES, Removal, logits_without, removal, values_of
+from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.registry import Count, OptionalCount, OptionalNatural, method, name_or_token
 from whyformer.methods.task import Scores, Task
 
-Baseline = Annotated[str | int | None, name_or_token(None, *PICTURE_BASELINES, *TEXT_BASELINES)]
+Baseline = Annotated[str | int | None, name_or_token(None, *BASELINES)]
 
 
 @method(
