@@ -77,8 +77,9 @@ def evaluate(
             default. Of a model for regression, and of targets that are values themselves, the number is followed.
         batch_size: perturbed samples in one forward pass.
         **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size). Metrics that take features
-            out have ``baseline=``: "zero" (the processor's mean colour), "black", "mean" (of this picture) or "blur"
-            for pictures, "unk", "mask", "pad", a token's id or "delete" for text; the default is the metric's own.
+            out have ``baseline=``: "zero" (the processor's mean colour), "black", "mean" (of this picture), "blur" or
+            "noise" for pictures, "unk", "mask", "pad", a token's id or "delete" for text; the default is the
+            metric's own.
 
     Raises:
         InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.

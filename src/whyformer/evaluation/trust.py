@@ -174,8 +174,9 @@ def trust(
         explanation: what ``whyformer.explain`` returned.
         model, processor, device: as for :func:`whyformer.explain`.
         inputs: the explained ones; by default the explanation's own sentences or pictures, where it has them.
-        baseline: what stands in for a feature. Pictures: "zero" (the processor's mean colour; default), "black", "mean"
-            or "blur". Text: the tokenizer's "mask", "unk" or "pad" (default the first it has), else "delete".
+        baseline: what stands in for a feature. Pictures: "zero" (the processor's mean colour; default), "black",
+            "mean", "blur" or "noise". Text: the tokenizer's "mask", "unk" or "pad" (default the first it has), else
+            "delete".
         steps, seeds: of the curves and of the random maps.
         batch_size: perturbed samples in one forward pass.
         truncate: allow text longer than the model takes to be cut off, as it was when it was explained.

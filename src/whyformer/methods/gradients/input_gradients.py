@@ -280,8 +280,8 @@ def integrated_gradients(
         steps: quadrature points.
         baseline: x′ of the main input; those of others are zero. "zero": zeros in the model's input space (for pictures
             normalised with their mean: the mean colour; for text: zero vectors into the first block). Pictures:
-            "black", "mean" (each channel's mean), "blur". Text: "pad", "mask", "unk" or a token's id (that token
-            everywhere but at special tokens). Vectors: "mean".
+            "black", "mean" (each channel's mean), "blur", "noise". Text: "pad", "mask", "unk" or a token's id (that
+            token everywhere but at special tokens). Vectors: "mean".
         blur: σ in pixels of "blur".
         batch_size: points × samples in one pass; changes only speed and memory.
         composite: the rules of the backward passes, see :mod:`whyformer.rules.multipliers`; Σ is as above for "plain".

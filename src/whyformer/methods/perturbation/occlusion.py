@@ -45,8 +45,9 @@ def occlusion(
     Args:
         baseline: pictures: "zero" (0 in model space, which is the processor's mean colour; default), "black" (0 before
             normalisation; needs the processor), "mean" (each channel's mean over this picture), "blur" (the picture
-            blurred with σ = one window). Text: "mask", "unk", "pad" (that token of the tokenizer; default the first it
-            has) or "delete" (the token is taken out and the others move up; the default without a tokenizer, where
+            blurred with σ = one window), "noise" (uniform between black and white; needs the processor). Text: "mask",
+            "unk", "pad" (that token of the tokenizer; default the first it has) or "delete" (the token is taken out
+            and the others move up; the default without a tokenizer, where
             there is an attention mask; one token at least must stay). Without a tokenizer where nothing can be deleted
             (a multiple choice, a target read at a token's number) the ids that the model's config knows. Vectors:
             "zero", "mean". A number is the id of the token that stands in.
