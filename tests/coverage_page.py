@@ -65,7 +65,7 @@ def written(cells: list[Cell]) -> str:
         "many as the input has features; the plain model's logits; a sample alone (text without its padding) gets the scores it has in the",
         "batch; the model is left as found; input × gradient equals the one computed by hand at the pixels, or at what enters the first block.", "",
         f"**{len(rows)} architectures, {meant + count['–']} cells.** Of the {meant} cells that have a meaning {count['✓']} work ({100 * count['✓'] / max(meant, 1):.1f} %), "
-        f"{count['○']} are refused for now with a sentence that says why, {count['✗']} are wrong or end in an error of another kind. In {count['–']} cells the method has no meaning.", "",
+        f"{count['○']} are refused for now with a sentence that says why. Known defects (wrong, or an error of another kind): {count['✗']}. In {count['–']} cells the method has no meaning.", "",
         "✓ works · – has no meaning on this model · ○ not yet, and the error says so · ✗ a known defect · (·) not tried", "",
     ]  # fmt: skip
     for kind in KINDS:
