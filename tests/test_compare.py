@@ -10,7 +10,9 @@ import torch
 import whyformer
 from whyformer import comparing, explaining
 from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.explaining import Explainer
 from whyformer.methods import METHODS
+from whyformer.prepared import Prepared
 from zoo import build
 
 compare = whyformer.compare
@@ -40,8 +42,8 @@ def test_each_is_what_explain_gives_in_the_order_asked_for(name: str) -> None:
 def test_what_is_the_same_for_all_classes_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = build("hf_vit")
     made = []
-    explain = explaining.Ready.explain
-    monkeypatch.setattr(explaining.Ready, "explain", lambda self, method, target, **more: made.append((method, target)) or explain(self, method, target, **more))
+    explain = Prepared.explain
+    monkeypatch.setattr(Prepared, "explain", lambda self, method, target, **more: made.append((method, target)) or explain(self, method, target, **more))
     prepared = []
     prepare = explaining.prepare
     monkeypatch.setattr(explaining, "prepare", lambda *a, **k: prepared.append(1) or prepare(*a, **k))
@@ -79,7 +81,7 @@ def test_the_likeliest_classes() -> None:
 
 def test_remembered_ones_are_not_made_again() -> None:
     model, inputs = build("hf_vit")
-    ready = explaining.begin(model, inputs)
+    ready = Explainer(model).prepare(inputs)
     kept: dict[str, Any] = {}
 
     def once(key: Any, make: Any) -> Any:
@@ -102,6 +104,6 @@ def test_remembered_ones_are_not_made_again() -> None:
     ([{"start_layer": 0}], None, "a method is a name"), ([], None, "no methods"), (["gae"], [], "no targets"), (["gae"], [0, 9], "class 9 is out of range"),
 ])  # fmt: skip
 def test_a_slip_of_the_pen_is_an_error_before_any_work(methods: Any, targets: Any, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explaining.Ready, "explain", lambda *a, **k: pytest.fail("worked"))
+    monkeypatch.setattr(Prepared, "explain", lambda *a, **k: pytest.fail("worked"))
     with pytest.raises(InputError, match=match):
         compare(*build("hf_vit"), methods, targets)

@@ -11,8 +11,9 @@ import transformers as hf
 from PIL import Image
 
 import whyformer
-from whyformer import batches, explaining
+from whyformer import batches
 from whyformer.errors import InputError, TooLarge
+from whyformer.prepared import Prepared
 from whyformer.targets import LogProbability
 
 MANY = 70
@@ -26,13 +27,13 @@ LIST: dict[str, Any] = {"bundled:digits": PICTURES, "bundled:sst2": TEXTS}
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples were explained together, in turn."""
     seen: list[int] = []
-    original = explaining.Ready.explain
+    original = Prepared.explain
 
-    def explain(self: explaining.Ready, *args: Any, **kwargs: Any) -> Any:
+    def explain(self: Prepared, *args: Any, **kwargs: Any) -> Any:
         seen.append(self.inputs.batch)
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(explaining.Ready, "explain", explain)
+    monkeypatch.setattr(Prepared, "explain", explain)
     return seen
 
 
@@ -154,25 +155,25 @@ def test_sounds(sizes: list[int]) -> None:
 def test_where_memory_runs_out_fewer_go_together(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient")
     seen: list[int] = []
-    original = explaining.Ready._whole
+    original = Prepared._whole
 
-    def whole(self: explaining.Ready, *args: Any, **kwargs: Any) -> Any:
+    def whole(self: Prepared, *args: Any, **kwargs: Any) -> Any:
         seen.append(self.inputs.batch)
         if self.inputs.batch > 10:
             raise error
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(explaining.Ready, "_whole", whole)
+    monkeypatch.setattr(Prepared, "_whole", whole)
     e = whyformer.explain("bundled:sst2", TEXTS, "input_x_gradient")
     assert seen == [32, 16, *[8] * 8, 6]
     assert torch.allclose(e.scores, wanted.scores, atol=1e-6)
 
 
 def test_what_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def whole(self: explaining.Ready, *args: Any, **kwargs: Any) -> Any:
+    def whole(self: Prepared, *args: Any, **kwargs: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(explaining.Ready, "_whole", whole)
+    monkeypatch.setattr(Prepared, "_whole", whole)
     with pytest.raises(torch.OutOfMemoryError):
         whyformer.explain("bundled:sst2", TEXTS[:3], "input_x_gradient")
 

@@ -339,3 +339,8 @@ class Choice(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.model(input_ids=input_ids[:, None], attention_mask=attention_mask[:, None]).logits
+
+
+def prepared(model: nn.Module, inputs: Any) -> Prepared:
+    """Inputs that are read for a model."""
+    return Explainer(model).prepare(inputs)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import MapWatch, Scores
 from whyformer.methods.texts import each_text
+from whyformer.options import Keywords, shows_options
+from whyformer.prepared import Prepared
 from whyformer.tape.walking import GRADIENT
 from whyformer.targets import Target, of_samples
 
@@ -100,23 +102,22 @@ class AttentionMaps:
         return Aggregation(heads=head).fuse(self.maps[block])
 
 
+@shows_options
 def attention_maps(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any,
     processor: Any = None,
     *,
     target: Target = None,
     gradient: bool = False,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    truncate: bool = False,
+    **options: Unpack[Keywords],
 ) -> AttentionMaps:
     """All attention maps of a prediction, in one forward pass.
 
     ``maps.explanation(b, h)`` equals ``explain(..., "raw_attention", aggregation={"layers": b, "heads": h})``.
 
     Args:
-        model, inputs, processor, device, dtype, truncate: as for :func:`whyformer.explain`.
+        model, inputs, processor, **options: as for :func:`whyformer.explain`.
         target: as there; only for ``gradient``.
         gradient: (A ⊙ ∂target/∂A)⁺ instead of A, so that the maps depend on the class (one backward pass more).
 
@@ -125,7 +126,7 @@ def attention_maps(
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or over several sequences of them (an
             encoder with a decoder), of which ``raw_attention`` shows one block and head.
     """
-    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     if not ready.singles:
         return _maps(ready, target, gradient)
     ready.resolver(target)
@@ -172,7 +173,7 @@ def _refuse_many(total: int) -> None:
         )
 
 
-def _maps(ready: Ready, target: Target, gradient: bool) -> AttentionMaps:
+def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
     resolver = ready.resolver(target)
     name = "attention_gradient" if gradient else "attention"
     task = ready.task(resolver, name)

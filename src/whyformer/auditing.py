@@ -6,20 +6,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.methods import METHODS, Method, list_methods
 from whyformer.methods.passes import ForwardPass, Layout
 from whyformer.methods.task import Task
 from whyformer.methods.together import Together, sharing
 from whyformer.models import load
+from whyformer.options import Keywords, shows_options
+from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
@@ -147,15 +149,15 @@ class Audit:
         return auditing.plain(self)
 
 
+@shows_options
 def audit(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any = None,
     processor: Any = None,
     *,
     target: Target = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
     progress: bool | Track = False,
+    **options: Unpack[Keywords],
 ) -> Audit:
     """What whyformer sees of a model, before anything is explained.
 
@@ -163,7 +165,7 @@ def audit(
     quickest settings, but for perturbation methods, which need nothing but the output.
 
     Args:
-        model, processor, target, device, dtype, progress: as for :func:`whyformer.explain`.
+        model, processor, target, progress, **options: as for :func:`whyformer.explain`.
         inputs: as there; by default, for a model given by name, a picture of noise or a short sentence.
 
     Raises:
@@ -172,12 +174,11 @@ def audit(
     if inputs is None:
         if not isinstance(model, str):
             raise InputError("audit needs inputs for a model that is not given by name: pass what its forward takes")
-        loaded = load(model, device=device, dtype=dtype)
-        model, processor, device, dtype = loaded.model, processor or loaded.processor, None, None
+        model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
         shown = Image.fromarray(noise)
-        inputs = {"text": SENTENCE, "image": shown, "both": {"text": SENTENCE, "images": shown}}[loaded.modality]
-    ready = begin(model, inputs, processor, device=device, dtype=dtype)
+        inputs = {"text": SENTENCE, "image": shown, "both": {"text": SENTENCE, "images": shown}}[model.modality]
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     with sharing(list_methods()) as together:
         task = replace(ready.task(target, "audit"), together=together)
         with ready.explaining_errors(task), task.at_work():
@@ -264,7 +265,7 @@ def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[st
     return blocks, lost, sums
 
 
-def _streams(ready: Ready, task: Task, layout: Layout, target: Target) -> list[Stream]:
+def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> list[Stream]:
     sizes: dict[str, tuple[str, list[int]]] = {}
     for method in ("raw_attention", "input_x_gradient"):
         try:
@@ -283,7 +284,7 @@ def _streams(ready: Ready, task: Task, layout: Layout, target: Target) -> list[S
     return found
 
 
-def _why_not(ready: Ready, method: Method, target: Target, together: Together) -> str | None:
+def _why_not(ready: Prepared, method: Method, target: Target, together: Together) -> str | None:
     if method.modality != "both" and method.modality != ready.inputs.modality:
         return f"it explains {'pictures' if method.modality == 'image' else 'text'}"
     if method.family == "perturbation":

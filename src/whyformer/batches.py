@@ -33,7 +33,7 @@ def in_batches(
 
     Args:
         track: stands around the batches, where there are several.
-        begin: of some of the samples, a :class:`whyformer.explaining.Ready`.
+        begin: of some of the samples, a :class:`whyformer.prepared.Prepared`.
         explain: of that, the target and whether these are all samples, the explanation.
 
     Raises:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-import torch
-from torch import nn
+from typing import Any, Unpack
 
 from whyformer.errors import InputError, WhyformerError, without_frames
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
 from whyformer.methods.together import sharing
+from whyformer.options import Keywords, shows_options
+from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Resolver, Target
 
@@ -48,18 +47,17 @@ class Comparison:
         return "\n".join([*lines, *(f"  refused: {one.method}: {one.error}" for one in self.refusals)])
 
 
+@shows_options
 def compare(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any,
     methods: Sequence[Asked] | None = None,
     targets: Sequence[Target] | None = None,
     processor: Any = None,
     *,
     likeliest: int = 1,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    truncate: bool = False,
     progress: bool | Track = False,
+    **options: Unpack[Keywords],
 ) -> Comparison:
     """Explain one input, or batch, by several methods for several targets.
 
@@ -67,7 +65,7 @@ def compare(
     method that has no meaning on this model, or fails on it, is among the refusals, and the others go on.
 
     Args:
-        model, inputs, processor, device, dtype, truncate, progress: as for :func:`explain`.
+        model, inputs, processor, progress, **options: as for :func:`explain`.
         methods: names, (name, settings) or ``{"method": name, setting: value}``; all that take such an input by
             default.
         targets: each as for :func:`explain`, so that a list in it holds one class a sample.
@@ -78,7 +76,7 @@ def compare(
             the first refusal).
     """
     asked = None if methods is None else [read_method(m) for m in methods]
-    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)
     if asked is None:
         asked = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]
@@ -110,7 +108,7 @@ def read_method(asked: Asked, kinds: str = "a method is a name") -> tuple[Method
 
 
 def each(
-    ready: Ready, methods: Sequence[tuple[Method, dict[str, Any]]], targets: Sequence[Target], *,
+    ready: Prepared, methods: Sequence[tuple[Method, dict[str, Any]]], targets: Sequence[Target], *,
     progress: bool | Track = False, once: Callable[[Any, Callable[[], Explanation]], Explanation] | None = None,
 ) -> Iterator[Explanation | Refusal]:  # fmt: skip
     """Each method for each target, or once why there is none, as soon as it is there (see :func:`compare`).
@@ -150,7 +148,7 @@ def each(
 
 def _one(
     make: Callable[[], Explanation],
-    ready: Ready,
+    ready: Prepared,
     resolver: Resolver,
     earlier: Sequence[tuple[Explanation, Resolver]],
 ) -> Explanation:

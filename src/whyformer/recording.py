@@ -12,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.inputs.unfit import unfit
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
+from whyformer.options import Keywords, shows_options
+from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
 from whyformer.rules.registered import with_own_rules
@@ -83,7 +85,7 @@ class Record:
     inputs: Mapping[str, Value]
     roots: tuple[Value, ...]
     outputs: Mapping[str, Value]
-    _ready: Ready = field(repr=False)
+    _ready: Prepared = field(repr=False)
     _pass: ForwardPass = field(repr=False)
 
     # -- what there is
@@ -289,7 +291,8 @@ def _composite(composite: str | Composite) -> Composite:
     return with_own_rules(composite)
 
 
-def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options: Any) -> Record:
+@shows_options
+def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Keywords]) -> Record:
     """Record one forward pass of a model.
 
     The model runs once, as it is, in eval mode and without gradients; what it computes is kept as data. Nothing is
@@ -299,8 +302,7 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     custom autograd functions play no part.
 
     Args:
-        model, inputs, processor: as for :func:`whyformer.explain`.
-        **options: ``device``, ``dtype`` and ``truncate`` as for :func:`whyformer.explain`.
+        model, inputs, processor, **options: as for :func:`whyformer.explain`.
 
     Returns:
         A :class:`Record`. It holds the activations of the pass until it is dropped.
@@ -308,7 +310,7 @@ def record(model: nn.Module | str, inputs: Any, processor: Any = None, **options
     Raises:
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
-    ready = begin(model, inputs, processor, **options)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     ready.refuse_singles("record")
     args, kwargs = ready.inputs.feed
     try:

@@ -23,7 +23,7 @@ from whyformer.benchmarks.study import Study, Unusable
 from whyformer.datasets.opening import open_pictures, open_texts
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import Forwards, activated
-from whyformer.explaining import Ready
+from whyformer.prepared import Prepared
 from zoo_evaluate import movie_folder, picture_folder, processor, sentence_file, tiny_bert, tiny_vit
 
 FEW = "raw_attention,transformer_attribution:start_layer=1"
@@ -208,7 +208,7 @@ def test_what_is_taken_out_is_pixels_or_whole_patches(per: str, tmp_path: Path, 
 
 
 def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, bert, monkeypatch) -> None:
-    plain = Ready.explain
+    plain = Prepared.explain
 
     def sometimes(ready, method, *rest, **settings):
         inputs = ready.inputs.tensor
@@ -219,7 +219,7 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
         return plain(ready, method, *rest, **settings)
 
     data = picture_folder(tmp_path / "data")
-    monkeypatch.setattr(Ready, "explain", sometimes)
+    monkeypatch.setattr(Prepared, "explain", sometimes)
     broken = run("segmentation", tmp_path / "out", data, vit, bert, False).report
     counts = broken.counts["raw_attention"]
     assert counts["failed"] + counts["scored"] == 5
@@ -236,13 +236,13 @@ def test_a_failing_method_is_recorded_and_the_rest_goes_on(tmp_path: Path, vit, 
 @pytest.fixture
 def constant_raw_attention(monkeypatch) -> None:
     """The maps of raw attention come out constant, those of other methods as they are."""
-    plain = Ready.explain
+    plain = Prepared.explain
 
     def flat(ready, method, *rest, **settings):
         e = plain(ready, method, *rest, **settings)
         return replace(e, scores=e.scores * 0 + 1) if method == "raw_attention" else e
 
-    monkeypatch.setattr(Ready, "explain", flat)
+    monkeypatch.setattr(Prepared, "explain", flat)
 
 
 def test_constant_maps_are_counted_and_not_scored(tmp_path: Path, vit, bert, constant_raw_attention) -> None:
@@ -436,14 +436,14 @@ def test_what_fails_among_methods_that_share_is_told_of_its_own_sample(tmp_path,
     """One sample that a method cannot explain takes neither the others nor the other methods with it."""
     study = Study(tiny_vit(), processor(), "image", (), (), {}, Forwards(tiny_vit()))
     batch = read_batch(study, list(open_pictures(picture_folder(tmp_path / "data"))[1])[:2])
-    plain = Ready.explain
+    plain = Prepared.explain
 
     def explain(ready, method, target, **settings):
         if method == "gae" and 1 in target:
             raise InputError("not this one")
         return plain(ready, method, target, **settings)
 
-    monkeypatch.setattr(Ready, "explain", explain)
+    monkeypatch.setattr(Prepared, "explain", explain)
     chosen = parse_methods("transformer_attribution,gae,rollout", {})
     with pytest.raises(InputError, match="not this one"):  # then each sample is measured by itself
         batch.maps(chosen, [0, 1])

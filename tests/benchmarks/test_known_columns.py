@@ -21,13 +21,13 @@ from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
-from whyformer import explaining
 from whyformer.benchmarks import BENCHMARKS
 from whyformer.benchmarks.configurations import generator_for
 from whyformer.benchmarks.report import Report
 from whyformer.benchmarks.runner import run_benchmark
 from whyformer.errors import InputError
 from whyformer.evaluation.metrics.sanity import randomized_models
+from whyformer.prepared import Prepared
 from zoo_evaluate import WORDS, tiny_bert
 
 METHOD = "input_x_gradient"
@@ -235,13 +235,13 @@ UPSIDE_DOWN = "saliency"
 @pytest.fixture
 def upside_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """The map of one method is turned: what was highest is lowest."""
-    plain = explaining.Ready.explain
+    plain = Prepared.explain
 
     def explain(ready: Any, method: str, *rest: Any, **settings: Any) -> Any:
         e = plain(ready, METHOD, *rest)
         return replace(e, scores=e.scores.max() + e.scores.min() - e.scores) if method == UPSIDE_DOWN else e
 
-    monkeypatch.setattr(explaining.Ready, "explain", explain)
+    monkeypatch.setattr(Prepared, "explain", explain)
 
 
 def test_arbitration_takes_the_map_in_the_right_order(tmp_path: Path, upside_down: None) -> None:

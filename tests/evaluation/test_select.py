@@ -268,13 +268,13 @@ def test_perturbed_forwards_are_shared() -> None:
 
 def test_explanations_that_do_not_depend_on_the_class_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    plain = module.Ready.explain
+    plain = module.Prepared.explain
 
     def counted(ready: Any, method: str, *args: Any, **settings: Any) -> Explanation:
         made.append(method)
         return plain(ready, method, *args, **settings)
 
-    monkeypatch.setattr(module.Ready, "explain", counted)
+    monkeypatch.setattr(module.Prepared, "explain", counted)
     model, inputs = zoo.build("hf_vit")
     arbitrate(model, inputs, ["rollout", "saliency"], mode="label")
     assert made.count("rollout") == 1

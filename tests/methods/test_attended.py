@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import MethodNotApplicable
-from whyformer.explaining import begin
 from whyformer.methods.task import MapWatch
 from whyformer.tape.recording import record_call
 from whyformer.tape.sources import find_sources
 from whyformer.tape.walking import GRADIENT
-from zoo import HEADS, WIDTH, bert, gpt2, hf_vit, randomise
+from zoo import HEADS, WIDTH, bert, gpt2, hf_vit, prepared, randomise
 
 MODELS: dict[str, Callable[..., tuple[nn.Module, Any]]] = {"vit": hf_vit, "bert": bert, "gpt2": gpt2}
 
@@ -34,7 +33,7 @@ def test_what_flows_to_maps_is_their_gradient(name: str, attention: str) -> None
     model, fed = doubled(MODELS[name], "eager")
     output = model(**fed, output_attentions=True)
     wanted = torch.autograd.grad(output.logits[:, 1].sum(), output.attentions)
-    ready = begin(*doubled(MODELS[name], attention))
+    ready = prepared(*doubled(MODELS[name], attention))
     task = ready.task(ready.resolver(1), "gae")
     found: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import begin
+from whyformer.explaining import Explainer
 from whyformer.methods.vectors.alti import contributions
 from whyformer.methods.vectors.norms import states_of, vectors_of
-from zoo import ZOO, build
+from zoo import ZOO, build, prepared
 
 
 def heads(x: Tensor, linear: nn.Linear, count: int = 3) -> Tensor:
@@ -84,7 +84,7 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
     """So does the readout row of their product; a row is all zero where no token's vector comes nearer than nothing does."""
     scores = whyformer.explain(*build(name), method="alti").scores
     torch.testing.assert_close(scores.sum(1), torch.ones(2, dtype=torch.float64))
-    vectors = states_of(begin(*build(name)).task(name="test"))
+    vectors = states_of(prepared(*build(name)).task(name="test"))
     for block in vectors.blocks:
         mixture = vectors.at(block, "norm")
         assert bool((contributions(mixture) <= mixture.total().abs().sum(-1, keepdim=True) * (1 + 1e-12)).all())
@@ -93,7 +93,7 @@ def test_rows_of_alti_sum_to_one(name: str) -> None:
 def test_a_norm_that_only_feeds_a_branch_is_no_post_norm() -> None:
     """ModernBERT's first block normalises nothing before its attention."""
     for name, wanted in {"modernbert_cls": False, "bert": True, "encoder_mean": True, "encoder_first": False}.items():
-        vectors = vectors_of(begin(*build(name)).task(name="test"))
+        vectors = vectors_of(prepared(*build(name)).task(name="test"))
         for block in vectors.blocks:
             summed, normed, output = (vectors.at(block, place).total() for place in ("sum", "norm", "output"))
             assert [torch.equal(summed, normed), torch.equal(normed, output)] == [not wanted, not wanted]
@@ -111,7 +111,7 @@ def test_globenc_is_kobayashis_norm_where_no_norm_follows_a_sum(name: str) -> No
 def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
     """LayerScale included: what attention adds is scaled before it is added."""
     model, inputs = build(name)
-    task, states = begin(model, inputs).task(name="test"), list[Tensor]()
+    task, states = Explainer(model).prepare(inputs).task(name="test"), list[Tensor]()
 
     class Spy(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -10,11 +10,11 @@ import torch
 from snapshot import assert_unchanged, snapshot
 from whyformer.comparing import Refusal, compare, each, read_method
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import begin
+from whyformer.explaining import Explainer
 from whyformer.methods import METHODS, together
 from whyformer.methods.together import Together
 from whyformer.rules.registered import declared
-from zoo import bert, build, hf_swin, hf_vit
+from zoo import bert, build, hf_swin, hf_vit, prepared
 
 NINE = [
     "raw_attention", "rollout", "gradcam_attention", "partial_lrp", "lrp", "transformer_attribution", "gae", "lrp_ah_ln", "input_x_gradient",
@@ -66,7 +66,7 @@ def one_by_one(ready, methods, target):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pair_of_the_nine(name):
     model, inputs = doubled(MODELS[name])
-    before, ready = snapshot(model), begin(model, inputs)
+    before, ready = snapshot(model), Explainer(model).prepare(inputs)
     alone = {(m, t): ready.explain(m, TARGETS[t]) for m in NINE for t in (0, 1)}
     for number, pair in enumerate(combinations(NINE, 2)):
         pair = pair[:: 1 if number % 2 else -1]
@@ -91,7 +91,7 @@ def test_every_pair_of_the_nine(name):
 )
 def test_all_nine_in_other_models(name):
     """Fused and written norms, mean and CLS read out, tokens first, causal masks; in both orders, all from one pass."""
-    ready = begin(*build(name))
+    ready = prepared(*build(name))
     for target, methods in zip(TARGETS, (NINE, NINE[::-1]), strict=True):
         found, shared = one_by_one(ready, methods, target)
         assert shared.views >= 9  # some ask for more than one pass
@@ -101,7 +101,7 @@ def test_all_nine_in_other_models(name):
 
 def test_settings_that_begin_elsewhere():
     """Upper halves, one block, other rules: which graph a method asks for is its own affair."""
-    ready = begin(*doubled(MODELS["bert sdpa"]))
+    ready = prepared(*doubled(MODELS["bert sdpa"]))
     asked = [
         ("gae", {"start_layer": 1}), ("gae", {"start_layer": -1}), ("gradcam_attention", {"block": 0}), ("transformer_attribution", {"start_layer": 2}),
         ("transformer_attribution", {"weighting": "attention"}), ("partial_lrp", {"block": 1, "rule": "gamma"}), ("lrp", {"rule": "shared", "alpha": 2.0}),
@@ -120,7 +120,7 @@ LRPS = ["lrp_ah", "lrp_ln", "lrp_ah_ln"]
 @pytest.mark.parametrize("name", [*MODELS, "gpt2", "timm_vit_mean", "encoder_sequence_first"])
 def test_multipliers_beside_relevance_and_maps(name):
     """The LRPs of Ali et al. on fused and written attention, before and after methods that share another pass."""
-    ready = begin(*(doubled(MODELS[name]) if name in MODELS else build(name)))
+    ready = prepared(*(doubled(MODELS[name]) if name in MODELS else build(name)))
     methods = ["transformer_attribution", *LRPS, "gae", "lrp_ah", "input_x_gradient"]
     found, shared = one_by_one(ready, methods, 1)
     for e in found:
@@ -130,7 +130,7 @@ def test_multipliers_beside_relevance_and_maps(name):
 
 def test_a_norm_written_by_hand_is_itself_where_its_derivative_is_wanted():
     """Its own operations differ from the norm that it stands for by the rounding to float32 in them."""
-    ready, shared = begin(*build("llama")), Together()
+    ready, shared = prepared(*build("llama")), Together()
     sharing(ready, shared, "lrp", 1)
     for method, views in (("lrp_ah", 2), ("lrp_ln", 3), ("lrp_ah_ln", 4)):
         assert_same(sharing(ready, shared, method, 1), ready.explain(method, 1))
@@ -138,7 +138,7 @@ def test_a_norm_written_by_hand_is_itself_where_its_derivative_is_wanted():
 
 
 def test_all_composites_of_multipliers_share_a_pass_with_rules_that_a_user_declares_too():
-    ready = begin(*doubled(MODELS["vit sdpa"]))
+    ready = prepared(*doubled(MODELS["vit sdpa"]))
     shared = Together()
     for settings in ({"composite": c} for c in ("libra", "attnlrp", "cp_lrp", "gim")):
         found = sharing(ready, shared, "input_x_gradient", 1, **settings)
@@ -155,7 +155,7 @@ def test_all_composites_of_multipliers_share_a_pass_with_rules_that_a_user_decla
 def test_one_forward_pass_does_for_nine():
     """The cost is counted, not timed."""
     model, inputs = doubled(MODELS["vit sdpa"])
-    ready, forwards = begin(model, inputs), []
+    ready, forwards = Explainer(model).prepare(inputs), []
     model.register_forward_pre_hook(lambda *_: forwards.append(1))
     ready.explain("gae")  # what is measured once for a model is known from here on
     forwards.clear()
@@ -167,7 +167,7 @@ def test_one_forward_pass_does_for_nine():
 def test_several_targets_keep_their_order_and_a_refusal_is_told_once():
     model, inputs = doubled(MODELS["bert sdpa"])
     ready, methods = (
-        begin(model, inputs),
+        Explainer(model).prepare(inputs),
         [("gae", {}), ("vit_cx", {}), ("rollout", {}), ("transformer_attribution", {})],
     )
     asked = [(METHODS[m], s) for m, s in methods]
@@ -187,9 +187,9 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
     """All methods over several streams share one pass, and relevance of half precision flows in a pass of float32."""
     model, inputs = build("t5") if of == "several streams" else hf_vit()
     if of == "several streams":
-        ready = begin(model, {**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
+        ready = Explainer(model).prepare({**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
     else:
-        ready = begin(model.bfloat16(), inputs.bfloat16())
+        ready = Explainer(model.bfloat16()).prepare(inputs.bfloat16())
     shared = Together()
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
@@ -198,7 +198,7 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
 
 
 def test_windows_have_a_pass_too_and_what_refuses_them_does():
-    ready, shared = begin(*doubled(hf_swin)), Together()
+    ready, shared = prepared(*doubled(hf_swin)), Together()
     for method in ("lrp", "input_x_gradient"):
         assert_same(sharing(ready, shared, method, 1), ready.explain(method, 1))
     assert shared.failed == []
@@ -208,7 +208,7 @@ def test_windows_have_a_pass_too_and_what_refuses_them_does():
 
 def test_a_model_that_was_changed_between_two_methods_is_recorded_again():
     model, inputs = doubled(MODELS["bert sdpa"])
-    ready, shared = begin(model, inputs), Together()
+    ready, shared = Explainer(model).prepare(inputs), Together()
     sharing(ready, shared, "gae", 1)
     with torch.no_grad():
         model.classifier.weight.mul_(-3)
@@ -226,14 +226,14 @@ def test_what_fails_is_told_as_it_is_alone():
     found = compare(model, inputs, ["gae", ("gae", {"aggregation": {"heads": 7}}), "transformer_attribution"], [1])
     assert "head 7" in str(found.refusals[0].error)
     assert [e.method for e in found.explanations] == ["gae", "transformer_attribution"]
-    assert_same(found.explanations[1], begin(model, inputs).explain("transformer_attribution", 1))
+    assert_same(found.explanations[1], Explainer(model).prepare(inputs).explain("transformer_attribution", 1))
 
 
 def test_nothing_is_kept_when_all_is_done(monkeypatch):
     made = []
     monkeypatch.setattr(together, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
     model, inputs = doubled(MODELS["vit sdpa"])
-    stream = each(begin(model, inputs), [read_method(m) for m in NINE], [1])
+    stream = each(Explainer(model).prepare(inputs), [read_method(m) for m in NINE], [1])
     next(stream)
     whole = weakref.ref(made[0]._passed[False][2])
     assert whole() is not None

@@ -24,6 +24,7 @@ from whyformer.methods import find
 from whyformer.methods.together import Together, sharing
 from whyformer.models.ends import final_activation, known_end_function
 from whyformer.models.structure import class_count, class_names
+from whyformer.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -263,7 +264,7 @@ class Sharing:
 
     batch: Batch
     together: Together
-    ready: explaining.Ready | None = None
+    ready: Prepared | None = None
 
     @classmethod
     @contextmanager
@@ -276,7 +277,8 @@ class Sharing:
         """All samples."""
         if self.ready is None:
             study = self.batch.study
-            self.ready = explaining.begin(study.model, self.batch.inputs(range(len(targets))), study.processor)
+            inputs = self.batch.inputs(range(len(targets)))
+            self.ready = explaining.explainer_of(study.model, study.processor).prepare(inputs)
         return self.together.around(partial(self.ready.explain, method, list(targets), **settings))
 
 

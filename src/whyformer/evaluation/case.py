@@ -15,11 +15,11 @@ from torch import Tensor
 from whyformer.baselines import BLUR
 from whyformer.errors import InputError
 from whyformer.evaluation.forwards import activated
-from whyformer.explaining import Ready
 from whyformer.explanation.result import Explanation
 from whyformer.explanation.views import resize
 from whyformer.inputs import Inputs
 from whyformer.inputs.removal import Removal, content_of, logits_without, removal
+from whyformer.prepared import Prepared
 from whyformer.targets import Resolver, Target
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Case:
         forwards: plain forward passes of changed samples, so far.
     """
 
-    ready: Ready
+    ready: Prepared
     scores: Array
     target: NDArray[np.int64]
     logits: Array
@@ -109,7 +109,7 @@ class Case:
         return self.outcomes(self.run(sample, masks, baseline))[:, self.target[sample]]
 
 
-def read_case(ready: Ready, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:
+def read_case(ready: Prepared, explanation: Explanation | ArrayLike | Tensor, target: Target, batch_size: int) -> Case:
     """Check that the scores fit the input, and bring them to its features.
 
     Scores of a picture may be ``[B, H, W]`` of any size, ``[B, C, H, W]`` (summed over channels) or ``[B, P]``

@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.evaluation.case import read_target
-from whyformer.explaining import begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
 from whyformer.models.kinds import LANGUAGE
 from whyformer.models.output import decodes
+from whyformer.options import Keywords, shows_options
 from whyformer.targets import Target
 
 _BATCH_SIZE = 16
 _NAME = "token_deletion"
 
 
+@shows_options
 def token_deletion(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any,
     explanation: Explanation,
     count: int = 3,
     processor: Any = None,
     *,
     target: Target = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    truncate: bool = False,
+    **options: Unpack[Keywords],
 ) -> Explanation:
     """Order the ``count`` best tokens of each text by what the target loses without each of them.
 
@@ -47,7 +47,7 @@ def token_deletion(
     in. Iris lives in Rome." tells of one place only, and deletion hardly matters.
 
     Args:
-        model, inputs, processor, device, dtype, truncate: as for :func:`whyformer.explain`.
+        model, inputs, processor, **options: as for :func:`whyformer.explain`.
         explanation: of these inputs, with a score for each token.
         count: how many tokens of each text are deleted, 1 to 256: each costs a forward pass.
         target: as for :func:`whyformer.explain`; the explained one by default.
@@ -65,7 +65,7 @@ def token_deletion(
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 256:
         raise InputError(f"count is how many of the best tokens are deleted, a whole number from 1 to 256: {count!r}")
-    ready = begin(model, inputs, processor, device=device, dtype=dtype, truncate=truncate)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     task = ready.task(ready.resolver(read_target(target, explanation)), _NAME)
     values, told = reranked(task, Scores(explanation.scores, task.forward()), count)
     return replace(explanation, scores=values, diagnostics={**explanation.diagnostics, _NAME: told})

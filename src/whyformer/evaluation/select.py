@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
 from whyformer.evaluation.holdout import Goal, measure, split
 from whyformer.evaluation.registry import METRICS
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
 from whyformer.methods import find
 from whyformer.methods.task import Task
 from whyformer.methods.together import sharing
+from whyformer.options import Keywords, shows_options
+from whyformer.prepared import Prepared
 from whyformer.targets import Logit, Probability, Resolver, Target
 
 Candidate = Asked | Explanation
@@ -80,8 +82,9 @@ class Arbitration:
         return "\n".join(lines)
 
 
+@shows_options
 def arbitrate(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any,
     candidates: Sequence[Candidate],
     criterion: str = "rft",
@@ -97,7 +100,7 @@ def arbitrate(
     labels: int = 10,
     batch_size: int = 16,
     progress: bool = False,
-    truncate: bool = False,
+    **options: Unpack[Keywords],
 ) -> Arbitration:
     """Measure candidate explanations by what happens when their features are taken out, and choose.
 
@@ -106,7 +109,7 @@ def arbitrate(
     reported score is not measured on what made the choice. Each perturbed input runs once for all candidates.
 
     Args:
-        model, inputs, processor, target, truncate: as in :func:`whyformer.explain`. For a class the criterion watches
+        model, inputs, processor, target, **options: as in :func:`whyformer.explain`. For a class the criterion watches
             its probability (softmax, or sigmoid where classes do not exclude one another), for a callable its value.
         candidates: method names, (name, settings), mappings {"method": name, setting: value}, or finished explanations
             of the same inputs.
@@ -133,7 +136,7 @@ def arbitrate(
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")
-    ready = begin(model, inputs, processor, truncate=truncate)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     resolver = ready.resolver(target)
     task = ready.task(resolver, "arbitrate", progress)
     removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))
@@ -223,7 +226,7 @@ def _goals(resolver: Resolver, logits: Tensor, mode: str, labels: int) -> tuple[
 
 
 def _explained(
-    entries: Sequence[Any], ready: Ready, task: Task, target: Target, wanted: Tensor, resolver: Resolver
+    entries: Sequence[Any], ready: Prepared, task: Task, target: Target, wanted: Tensor, resolver: Resolver
 ) -> list[list[Explanation]]:
     """Each candidate's explanation for each of the K classes; one that is the same for all classes is made once.
     Methods share passes, class by class."""
@@ -244,7 +247,7 @@ def _explained(
     return found
 
 
-def _finished(entry: Explanation, ready: Ready, wanted: Tensor, resolver: Resolver) -> Explanation:
+def _finished(entry: Explanation, ready: Prepared, wanted: Tensor, resolver: Resolver) -> Explanation:
     """A finished explanation, checked to be of these inputs and classes."""
     name, classes = f"the finished explanation by {entry.method}", wanted[:, 0].tolist()
     if len(entry) != ready.inputs.batch:

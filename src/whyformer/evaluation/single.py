@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case, read_target
 from whyformer.evaluation.registry import Metric, find_metric
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.result import Explanation
+from whyformer.options import shows_options, split
+from whyformer.prepared import Prepared
 from whyformer.targets import Target, of_samples
 
 _MARKS = ("mask", "rationale")
@@ -53,8 +55,9 @@ class Evaluation:
         return f"Evaluation({self.metric} = {self.value:.4g}, {self.better} is better, {len(self.values)} samples)"
 
 
+@shows_options
 def evaluate(
-    model: nn.Module | str,
+    model: Any,
     inputs: Any,
     explanation: Explanation | Tensor | ArrayLike,
     metric: str = "deletion",
@@ -62,33 +65,32 @@ def evaluate(
     *,
     target: Target = None,
     batch_size: int = 32,
-    device: str | torch.device | None = None,
-    truncate: bool = False,
-    **settings: Any,
+    **options_and_settings: Any,
 ) -> Evaluation:
     """Score an explanation: what becomes of the prediction, or how well it agrees with a mask or a rationale.
 
     Args:
-        model, inputs, processor, device, truncate: as for :func:`whyformer.explain`.
+        model, inputs, processor: as for :func:`whyformer.explain`.
         explanation: an :class:`~whyformer.Explanation`, or the scores of any tool: pictures ``[B, H, W]`` (any
             size, resized bilinearly), ``[B, C, H, W]`` or ``[B, patches]``; text ``[B, N]`` with special tokens.
         metric: a name from :func:`whyformer.evaluation.registry.list_metrics`.
         target: class (index or name) whose probability is followed; the explained one, or else the predicted one, by
             default. Of a model for regression, and of targets that are values themselves, the number is followed.
         batch_size: perturbed samples in one forward pass.
-        **settings: the metric's, e.g. ``mask=`` (``[B, H, W]`` at the model's input size). Metrics that take features
-            out have ``baseline=``: "zero" (the processor's mean colour), "black", "mean" (of this picture), "blur" or
-            "noise" for pictures, "unk", "mask", "pad", a token's id or "delete" for text; the default is the
-            metric's own.
+        **options_and_settings: options as for :func:`whyformer.explain`, and settings of the metric, e.g. ``mask=``
+            (``[B, H, W]`` at the model's input size). Metrics that take features out have ``baseline=``: "zero" (the
+            processor's mean colour), "black", "mean" (of this picture), "blur" or "noise" for pictures, "unk", "mask",
+            "pad", a token's id or "delete" for text; the default is the metric's own.
 
     Raises:
         InputError: scores that do not fit, are constant or not finite; a mask that is empty; unknown settings.
     """
+    options, settings = split(options_and_settings)
     chosen = find_metric(metric)
     full = chosen.complete(settings)
     if batch_size < 1:
         raise InputError("batch_size must be at least 1")
-    ready = begin(model, inputs, processor, device=device, truncate=truncate)
+    ready = explainer_of(model, processor, **options).prepare(inputs)
     modality = "image" if ready.inputs.modality == "image" else "text"
     if chosen.modality not in ("both", modality):
         raise InputError(
@@ -117,7 +119,7 @@ def _judged(chosen: Metric, case: Case, settings: dict[str, Any], samples: Seque
 
 
 def _each(
-    chosen: Metric, ready: Ready, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
+    chosen: Metric, ready: Prepared, explanation: Any, target: Target, settings: dict[str, Any], batch_size: int
 ) -> Evaluation:
     """Of prompts that make no batch: each by itself, its scores without those of padding to the longest."""
     if any(one.inputs.modality == "image" for one in ready.singles):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
-from whyformer.explaining import begin
+from whyformer.explaining import explainer_of
 from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
+from whyformer.options import Keywords, shows_options
 from whyformer.targets import Target
 
 STEPS = 10
@@ -145,9 +145,10 @@ def _plain(values: NDArray[np.float64]) -> Any:
     return found.tolist()
 
 
+@shows_options
 def trust(
     explanation: Explanation,
-    model: nn.Module | str,
+    model: Any,
     inputs: Any = None,
     processor: Any = None,
     *,
@@ -155,10 +156,9 @@ def trust(
     steps: int = STEPS,
     seeds: Sequence[int] = SEEDS,
     batch_size: int = 32,
-    device: str | torch.device | None = None,
-    truncate: bool = False,
     target: Target = None,
     known: Sequence[Trust] = (),
+    **options: Unpack[Keywords],
 ) -> Trust:
     """Compare an explanation with chance: does what the model says fall faster than for random maps?
 
@@ -172,14 +172,13 @@ def trust(
 
     Args:
         explanation: what ``whyformer.explain`` returned.
-        model, processor, device: as for :func:`whyformer.explain`.
+        model, processor, **options: as for :func:`whyformer.explain`.
         inputs: the explained ones; by default the explanation's own sentences or pictures, where it has them.
         baseline: what stands in for a feature. Pictures: "zero" (the processor's mean colour; default), "black",
             "mean", "blur" or "noise". Text: the tokenizer's "mask", "unk" or "pad" (default the first it has), else
             "delete".
         steps, seeds: of the curves and of the random maps.
         batch_size: perturbed samples in one forward pass.
-        truncate: allow text longer than the model takes to be cut off, as it was when it was explained.
         target: needed only where an explanation does not hold its own: a user's function of the model's raw output.
         known: results for other explanations of the very same inputs: random curves of the same kind are taken over
             from the first that has them instead of being measured again.
@@ -193,7 +192,9 @@ def trust(
     given = inputs if inputs is not None else explanation.texts or explanation.originals
     if given is None:
         raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
-    ready = begin(model, given, processor, device=device, truncate=truncate or inputs is None)
+    if inputs is None:
+        options["truncate"] = True  # as it was when it was explained
+    ready = explainer_of(model, processor, **options).prepare(given)
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
     chosen = baseline or _default(ready.inputs)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
+from typing import Any, Unpack
 
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
+from whyformer.explaining import Explainer, explainer_of
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
@@ -19,15 +15,14 @@ from whyformer.generation.prompts import Prompt, Written, answered, prompts_of
 from whyformer.generation.steps import Steps
 from whyformer.generation.watching import Watched
 from whyformer.methods import find
-from whyformer.models.loading import model_name, opened
+from whyformer.options import Keywords, shows_options, split
 from whyformer.progress import Track, tracking
-from whyformer.rules.core import Rule
-from whyformer.rules.registered import declared
 from whyformer.targets import Target
 
 
+@shows_options
 def explain_generation(
-    model: nn.Module | str,
+    model: Any,
     prompt: Any,
     continuation: Any = None,
     method: str = DEFAULT_METHOD,
@@ -36,12 +31,8 @@ def explain_generation(
     images: Any = None,
     max_new_tokens: int = 32,
     target: Target = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
     progress: bool | Track = False,
-    rules: Mapping[Any, str | Rule] | None = None,
-    checkpoint: bool = False,
-    **settings: Any,
+    **options_and_settings: Any,
 ) -> Generation | list[Generation]:
     """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
 
@@ -67,11 +58,10 @@ def explain_generation(
             ``"probability"``; ``"among_likeliest"``, its log-probability where one of the 10 likeliest tokens is drawn;
             ``"contrast"``, its logit minus that of the best other token; or a target over one row of logits, the same
             for every step (``targets.Contrast(" is", " are")``).
-        device, dtype, rules: as for :func:`whyformer.explain`.
         progress: as for :func:`whyformer.explain`; while the model writes, "writing", each item is the text so far.
-        checkpoint: as for :func:`whyformer.explain`: blocks are run again in the backward pass of each token, so that a
-            token costs about as much as a forward and a backward pass.
-        **settings: the method's settings.
+        **options_and_settings: options as for :func:`whyformer.explain`, and the method's settings. With
+            ``checkpoint`` blocks are run again in the backward pass of each token, so that a token costs about as much
+            as a forward and a backward pass.
 
     Returns:
         A :class:`~whyformer.explanation.generation.Generation`; a list of them for a list of prompts, each as by
@@ -81,12 +71,13 @@ def explain_generation(
         InputError: an empty prompt, more tokens than the model takes, a token outside of its vocabulary, or a model
             that is no language model.
     """
+    options, settings = split(options_and_settings)
     find(method).complete(settings)
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
-    name = model if isinstance(model, str) else model_name(model)
-    model, processor = opened(model, processor, device=device, dtype=dtype)
-    tokenizer = _tokenizer_of(processor)
+    explainer = explainer_of(model, processor, **options)
+    explainer, processor = _with_tokenizer(explainer), explainer.processor
+    model, tokenizer = explainer.model, explainer.processor
     if images is None:
         prompts, alone = prompts_of(prompt, tokenizer)
     else:
@@ -96,26 +87,25 @@ def explain_generation(
     if len(answers) != len(prompts):
         raise InputError(f"{len(answers)} continuations for {len(prompts)} prompts: give one a prompt")
     made = []
-    with declared(rules) if rules else nullcontext():
-        for one, answer in zip(prompts, answers, strict=True):
-            quiet = progress is False or answer is not None
-            watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
-            written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
-            steps = Steps(model, tokenizer, name, written, checkpoint)
-            made.append(steps.explain(method, target, progress, settings))
+    for one, answer in zip(prompts, answers, strict=True):
+        quiet = progress is False or answer is not None
+        watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
+        written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
+        made.append(Steps(explainer, written).explain(method, target, progress, settings))
     return made[0] if alone else made
 
 
+@shows_options
 def explain_span(
     g: Generation,
     first: int,
     last: int,
-    model: nn.Module | str,
+    model: Any,
     processor: Any = None,
     *,
     prompt: str | None = None,
     images: Any = None,
-    checkpoint: bool = False,
+    **options: Unpack[Keywords],
 ) -> Explanation:
     """Explain the log-probability of some steps of a generated text together, ``last`` included: Σ log p(token t).
 
@@ -126,7 +116,7 @@ def explain_span(
         g: what :func:`explain_generation` returned, also read from a file.
         model, processor: those that wrote the text; a result does not hold them.
         prompt, images: as they were given to :func:`explain_generation`, where the prompt has pictures.
-        checkpoint: as for :func:`whyformer.explain`.
+        **options: as for :func:`whyformer.explain`.
 
     Raises:
         InputError: there are no such steps, they were merged by ``g.by``, or the prompt is another one.
@@ -139,21 +129,21 @@ def explain_span(
     a, b = first % len(g), last % len(g)
     if b < a:
         raise InputError(f"the span ends at step {last}, before its start at {first}")
-    name = model if isinstance(model, str) else model_name(model)
-    model, processor = opened(model, processor)
+    explainer = explainer_of(model, processor, **options)
     written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
     if g.seen:
         if prompt is None or images is None:
             raise InputError("its prompt has pictures, which are not kept with it: give prompt= and images= again")
-        ((ids, beside),), _ = with_images(model, prompt, images, processor)
+        ((ids, beside),), _ = with_images(explainer.model, prompt, images, explainer.processor)
         if ids != written.prompt:
             raise InputError("these are not the prompt and the pictures that this answer was written to")
         written = replace(written, beside=beside)
-    steps = Steps(model, _tokenizer_of(processor), name, written, checkpoint)
-    return steps.span(a, b, g.method, g.settings)
+    return Steps(_with_tokenizer(explainer), written).span(a, b, g.method, g.settings)
 
 
-def _tokenizer_of(processor: Any) -> Any:
-    """The tokenizer that a processor is or holds; None where it has none."""
-    tokenizer = getattr(processor, "tokenizer", processor)
-    return tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
+def _with_tokenizer(explainer: Explainer) -> Explainer:
+    """With the tokenizer that its processor is or holds in the place of it; None where there is none."""
+    tokenizer = getattr(explainer.processor, "tokenizer", explainer.processor)
+    made = explainer.using()
+    made.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
+    return made

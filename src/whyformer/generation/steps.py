@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Ready
+from whyformer.explaining import Explainer
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
@@ -28,6 +28,7 @@ from whyformer.methods.task import Scores
 from whyformer.models.kinds import LANGUAGE, is_language_model
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits
+from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Contrast, Logit, LogProbability, Probability, Resolver, Span, Target
 
@@ -44,16 +45,22 @@ class Steps:
     """The tokens of one answer, each explained by those before it.
 
     Attributes:
-        name: of the model.
+        explainer: the model with its tokenizer and options.
         written: prompt and answer.
-        checkpoint: whether blocks are run again on the way back.
     """
 
-    model: nn.Module
-    tokenizer: Any
-    name: str
+    explainer: Explainer
     written: Written
-    checkpoint: bool = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The language model."""
+        return self.explainer.model
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer, None where there is none."""
+        return self.explainer.processor
 
     def __len__(self) -> int:
         return len(self.written.answer)
@@ -124,9 +131,9 @@ class Steps:
         tokens = inputs.features.tokens or [[str(i) for i in self.ids[first:last]]]
         return replace(inputs, features=replace(inputs.features, tokens=tokens, offsets=[offsets], texts=[text]))
 
-    def ready(self, inputs: Inputs, *tokens: int) -> Ready:
+    def ready(self, inputs: Inputs, *tokens: int) -> Prepared:
         """The model with these inputs, as ``explain`` has it; the logits of ``tokens`` are kept in any case."""
-        return Ready(self.model, inputs, self.tokenizer, self.name, None, None, self.checkpoint, also=tokens)
+        return Prepared(self.explainer, inputs, None, None, also=tokens)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
         """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""
@@ -272,7 +279,7 @@ class Steps:
         tokens = self.tokenizer.convert_ids_to_tokens(self.ids) if self.tokenizer is not None else self.pieces
         return Generation(
             matrix=matrix, tokens=[str(t) for t in tokens], pieces=self.pieces, ids=self.ids, start=self.start,
-            source=self.source, method=method, settings=full, model=self.name, labels=labels or None,
+            source=self.source, method=method, settings=full, model=self.explainer.name, labels=labels or None,
             explained=named[0] if named else str(target), value=values, **kept,
             target=torch.cat([e.target for e in found]), target_names=[(e.target_names or ["?"])[0] for e in found],
             turns=self.written.turns, input=found[0].input or "input_ids", part=decoded,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from PIL import Image
@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 from whyformer.comparing import Refusal, each, read_method
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import Explainer, explainer_of
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_targets, numbered
 from whyformer.jobs.rows import PAIR, Row, digest_of
 from whyformer.methods import Method
-from whyformer.models.loading import load, model_name
+from whyformer.models.loading import load
 from whyformer.models.memory import is_out_of_memory
-from whyformer.models.structure import class_count, class_names, refuse_unfit, unwrapped
+from whyformer.models.structure import class_count, class_names
+from whyformer.options import Keywords
+from whyformer.prepared import Prepared
 from whyformer.targets import class_index
 
 WINDOW = 8
@@ -73,13 +75,25 @@ class Session:
         progress: as for :func:`whyformer.explain`; it may raise, to stop the work on a batch.
     """
 
-    model: nn.Module
-    processor: Any
-    name: str
+    explainer: Explainer
     methods: tuple[tuple[Method, dict[str, Any]], ...]
     targets: Any = "predicted"
-    truncate: bool = False
     progress: Any = False
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.explainer.model
+
+    @property
+    def processor(self) -> Any:
+        """Its processor."""
+        return self.explainer.processor
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.explainer.name
 
     @property
     def reads_text(self) -> bool:
@@ -140,7 +154,7 @@ class Session:
 
     def _together(self, reads: Sequence[Read]) -> list[Explained]:
         rows, alone = [one.row for one in reads], len(reads) == 1
-        ready = begin(self.model, _collated([one.content for one in reads]), self.processor, truncate=self.truncate)
+        ready = self.explainer.prepare(_collated([one.content for one in reads]))
         targets = self._targets(ready, rows)
         made: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
@@ -155,7 +169,7 @@ class Session:
         digests = [one.digest for one in reads]
         return [Explained(row, digest, es, failures) for row, digest, es in zip(rows, digests, made, strict=True)]
 
-    def _targets(self, ready: Ready, rows: Sequence[Row]) -> list[Any]:
+    def _targets(self, ready: Prepared, rows: Sequence[Row]) -> list[Any]:
         asked = self.targets
         if asked == "predicted":
             return [None]
@@ -169,7 +183,7 @@ class Session:
         count = min(numbered("targets", asked, '"top-K"'), int(ready.logits().shape[-1]))
         return [None] if count == 1 else ready.likeliest(count)
 
-    def _true(self, row: Row, column: str, ready: Ready) -> int:
+    def _true(self, row: Row, column: str, ready: Prepared) -> int:
         if column not in row.columns:
             there = ", ".join(map(repr, row.columns)) or "none"
             raise InputError(f"there is no column {column!r} with the true class beside this row; there are {there}")
@@ -180,9 +194,8 @@ class Session:
 
 
 def open_session(
-    model: nn.Module | str, processor: Any, methods: Sequence[Any], targets: Any = "predicted", *,
-    truncate: bool = False, device: str | None = None, dtype: str | None = None,
-) -> Session:  # fmt: skip
+    model: Any, processor: Any, methods: Sequence[Any], targets: Any = "predicted", **options: Unpack[Keywords]
+) -> Session:
     """Load the model, once, and check what is asked of it.
 
     Raises:
@@ -190,20 +203,15 @@ def open_session(
     """
     asked = tuple(map(read_method, methods))
     check_targets(targets)
-    if isinstance(model, str):
-        loaded = load(model, device=device, dtype=dtype)
-        name, model, own = loaded.name, loaded.model, loaded.processor
-        processor = _processor(processor, loaded.modality) if isinstance(processor, str) else processor or own
-    else:
-        if device is not None or dtype is not None:
-            raise InputError("device and dtype are for models given by name; move a model of your own yourself")
-        model = unwrapped(model)
-        name = model_name(model)
-    refuse_unfit(model)
+    if isinstance(model, str) and isinstance(processor, str):
+        model = load(model, device=options.get("device"), dtype=options.get("dtype"))
+        processor = _processor(processor, model.modality)
+    explainer = explainer_of(model, processor, **options)
+    model = explainer.model
     if isinstance(targets, list | tuple):
         for target in targets:
             class_index(target, class_names(model)[0], class_count(model))
-    return Session(model, processor, name, asked, targets, truncate)
+    return Session(explainer, asked, targets)
 
 
 def _processor(name: str, modality: str) -> Any:
@@ -258,7 +266,7 @@ def _collated(contents: Sequence[Any]) -> Any:
     return joined[""] if list(joined) == [""] else joined
 
 
-def _unpadded(e: Explanation, ready: Ready, place: int) -> Explanation:
+def _unpadded(e: Explanation, ready: Prepared, place: int) -> Explanation:
     """A text of a batch as it is alone: without the padding that the longest one asked for."""
     mask = ready.inputs.mask
     if e.level != "token" or mask is None or mask.dim() != 2 or mask.shape[1] != e.scores.shape[1]:

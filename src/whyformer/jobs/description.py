@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import check_engine
+from whyformer.options import DEFAULTS, NAMES, Options, split
 
 _TYPES = ("float32", "float64", "bfloat16", "float16")
+# options that a manifest names also where they are the default, as those of the first jobs do
+_ALWAYS = {"dtype": "float32", "device": None, "truncate": False}
 # what changes how a job runs, but not what it writes
 _FREE = ("out", "engine", "address", "actors", "workers", "max_failures", "metrics_port")
 
@@ -33,10 +36,9 @@ class Job:
             classes with the highest logits), ``"all"``, or a list of classes (names or numbers).
         column, id_column: which column of a table is the input, and which one names the rows.
         limit: only so many rows, from the first on.
-        dtype, device: of the model.
+        options: how the model is opened and run, see :class:`~whyformer.options.Options`; keys of the file.
         batch_size: rows explained at once, or ``"auto"``: as many as fit a quarter of the memory, at most 32 (128 on
             a GPU). Where memory runs out it is halved.
-        truncate: allow text longer than the model takes to be cut off.
         scores: ``"float32"``, ``"float16"``, or ``"top-K"``: only the K scores that are the largest in size, special
             tokens left out.
         overlays: also write a picture or page of each explanation, to ``out/overlays``.
@@ -56,10 +58,8 @@ class Job:
     column: str | None = None
     id_column: str | None = None
     limit: int | None = None
-    dtype: str = "float32"
-    device: str | None = None
     batch_size: int | str = "auto"
-    truncate: bool = False
+    options: Options = DEFAULTS
     scores: str = "float32"
     overlays: bool = False
     rows_per_part: int = 1000
@@ -78,7 +78,7 @@ class Job:
                 )
         if "://" in self.out:
             raise InputError(f"out is a folder of this machine, or one that is mounted on it, not {self.out!r}")
-        for name in ("processor", "column", "id_column", "device"):
+        for name in ("processor", "column", "id_column"):
             if not isinstance(getattr(self, name), str | None):
                 raise InputError(f"{name} must be a text, not {getattr(self, name)!r}")
         for name, least in {"rows_per_part": 1, "max_failures": 0, "limit": 1, "metrics_port": 1}.items():  # fmt: skip
@@ -88,12 +88,10 @@ class Job:
                 raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if self.batch_size != "auto" and (not _whole(self.batch_size) or int(self.batch_size) < 1):
             raise InputError(f'batch_size must be "auto" or a whole number of at least 1, not {self.batch_size!r}')
-        for name in ("truncate", "overlays"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not isinstance(self.overlays, bool):
+            raise InputError(f"overlays must be true or false, not {self.overlays!r}")
+        _check_options(self.options)
         check_engine(self.engine, self.address, self.actors, self.workers)
-        if self.dtype not in _TYPES:
-            raise InputError(f"dtype must be one of {', '.join(_TYPES)}, not {self.dtype!r}")
         if self.scores not in ("float32", "float16"):
             numbered("scores", self.scores, '"float32", "float16" or "top-K"')
         asked = self.methods
@@ -107,9 +105,23 @@ class Job:
 
     def identity(self) -> dict[str, Any]:
         """What decides the bytes that are written, as JSON values: methods with all of their settings."""
-        facts = {name: value for name, value in asdict(self).items() if name not in _FREE}
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in (*_FREE, "options")}
+        facts |= {**_ALWAYS, **self.options.named}
         facts["methods"] = [{"method": m.name, **m.complete(s)} for m, s in map(read_method, self.methods)]
         return plain(facts)
+
+
+def _check_options(options: Options) -> None:
+    """Refuse options that a file cannot say."""
+    if options.device is not None and not isinstance(options.device, str):
+        raise InputError(f"device must be a text, not {options.device!r}")
+    if options.dtype not in (None, *_TYPES):
+        raise InputError(f"dtype must be one of {', '.join(_TYPES)}, not {options.dtype!r}")
+    for name in (f.name for f in fields(options) if isinstance(f.default, bool)):
+        if not isinstance(getattr(options, name), bool):
+            raise InputError(f"{name} must be true or false, not {getattr(options, name)!r}")
+    if options.rules is not None:
+        raise InputError("rules are Python objects, which the files of a job cannot name: whyformer.rules.register")
 
 
 _EXAMPLES = {"model": '"bundled:sst2"', "input": '"pictures/" or "reviews.jsonl"', "out": '"maps/"'}
@@ -164,14 +176,15 @@ def read_job(path: str | Path, **changes: Any) -> Job:
 
 def make_job(given: Mapping[str, Any], where: str = "a job") -> Job:
     """A job of its keys, checked."""
-    known = {f.name for f in fields(Job)}
+    known = {f.name for f in fields(Job) if f.name != "options"} | set(NAMES) - {"rules"}
     for name in given:
         if name not in known:
             raise unknown(f"{where} has no key", name, known, f"Its keys: {', '.join(sorted(known))}")
     for name in _EXAMPLES:
         if not given.get(name):
             raise InputError(f"{where} lacks its {name}: {name} = {_EXAMPLES[name]}")
-    return Job(**given)
+    options, keys = split(given)
+    return Job(**keys, options=Options(**options))
 
 
 def _beside(folder: Path, value: str, name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -131,18 +131,17 @@ def open_job(job: Job) -> Opened:
     """
     needed("pyarrow", "a job")
     source = open_source(job.input, job.column, job.id_column)
-    session = open_session(
-        job.model, job.processor, job.methods, job.targets, truncate=job.truncate, device=job.device, dtype=job.dtype
-    )
+    session = open_session(job.model, job.processor, job.methods, job.targets, **job.options.named)
     return Opened(job, session, source)
 
 
 def explain_into(session: Session, source: Source, out: str | Path, **options: Any) -> Maps:
     """As :func:`whyformer.jobs.engines.run_job`, for a model and an input that are there already."""
-    named: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out), "truncate": session.truncate}
+    named: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out)}
     asked = tuple((m.name, s) for m, s in session.methods)
     held = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
-    job = Job(**named, methods=asked, targets=session.targets, dtype=str(held).removeprefix("torch."), **options)
+    told = replace(session.explainer.options, device=None, dtype=str(held).removeprefix("torch."))
+    job = Job(**named, methods=asked, targets=session.targets, options=told, **options)
     return explain_opened(Opened(job, session, source), None, lambda text: None)
 
 

@@ -7,8 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.result import Explanation
@@ -19,12 +17,14 @@ from whyformer.jobs.reading import Maps
 from whyformer.jobs.sources import open_source
 from whyformer.jobs.tables import check_data
 from whyformer.jobs.threads import ahead
+from whyformer.options import shows_options, split
 
 ON_ERROR = ("record", "raise")
 
 
+@shows_options
 def explain_many(
-    model: nn.Module | str,
+    model: Any,
     data: Any,
     method: str | Sequence[Any] = DEFAULT_METHOD,
     targets: Any = "predicted",
@@ -36,15 +36,12 @@ def explain_many(
     on_error: str = "record",
     column: str | None = None,
     id_column: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    truncate: bool = False,
-    **options: Any,
+    **options_and_keys: Any,
 ) -> ExplanationStream | Maps:
     """Explain many inputs: a stream of explanations in the order of the inputs, or with ``out`` files and their reader.
 
     Args:
-        model, processor, device, dtype, truncate: as for :func:`whyformer.explain`; the model is loaded once.
+        model, processor: as for :func:`whyformer.explain`; the model is loaded once.
         data: any iterable (of pictures, files, texts, tensors of one sample, mappings, or (one of these, label)), a
             ``Dataset``, a ``DataLoader``, a DataFrame or a Series of pandas, an Arrow table, a Hugging Face data set, a
             folder, a glob, a .jsonl, .csv or .parquet file, ``"hf:NAME"``, a URL.
@@ -58,7 +55,8 @@ def explain_many(
         column: which column, or entry of a mapping, is the input; by default the first of text, sentence, input,
             prompt, image, picture, path and file that is there.
         id_column: which one names a row; by default "id", where there is one.
-        **options: with ``out``, further keys of a job: ``scores``, ``rows_per_part``, ``max_failures`` ...
+        **options_and_keys: options as for :func:`whyformer.explain`; with ``out``, further keys of a job:
+            ``scores``, ``rows_per_part``, ``max_failures`` ...
 
     Returns:
         An :class:`ExplanationStream`: an iterator of explanations, each of one input, one for each method and target;
@@ -68,6 +66,7 @@ def explain_many(
         WhyformerError: the model, the methods, the targets or the columns are wrong, or with ``on_error="raise"`` an
             input is. Where no input can be explained, the reason of the first is raised at the end.
     """
+    options, keys = split(options_and_keys)
     if on_error not in ON_ERROR:
         raise InputError(f"on_error must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
     _check_size(batch_size, workers)
@@ -75,12 +74,12 @@ def explain_many(
     if not methods:
         raise InputError("there are no methods")
     check_data(data, column, id_column)
-    session = open_session(model, processor, methods, targets, truncate=truncate, device=device, dtype=dtype)
+    session = open_session(model, processor, methods, targets, **options)
     source = open_source(data, column, id_column, files=not session.reads_text)
     if out is not None:
         from whyformer.jobs.local import explain_into
 
-        more = {**options, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
+        more = {**keys, "batch_size": batch_size, "workers": workers, "column": column, "id_column": id_column}
         if on_error == "raise":
             more["max_failures"] = 0
         if isinstance(data, Iterator):  # only its first row says its columns, and a folder is begun before it is read
@@ -88,8 +87,8 @@ def explain_many(
         maps = explain_into(session, source, out, **more)
         _check_some(maps)
         return maps
-    if options:
-        raise InputError(f"{', '.join(options)}: only with out=, the folder to write")
+    if keys:
+        raise InputError(f"{', '.join(keys)}: only with out=, the folder to write")
     return ExplanationStream(session, source.rows(0), batch_size, workers, on_error == "raise")
 
 

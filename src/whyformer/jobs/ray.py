@@ -69,8 +69,9 @@ def _known_end(run: Run) -> list[int]:
 
 def _pass(ray: Any, job: Job, run: Run, todo: list[int], track: Track | None) -> int | None:
     """Make the parts that are missing; the first that did not fit into memory, or None."""
+    device = None if job.options.device is None else str(job.options.device)
     items = [{"number": number, "size": run.size(number)} for number in todo]
-    with closing(made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=job.device)) as records:
+    with closing(made_by_actors(ray, Maker, (job,), items, actors=job.actors, device=device)) as records:
         return noted(run, records if track is None else track(records, "parts", len(items)))
 
 

@@ -42,7 +42,7 @@ def applying(task: Task) -> list[str]:
     million parameters) only gradient × input is tried, and what takes the same pass is named.
     """
     inputs = task.inputs
-    facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.checkpoint)
+    facts = (inputs.modality, inputs.tensor.dim(), inputs.mask is None, task.counted, task.options.checkpoint)
     kind = (*facts, inputs.name, *inputs.others)
     known = _KNOWN.setdefault(task.model, {})
     if kind not in known:

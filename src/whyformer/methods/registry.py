@@ -208,7 +208,7 @@ def method(summary: str, **facts: Any) -> Callable[[Callable[..., Scores]], Call
         @functools.wraps(function)
         def laid_out(task: Task, **chosen: Any) -> Scores:
             own = METHODS[function.__name__]
-            if task.checkpoint and not own.checkpoint:
+            if task.options.checkpoint and not own.checkpoint:
                 raise _looks_inside(own.name)
             wanted = patches and chosen.pop("affinity", False)
             scores = task.lay_out(function(task, **chosen))

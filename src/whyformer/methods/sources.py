@@ -25,6 +25,7 @@ from whyformer.methods.structure import MERGED, NOT_YET, Structure
 from whyformer.models.kinds import last_row_alone
 from whyformer.models.output import Output
 from whyformer.models.precision import HALF
+from whyformer.options import Options
 from whyformer.rules.registered import with_own_rules
 from whyformer.tape.places import Elements
 from whyformer.tape.walking import Composite
@@ -37,7 +38,7 @@ class Sources:
     inputs: Inputs
     read: Callable[[Output], Tensor]
     last: bool
-    checkpoint: bool
+    options: Options
     replay: Replay | None
 
     def refuse(self, reason: str, *, verdict: str = "has no meaning") -> MethodNotApplicable:
@@ -204,7 +205,7 @@ class Sources:
             raise Apart
         with telling_of_changed_inputs():
             known = self.model, self.fed(self.inputs), self.inputs.samples, self.given
-            return changed_pass(*known, values, roots, made=self.made, checkpoint=self.checkpoint)
+            return changed_pass(*known, values, roots, made=self.made, checkpoint=self.options.checkpoint)
 
     # -- rows
     def located(self, name: str, key: Key) -> tuple[int, Elements]:

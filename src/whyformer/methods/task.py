@@ -26,6 +26,8 @@ from whyformer.models.isolation import alone
 from whyformer.models.kinds import takes_several
 from whyformer.models.output import Output
 from whyformer.models.readout import plain_logits, row_of
+from whyformer.options import DEFAULTS, Options
+from whyformer.rules.registered import declared
 from whyformer.tape.places import Box, Places
 from whyformer.tape.reading import find_read_box
 from whyformer.tape.walking import GRADIENT, Composite
@@ -84,7 +86,7 @@ class Task(Sources):
         counted: whether that row is found by a token's number, which changes when other tokens are deleted.
         last: whether it is that of the last real token, so that a language model need not compute any other.
         activation: those logits -> "softmax", "sigmoid" or "identity", what turns them into what the model says.
-        progress: wraps an iterable of long work; checkpoint: whether blocks are run again on the way back.
+        progress: wraps an iterable of long work; options: of the model's passes.
         replay, together: where one recorded pass serves several targets or several methods, what they share.
     """
 
@@ -96,7 +98,7 @@ class Task(Sources):
     read: Callable[[Output], Tensor] = row_of
     counted: bool = False
     last: bool = False
-    checkpoint: bool = False
+    options: Options = DEFAULTS
     activation: Callable[[Tensor], str] = field(default=lambda logits: "softmax", repr=False)
     replay: Replay | None = field(default=None, repr=False)
     together: Together | None = field(default=None, repr=False)
@@ -162,8 +164,8 @@ class Task(Sources):
         def made() -> ForwardPass:
             feed, samples = self.fed(self.inputs), self.inputs.samples
             if wide:
-                return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.checkpoint)
-            return record_pass(self.model, feed, samples, checkpoint=self.checkpoint)
+                return record_wide_pass(self.model, feed, self.read, samples, checkpoint=self.options.checkpoint)
+            return record_pass(self.model, feed, samples, checkpoint=self.options.checkpoint)
 
         apart = wide and (self.in_half_precision or self.passed().is_half)
         if self.replay is not None:
@@ -246,9 +248,9 @@ class Task(Sources):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Around a method's work: a user's ``inference_mode`` has no part in it, and a model that is changed meanwhile
-        is refused."""
-        with alone(self.model), torch.inference_mode(False):
+        """Around a method's work: a user's ``inference_mode`` has no part in it, a model that is changed meanwhile is
+        refused, and the rules of the options hold."""
+        with alone(self.model), torch.inference_mode(False), declared(self.options.rules):
             yield
 
     def forward(self, inputs: Inputs | None = None) -> Tensor:

@@ -185,8 +185,9 @@ def opened(
         ModelError: an explanation would be wrong or impossible (:func:`refuse_unfit`).
     """
     if isinstance(model, str):
-        loaded = _last(model, str(device or "cpu"), dtype, _stamp(model))
-        model, processor = loaded.model, processor or loaded.processor
+        model = _last(model, str(device or "cpu"), dtype, _stamp(model))
+    if isinstance(model, Loaded):
+        model, processor = model.model, processor or model.processor
     elif device is not None or dtype is not None:
         raise InputError(
             "device and dtype are for models given by name; move a model of your own yourself: model.to(...)"
@@ -261,6 +262,8 @@ def _quietly() -> Iterator[None]:
 def model_name(model: Any) -> str:
     """The name that a module's (or a pipeline's) config says it was loaded from, as :func:`load` takes it; else its
     class."""
+    if isinstance(model, Loaded):
+        return model.name
     if not isinstance(model, nn.Module):
         model = getattr(model, "model", model)
     name = getattr(getattr(model, "config", None), "_name_or_path", None)

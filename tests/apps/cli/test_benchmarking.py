@@ -60,7 +60,7 @@ def test_exit_status_tells_of_samples_without_figures(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(sys.modules["whyformer.explaining"].Ready, "explain", broken)
+    monkeypatch.setattr(sys.modules["whyformer.prepared"].Prepared, "explain", broken)
     words = [
         "segmentation",
         "--model",

@@ -16,8 +16,8 @@ from whyformer.apps.web import work
 from whyformer.apps.web.handlers import CANCELLED, RESULTS
 from whyformer.apps.web.limits import Catalogue
 from whyformer.evaluation import trust
-from whyformer.explaining import Ready
 from whyformer.inputs.pictures import open_picture
+from whyformer.prepared import Prepared
 
 
 class Forwards:
@@ -140,14 +140,14 @@ def test_that_a_sum_holds_is_said_where_one_is_promised(visitor, method, promise
 
 
 def test_a_method_without_a_map_says_why_and_the_others_are_shown(visitor, monkeypatch):
-    real = Ready.explain
+    real = Prepared.explain
 
     def explain(ready, method, *args, **settings):
         if method == "gae":
             raise whyformer.errors.MethodNotApplicable("gae has no meaning <here>")
         return real(ready, method, *args, **settings)
 
-    monkeypatch.setattr(Ready, "explain", explain)
+    monkeypatch.setattr(Prepared, "explain", explain)
     shown = visitor.explain("digits_37.png", methods=["gae", "rollout"])
     assert "gae has no meaning &lt;here&gt;" in shown["board"]
     assert "data-values" in shown["board"]

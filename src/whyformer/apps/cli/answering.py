@@ -39,17 +39,15 @@ def answer(asked: Any) -> None:
     ((method, settings),) = methods
     with working(asked) as bars:
         with bars.step(f"loading {asked.model}"):
-            from whyformer.generation import explain_generation
-            from whyformer.models import load
+            from whyformer.explaining import Explainer
 
-            loaded = load(asked.model, device=asked.device, dtype=asked.dtype)
+            explainer = Explainer(asked.model, **asked.options.named)
         prompt = [{"role": "user", "content": given.content}] if asked.chat else given.content
         with bars.step("writing and explaining"):
-            made: Any = explain_generation(
-                loaded.model, prompt, asked.continuation, method.name, loaded.processor,
+            made: Any = explainer.explain_generation(
+                prompt, asked.continuation, method.name,
                 max_new_tokens=32 if asked.generate is None else asked.generate,
-                target=targets[0], progress=bars.track,
-                checkpoint=asked.checkpoint, **settings,
+                target=targets[0], progress=bars.track, **settings,
             )  # fmt: skip
     _show(asked, made, given.name, given.title, formats)
 

@@ -29,7 +29,6 @@ class AttentionOptions(opt.InputOptions, opt.Drawing):
     gradient: bool = False
     target: str | None = None
     format: str = "png"
-    truncate: bool = False
 
 
 def attention(asked: AttentionOptions) -> None:
@@ -46,15 +45,11 @@ def attention(asked: AttentionOptions) -> None:
     if "html" in formats and given.kind == "image":
         raise InputError("the page of heads is for text; of a picture --heads draws one map a head")
     with working(asked) as bars:
-        work = Work(asked, given, bars, asked.truncate)
+        work = Work(asked, given, bars)
         with bars.step("attention"):
-            import whyformer
             from whyformer.show import files, heads
 
-            maps = whyformer.attention_maps(
-                work.loaded.model, given.content, work.loaded.processor, target=asked.target, gradient=asked.gradient,
-                truncate=asked.truncate,
-            )  # fmt: skip
+            maps = work.explainer.attention_maps(given.content, target=asked.target, gradient=asked.gradient)
             contents = {}
             if "html" in formats:
                 formats.remove("html")

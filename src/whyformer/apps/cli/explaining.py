@@ -29,7 +29,6 @@ class MapsOptions(opt.InputOptions, opt.Drawing):
     top: int = 5
     setting: list[str] | None = None
     format: str | None = None
-    truncate: bool = False
     check: bool = False
 
 
@@ -42,7 +41,6 @@ class Explain(MapsOptions):
     continuation: str | None = None
     chat: bool = False
     contrast: str | None = None
-    checkpoint: bool = False
     image: list[Path] | None = None
     pair: str | None = None
 
@@ -120,7 +118,7 @@ def _explained(
     formats = opt.chosen_formats(default if asked.format is None else asked.format)
     chosen = opt.chosen_methods(method, asked.setting, given.kind)
     with working(asked) as bars:
-        work = Work(asked, given, bars, asked.truncate, loaded)
+        work = Work(asked, given, bars, loaded)
         likeliest = 2 if command == "compare" and given.kind == "image" else 1
         results, refusals = work.explain(chosen, asked.target or work.ready.likeliest(likeliest))
         for refusal in refusals:
@@ -145,20 +143,19 @@ class Work:
     """One input and one model, used as often as is asked."""
 
     def __init__(
-        self, asked: opt.InputOptions, given: Argument, bars: Working, truncate: bool = False,
-        loaded: dict[str, Loaded] | None = None,
-    ) -> None:  # fmt: skip
+        self, asked: opt.InputOptions, given: Argument, bars: Working, loaded: dict[str, Loaded] | None = None
+    ) -> None:
         self.bars = bars
         images = getattr(asked, "image", None)
         kind = "both" if images and given.kind == "text" else given.kind
         name = model_for(kind, asked.model)
         known = {} if loaded is None else loaded
         with bars.step(f"loading {name}"):
-            from whyformer.explaining import begin
+            from whyformer.explaining import Explainer
             from whyformer.models import load
 
             if name not in known:
-                known[name] = load(name, device=asked.device, dtype=asked.dtype)
+                known[name] = load(name, device=asked.options.device, dtype=asked.options.dtype)
             self.loaded: Loaded = known[name]
         if self.loaded.modality != kind:
             reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
@@ -168,10 +165,8 @@ class Work:
             if kind != "text":
                 raise InputError(f"--pair is the second of two texts, and this is {INPUTS[kind]}")
             content = {"text": given.content, "text_pair": pair}
-        self.ready = begin(
-            self.loaded.model, content, self.loaded.processor, truncate=truncate,
-            checkpoint=getattr(asked, "checkpoint", False),
-        )  # fmt: skip
+        self.explainer = Explainer(self.loaded, **asked.options.named)
+        self.ready = self.explainer.prepare(content)
         self.checked: list[Trust] = []
 
     def explain(

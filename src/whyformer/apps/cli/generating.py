@@ -39,18 +39,18 @@ def generate(asked: Explain) -> None:
     name = model_for("both", asked.model)
     with working(asked) as bars:
         with bars.step(f"loading {name}"):
-            from whyformer.generation import explain_generation
+            from whyformer.explaining import Explainer
             from whyformer.inputs.pictures import open_picture
             from whyformer.models import load
 
-            loaded = load(name, device=asked.device, dtype=asked.dtype)
+            loaded = load(name, device=asked.options.device, dtype=asked.options.dtype)
         if loaded.modality != "both":
             raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")
-        g = explain_generation(
-            loaded.model, given.content, asked.continuation, method.name, loaded.processor,
+        g = Explainer(loaded, **asked.options.named).explain_generation(
+            given.content, asked.continuation, method.name,
             images=[open_picture(p) for p in asked.image or ()],
             max_new_tokens=asked.generate or 32, target=targets[0],
-            progress=bars.track, checkpoint=asked.checkpoint, **settings,
+            progress=bars.track, **settings,
         )  # fmt: skip
     assert not isinstance(g, list)
     from whyformer.explanation import kept

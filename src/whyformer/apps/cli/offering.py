@@ -13,6 +13,7 @@ from whyformer.apps.cli.completion import known
 from whyformer.apps.cli.telling import tell, working
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
+from whyformer.options import DEFAULTS, Options
 
 
 @dataclass(kw_only=True)
@@ -41,8 +42,7 @@ class Audited(opt.Common):
     model: str
     source: str | None = None
     target: str | None = None
-    device: str | None = None
-    dtype: str | None = None
+    options: Options = DEFAULTS
 
 
 def audit(asked: Audited) -> None:
@@ -53,7 +53,7 @@ def audit(asked: Audited) -> None:
         from whyformer.show import auditing
 
         given = None if asked.source is None else read_argument(asked.source).content
-        options = {"target": asked.target, "device": asked.device, "dtype": asked.dtype}
+        options = {"target": asked.target, **asked.options.named}
         found = whyformer.audit(asked.model, given, **options, progress=bars.track)
     tell(asked, record("audit", **found.to_dict()), auditing.render(found))
 

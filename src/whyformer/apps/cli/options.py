@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from whyformer import options
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.telling import errors_as_sentences
 from whyformer.errors import InputError
+from whyformer.options import DEFAULTS, Options, split
 
 if TYPE_CHECKING:
     from whyformer.methods import Method
@@ -41,8 +43,7 @@ class InputOptions(Common):
     source: str
     model: str | None = None
     out: Path = Path("whyformer-out")
-    device: str | None = None
-    dtype: str | None = None
+    options: Options = DEFAULTS
 
 
 @dataclass(kw_only=True)
@@ -81,6 +82,9 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
     defaults = {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
     for part in group.__mro__:
         for name in (n for n in inspect.get_annotations(part) if n in defaults):
+            if name == "options":
+                parameters += _offered()
+                continue
             made = Annotated[hints[name], _described(**WORDS[part.__name__][name])]  # type: ignore[valid-type]
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=made))
@@ -88,11 +92,22 @@ def command(function: Callable[[Any], None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         with errors_as_sentences(given["debug"], getattr(group, "resumes", False)):
-            function(group(**given))
+            said, own = split(given)
+            function(group(**own, options=Options(**said)) if "options" in defaults else group(**own))
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _offered() -> list[inspect.Parameter]:
+    """The options of :class:`Options` that have words for the command line."""
+    made = []
+    for one in (f for f in fields(Options) if f.name in options.WORDS):
+        kind: Any = bool if one.default is False else str | None
+        kind = Annotated[kind, _described(**options.WORDS[one.name])]
+        made.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
+    return made
 
 
 def _described(

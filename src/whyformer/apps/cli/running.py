@@ -15,6 +15,7 @@ from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
+from whyformer.options import DEFAULTS, Options
 
 
 @dataclass(kw_only=True)
@@ -32,10 +33,8 @@ class RunOptions(opt.Common):
     batch_size: str | None = None
     scores: str | None = None
     rows_per_part: int | None = None
-    truncate: bool = False
     overlays: bool = False
-    device: str | None = None
-    dtype: str | None = None
+    options: Options = DEFAULTS
     workers: int | None = None
     max_failures: int | None = None
     metrics_port: int | None = None
@@ -89,8 +88,9 @@ def _ended_by_signal() -> Iterator[None]:
 
 def _given(asked: RunOptions) -> dict[str, Any]:
     """The options that were given, as keys of a job."""
-    own = {k: getattr(asked, k) for k in RunOptions.__annotations__ if k not in ("resumes", "job", "dry_run")}
-    given = {k: v for k, v in own.items() if v is not None and v is not False}
+    others = ("resumes", "job", "dry_run", "options")
+    own = {k: getattr(asked, k) for k in RunOptions.__annotations__ if k not in others}
+    given = {k: v for k, v in own.items() if v is not None and v is not False} | asked.options.named
     if asked.methods is not None:
         given["methods"] = tuple(_method(one) for one in asked.methods.split(",") if one.strip())
     if asked.targets is not None and "," in asked.targets:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import tell
 from whyformer.explanation.versions import record
+from whyformer.options import DEFAULTS, Options
 
 
 @dataclass(kw_only=True)
@@ -20,9 +21,7 @@ class Serve(opt.Common):
     queue: int = 128
     seconds: float = 60.0
     grace: float = 30.0
-    truncate: bool = False
-    device: str | None = None
-    dtype: str | None = None
+    options: Options = DEFAULTS
 
 
 def serve(asked: Serve) -> None:
@@ -35,7 +34,7 @@ def serve(asked: Serve) -> None:
     )  # fmt: skip
     answer(
         asked.model, host=asked.host, port=asked.port, keys=tuple(asked.api_key or ()), limits=limits,
-        device=asked.device, dtype=asked.dtype, truncate=asked.truncate,
+        options=asked.options,
         started=lambda address: tell(
             asked, record("serve", url=address),
             f"whyformer answers at {address}, described in {address}/openapi.json (Ctrl+C ends it)",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from whyformer.apps import is_local
 from whyformer.apps.server.limits import Limits
 from whyformer.errors import InputError, MissingExtra
+from whyformer.options import DEFAULTS, Options
 
 SHORTEST_KEY = 16
 
@@ -25,13 +26,14 @@ def check_keys(host: str, keys: Collection[str]) -> None:
 
 def serve(
     model: str, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (), limits: Limits | None = None,
-    device: str | None = None, dtype: str | None = None, truncate: bool = False,
+    options: Options = DEFAULTS,
     started: Callable[[str], None] = lambda address: None,
 ) -> None:  # fmt: skip
     """Serve explanations of one model until SIGINT or SIGTERM.
 
     Args:
         model: a name, as for :func:`whyformer.explain`.
+        options: how it is opened and run.
         keys: that clients may send; needed for hosts other than this machine.
         started: called with the address once requests are taken.
 
@@ -45,11 +47,12 @@ def serve(
         from whyformer.apps.server.service import build
     except ImportError as error:
         raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
+    from whyformer.explaining import Explainer
     from whyformer.jobs.batching import Session
     from whyformer.models import load
 
-    loaded = load(model, device=device, dtype=dtype)
-    session = Session(loaded.model, loaded.processor, loaded.name, (), truncate=truncate)
+    loaded = load(model, device=options.device, dtype=options.dtype)
+    session = Session(Explainer(loaded, **options.named), ())
     limits = limits or Limits()
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:

@@ -21,12 +21,13 @@ from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.forwards import activated
 from whyformer.evaluation.trust import Trust
-from whyformer.explaining import Ready, begin
+from whyformer.explaining import Explainer
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
 from whyformer.models import Loaded
 from whyformer.models.structure import find_blocks, refuse_unfit
+from whyformer.prepared import Prepared
 
 MOST_BYTES = 2**30
 """Of what all visitors' sessions remember together."""
@@ -198,12 +199,12 @@ class Prediction:
         return [(i, self.label(i), self.figures[i]) for i in self.order[:count]]
 
 
-def ready(session: VisitorSession, loaded: Loaded, view: View) -> Ready:
+def ready(session: VisitorSession, loaded: Loaded, view: View) -> Prepared:
     """The model with this input, prepared once."""
 
-    def make() -> Ready:
+    def make() -> Prepared:
         refuse_unfit(loaded.model)
-        return begin(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
+        return Explainer(loaded, truncate=view.truncate).prepare(view.source.content)
 
     return session.once(view.key("ready"), make)
 
@@ -253,7 +254,7 @@ def attention(session: VisitorSession, loaded: Loaded, view: View) -> Tensor:
     """``[L, N, N]`` the attention maps of all blocks on the text, averaged over heads: row = who looks."""
 
     def make() -> Tensor:
-        maps = whyformer.attention_maps(loaded.model, view.source.content, loaded.processor, truncate=view.truncate)
+        maps = Explainer(loaded, truncate=view.truncate).attention_maps(view.source.content)
         return torch.stack([maps.matrix(block) for block in range(maps.blocks)])
 
     return session.once(view.key("attention"), make)
