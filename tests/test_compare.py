@@ -10,7 +10,7 @@ import torch
 import whyformer
 from whyformer import comparing, explaining
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods import METHODS
 from whyformer.prepared import Prepared
 from zoo import build
@@ -81,7 +81,7 @@ def test_the_likeliest_classes() -> None:
 
 def test_remembered_ones_are_not_made_again() -> None:
     model, inputs = build("hf_vit")
-    ready = Explainer(model).prepare(inputs)
+    ready = open_model(model).prepare(inputs)
     kept: dict[str, Any] = {}
 
     def once(key: Any, make: Any) -> Any:

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whyformer.explaining import open_model
+from whyformer.prepared import Prepared
+
 CLASSES = 5
 VOCABULARY = 50
 TOKENS = 10
@@ -343,4 +346,4 @@ class Choice(nn.Module):
 
 def prepared(model: nn.Module, inputs: Any) -> Prepared:
     """Inputs that are read for a model."""
-    return Explainer(model).prepare(inputs)
+    return open_model(model).prepare(inputs)

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from whyformer.evaluation.select import Arbitration, arbitrate
     from whyformer.evaluation.single import evaluate
     from whyformer.evaluation.trust import trust
+    from whyformer.explainer import Explainer
     from whyformer.explaining import explain
     from whyformer.explanation.generation import Generation
     from whyformer.explanation.result import Explanation
     from whyformer.generation import explain_generation, explain_span
     from whyformer.jobs.many import explain_many
     from whyformer.jobs.reading import read
-    from whyformer.maximize import Maximized, maximize_activation
+    from whyformer.maximize import maximize_activation
     from whyformer.methods import list_methods
     from whyformer.models.loading import unload
     from whyformer.recording import Record, record
@@ -29,9 +30,9 @@ __all__ = [
     "Arbitration",
     "Audit",
     "Comparison",
+    "Explainer",
     "Explanation",
     "Generation",
-    "Maximized",
     "Record",
     "WhyformerError",
     "arbitrate",
@@ -57,6 +58,7 @@ _PLACES = {
     "Arbitration": "evaluation.select",
     "Audit": "auditing",
     "Comparison": "comparing",
+    "Explainer": "explainer",
     "Explanation": "explanation.result",
     "Generation": "explanation.generation",
     "Maximized": "maximize",

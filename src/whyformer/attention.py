@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
 from whyformer.methods.maps.aggregation import Aggregation
@@ -126,7 +126,7 @@ def attention_maps(
         MethodNotApplicable: the model's attention is not over all tokens (Swin), or over several sequences of them (an
             encoder with a decoder), of which ``raw_attention`` shows one block and head.
     """
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     if not ready.singles:
         return _maps(ready, target, gradient)
     ready.resolver(target)

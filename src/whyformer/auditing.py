@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.methods import METHODS, Method, list_methods
 from whyformer.methods.passes import ForwardPass, Layout
 from whyformer.methods.task import Task
@@ -178,7 +178,7 @@ def audit(
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
         shown = Image.fromarray(noise)
         inputs = {"text": SENTENCE, "image": shown, "both": {"text": SENTENCE, "images": shown}}[model.modality]
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     with sharing(list_methods()) as together:
         task = replace(ready.task(target, "audit"), together=together)
         with ready.explaining_errors(task), task.at_work():

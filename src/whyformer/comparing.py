@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from whyformer.errors import InputError, WhyformerError, without_frames
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.candidates import Candidates, likeliest
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
@@ -76,7 +76,7 @@ def compare(
             the first refusal).
     """
     asked = None if methods is None else [read_method(m) for m in methods]
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     listed = ready.likeliest(likeliest) if targets is None else list(targets)
     if asked is None:
         asked = [(m, {}) for m in all_methods() if m.modality in ("both", ready.inputs.modality)]

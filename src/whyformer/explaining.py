@@ -1,10 +1,9 @@
-"""``explain``, and :class:`Explainer`: a model with its processor and options, which all entrances stand on."""
+"""``explain``, and what all entrances stand on: a model that is opened, with its processor and options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from whyformer.methods import find
 from whyformer.methods.batch_axes import with_batch_axes
 from whyformer.methods.diagnosis import check_choices
 from whyformer.methods.orientation import oriented
+from whyformer.methods.settings import OptionsAndSettings, Settings
 from whyformer.models.kinds import compares
 from whyformer.models.loading import model_name, opened, processor_of
 from whyformer.models.structure import class_count, class_names
@@ -26,11 +26,6 @@ from whyformer.options import Keywords, Options, shows_options, split
 from whyformer.prepared import Prepared
 from whyformer.progress import Track, tracking
 from whyformer.targets import Target
-
-if TYPE_CHECKING:
-    from whyformer.attention import AttentionMaps
-    from whyformer.comparing import Asked, Comparison
-    from whyformer.explanation.generation import Generation
 
 
 @shows_options
@@ -42,14 +37,14 @@ def explain(
     processor: Any = None,
     *,
     progress: bool | Track = False,
-    **options_and_settings: Any,
+    **options_and_settings: Unpack[OptionsAndSettings],
 ) -> Explanation:
     """Explain a prediction: which patches, pixels or tokens made the model say this class.
 
     Args:
         model: any ``torch.nn.Module`` in eval mode, unmodified; or a name: a hub id, a local folder,
             ``"bundled:digits"``, ``"bundled:sst2"``, which is loaded once; or a pipeline of transformers; or an
-            :class:`Explainer`.
+            :class:`~whyformer.Explainer`.
         inputs: a tensor or mapping of tensors as the model's forward takes them (pixels ``[B, C, H, W]``, ids
             ``[B, N]``), or a list of samples that are (token ids of unlike lengths are padded), or a tuple of the
             arguments of forward; or with ``processor`` a picture, a string, or a list of either, of which 32 go through
@@ -78,22 +73,19 @@ def explain(
     """
     options, settings = split(options_and_settings)
     find(method).complete(settings)  # a slip of the pen is told before a model is loaded
-    explainer = explainer_of(model, processor, **options)
-    return explainer.explain(inputs, method, target, progress=progress, **settings)
+    opened = open_model(model, processor, **options)
+    return opened.explain(inputs, method, target, progress=progress, **settings)
 
 
-class Explainer:
-    """A model, its processor, and the options of all that is asked of it.
-
-    What takes a model (:func:`explain`, :func:`whyformer.compare`, :func:`whyformer.trust` ...) takes an explainer in
-    its place. Nothing is stored between calls but these.
+class OpenedModel:
+    """A model that is opened, its processor, and the options of all that is asked of it.
 
     Args:
         model, processor: as for :func:`explain`.
         **options: those of :class:`~whyformer.options.Options`.
 
     Attributes:
-        model: the module; processor: None where none was given or found yet.
+        model: the module; processor: None where none was given.
         name: of the model, as it was given, as its config has it, or its class.
         options: an :class:`~whyformer.options.Options`.
 
@@ -112,9 +104,9 @@ class Explainer:
 
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self.options.named.items())
-        return f"Explainer({self.name!r}{given})"
+        return f"{type(self).__name__}({self.name!r}{given})"
 
-    def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Explainer:
+    def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Self:
         """The same model with another processor or other options; ``device`` and ``dtype`` are of its loading."""
         made = object.__new__(type(self))
         made.name, made.model = self.name, self.model
@@ -141,49 +133,32 @@ class Explainer:
         return Prepared(found, Inputs((), {"input_ids": ids}, kind, "input_ids", name="input_ids"), *facts, tuple(each))
 
     def explain(
-        self, inputs: Any, method: str = DEFAULT_METHOD, target: Target = None, *, progress: bool | Track = False,
-        **settings: Any,
-    ) -> Explanation:  # fmt: skip
+        self,
+        inputs: Any,
+        method: str = DEFAULT_METHOD,
+        target: Target = None,
+        *,
+        progress: bool | Track = False,
+        **settings: Unpack[Settings],
+    ) -> Explanation:
         """As :func:`explain`, by this model."""
-        find(method).complete(settings)
+        given: dict[str, Any] = {**settings}
+        find(method).complete(given)
 
         def explained(one: Prepared, own: Target, whole: bool = True) -> Explanation:
             shown = progress if whole or callable(progress) else False
-            return one.explain(method, own, progress=shown, **settings)
+            return one.explain(method, own, progress=shown, **given)
 
         count = count_of(inputs, self.processor)
         if count is None or count == 1:
             return explained(self.prepare(inputs), target)
         return in_batches(inputs, count, target, tracking(progress), self.prepare, explained)
 
-    def compare(
-        self, inputs: Any, methods: Sequence[Asked] | None = None, targets: Sequence[Target] | None = None, *,
-        likeliest: int = 1, progress: bool | Track = False,
-    ) -> Comparison:  # fmt: skip
-        """As :func:`whyformer.compare`, by this model."""
-        from whyformer.comparing import compare
 
-        return compare(self, inputs, methods, targets, likeliest=likeliest, progress=progress)
-
-    def explain_generation(
-        self, prompt: Any, continuation: Any = None, method: str = DEFAULT_METHOD, **more: Any
-    ) -> Generation | list[Generation]:
-        """As :func:`whyformer.explain_generation`, by this model."""
-        from whyformer.generation import explain_generation
-
-        return explain_generation(self, prompt, continuation, method, **more)
-
-    def attention_maps(self, inputs: Any, *, target: Target = None, gradient: bool = False) -> AttentionMaps:
-        """As :func:`whyformer.attention_maps`, of this model."""
-        from whyformer.attention import attention_maps
-
-        return attention_maps(self, inputs, target=target, gradient=gradient)
-
-
-def explainer_of(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> Explainer:
-    """What a function is given as its model, as an explainer: itself, where it is one and nothing else is said."""
-    if not isinstance(model, Explainer):
-        return Explainer(model, processor, **options)
+def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
+    """What a function is given as its model, as an opened: itself, where it is one and nothing else is said."""
+    if not isinstance(model, OpenedModel):
+        return OpenedModel(model, processor, **options)
     return model if processor is None and not options else model.using(processor, **options)
 
 

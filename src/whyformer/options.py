@@ -1,7 +1,7 @@
 """Options of opening and running a model: the same for every entrance, each said once.
 
 A new option is a field of :class:`Options` and, for type checkers, a line of :class:`Keywords`; then it is taken by
-every public function, by :class:`~whyformer.explaining.Explainer`, by jobs, and, where it has words for it, by every
+every public function, by :class:`~whyformer.explaining.OpenedModel`, by jobs, and, where it has words for it, by every
 command. The module imports no torch, since the command line reads it before that.
 """
 

@@ -29,7 +29,7 @@ from whyformer.progress import Track, tracking
 from whyformer.targets import Resolver, Span, Target, of_samples, several_tokens
 
 if TYPE_CHECKING:
-    from whyformer.explaining import Explainer
+    from whyformer.explaining import OpenedModel
 
 _TEXT = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 # no subclasses: running out of memory, and what a caller's own hook or progress raises, are told as they are
@@ -41,16 +41,16 @@ _UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A model and its inputs, opened, named and prepared: what every entrance starts from
-    (see :meth:`Explainer.prepare <whyformer.explaining.Explainer.prepare>`).
+    (see :meth:`OpenedModel.prepare <whyformer.explaining.OpenedModel.prepare>`).
 
     Attributes:
-        explainer: the model with its processor and options.
+        opened: the model with its processor and options.
         labels: class index -> name, where the model names its classes; classes: how many, where it says so.
         singles: each prompt by itself, where the tensors of several prompts do not stack.
         also: classes whose logits a result keeps in any case, of a row of many.
     """
 
-    explainer: Explainer
+    opened: OpenedModel
     inputs: Inputs
     labels: dict[int, str] | None
     classes: int | None
@@ -61,17 +61,17 @@ class Prepared:
     @property
     def model(self) -> nn.Module:
         """The model that is explained."""
-        return self.explainer.model
+        return self.opened.model
 
     @property
     def processor(self) -> Any:
         """Its processor, None where there is none."""
-        return self.explainer.processor
+        return self.opened.processor
 
     @property
     def name(self) -> str:
         """The model's name: as it was given, as its config has it, or its class."""
-        return self.explainer.name
+        return self.opened.name
 
     @property
     def end_function(self) -> str:
@@ -100,7 +100,7 @@ class Prepared:
         texts = inputs.kwargs.keys() & _TEXT if inputs.modality != "text" and not resolver.pairs else ()
         if texts and compares(self.model, *inputs.feed):  # the texts are the classes of every picture
             inputs = replace(inputs, shared=frozenset(texts))
-        facts = (resolver.counted, resolver.last, self.explainer.options, resolver.activation)
+        facts = (resolver.counted, resolver.last, self.opened.options, resolver.activation)
         return Task(self.model, inputs, resolver.callable, tracking(progress), name, resolver.read, *facts)
 
     def refuse_singles(self, name: str) -> None:
@@ -126,9 +126,14 @@ class Prepared:
         return list(best.T.tolist())
 
     def explain(
-        self, method: str, target: Target = None, *, progress: bool | Track = False,
-        together: Together | None = None, **settings: Any,
-    ) -> Explanation:  # fmt: skip
+        self,
+        method: str,
+        target: Target = None,
+        *,
+        progress: bool | Track = False,
+        together: Together | None = None,
+        **settings: Any,
+    ) -> Explanation:
         """As :func:`~whyformer.explain`; ``together`` is what it shares with other methods of the same target."""
         if not self.singles:
             return self._whole(method, target, progress, together, settings)
@@ -146,9 +151,13 @@ class Prepared:
         return getattr(words, "pad_token", None) or "", getattr(words, "padding_side", "right") == "left"
 
     def _whole(
-        self, method: str, target: Target, progress: bool | Track, together: Together | None,
+        self,
+        method: str,
+        target: Target,
+        progress: bool | Track,
+        together: Together | None,
         settings: dict[str, Any],
-    ) -> Explanation:  # fmt: skip
+    ) -> Explanation:
         span = several_tokens(target, self.processor, self.labels, self.classes)
         if span is not None and self._speaks():
             target = Span(-len(span[1]), -1)

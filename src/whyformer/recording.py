@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
-from whyformer.explaining import explainer_of
+from whyformer.explaining import OpenedModel, open_model
 from whyformer.inputs.unfit import unfit
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.rules.multipliers import COMPOSITES
 from whyformer.rules.propagation import deep_taylor, layerwise
-from whyformer.rules.registered import with_own_rules
+from whyformer.rules.registered import declared, with_own_rules
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
 from whyformer.tape.streams import Block
@@ -205,7 +205,7 @@ class Record:
             if not self.tape.floating(v.number):
                 raise InputError(f"value {v.number} is of whole numbers, through which no relevance flows")
         seeds = self._seeds(target)
-        rules = _composite(composite)
+        rules = _composite(composite, self._ready.opened)
         # values that depend on no root are roots themselves, so that something arrives there
         before = {v.number for v in values if not self._carry[v.number]}
         program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
@@ -224,7 +224,8 @@ class Record:
             value: a value of the pass.
             target, composite: as for :meth:`walk_back`.
         """
-        value, rules = value if isinstance(value, Value) else self.value(value), _composite(composite)
+        value = value if isinstance(value, Value) else self.value(value)
+        rules = _composite(composite, self._ready.opened)
         flow = self.walk_back([value], target, rules)[value]
         return flow if rules.carrier == "relevance" else value.tensor * flow
 
@@ -283,12 +284,13 @@ _COMPOSITES: dict[str, Composite] = {
 }
 
 
-def _composite(composite: str | Composite) -> Composite:
+def _composite(composite: str | Composite, opened: OpenedModel) -> Composite:
     if isinstance(composite, str):
         if composite not in _COMPOSITES:
             raise unknown("there is no composite", composite, _COMPOSITES, f"Composites: {', '.join(_COMPOSITES)}")
         composite = _COMPOSITES[composite]
-    return with_own_rules(composite)
+    with declared(opened.options.rules):
+        return with_own_rules(composite)
 
 
 @shows_options
@@ -302,7 +304,7 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     custom autograd functions play no part.
 
     Args:
-        model, inputs, processor, **options: as for :func:`whyformer.explain`.
+        model, inputs, processor, **options: as for :func:`whyformer.explain`; ``checkpoint`` has no place here.
 
     Returns:
         A :class:`Record`. It holds the activations of the pass until it is dropped.
@@ -310,11 +312,14 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
     Raises:
         WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
     """
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     ready.refuse_singles("record")
+    if ready.opened.options.checkpoint:
+        raise InputError("a record keeps every value, and checkpoint=True computes them again: take checkpoint=False")
     args, kwargs = ready.inputs.feed
     try:
-        whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
+        with declared(ready.opened.options.rules):
+            whole = record_pass(ready.model, (args, kwargs), ready.inputs.samples, names=True)
     except FOREIGN_ERRORS as error:
         reason = unfit(ready.model, ready.inputs, error)
         if reason is None:

@@ -15,7 +15,7 @@ from whyformer import targets
 from whyformer.errors import InputError
 from whyformer.evaluation import token_deletion
 from whyformer.evaluation.deletion import reranked
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods.task import Scores
 
 PROMPT = [2, 9, 5, 17, 30, 9, 4]
@@ -58,7 +58,7 @@ def test_what_is_lost_is_measured_and_decides(method: str) -> None:
 def test_other_places_of_the_token_that_is_said_come_first() -> None:
     # token 9 stands at 1 and 5, and is what is explained
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
-    ready = Explainer(llama()).prepare(torch.tensor([PROMPT]))
+    ready = open_model(llama()).prepare(torch.tensor([PROMPT]))
     for token, places in ((9, [1, 5]), (11, [2, 5])):
         task = ready.task(targets.LogProbability(token))
         assert sorted(reranked(task, Scores(scores, task.forward()), 2)[1][0]["tokens"]) == places
@@ -66,7 +66,7 @@ def test_other_places_of_the_token_that_is_said_come_first() -> None:
 
 def test_a_place_of_what_is_said_says_something_else_instead() -> None:
     scores = torch.tensor([[0.0, 0.1, 0.8, 0.7, 0.6, 0.9, 2.0]], dtype=torch.float64)
-    task = Explainer(llama()).prepare(torch.tensor([PROMPT])).task(targets.LogProbability(9))
+    task = open_model(llama()).prepare(torch.tensor([PROMPT])).task(targets.LogProbability(9))
     logits = task.forward()
     made, (told,) = reranked(task, Scores(scores, logits), 3)
     other = next(t for t in logits[0].argsort(descending=True).tolist() if t != 9)

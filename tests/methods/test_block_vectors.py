@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import whyformer
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods.vectors.alti import contributions
 from whyformer.methods.vectors.norms import states_of, vectors_of
 from zoo import ZOO, build, prepared
@@ -111,7 +111,7 @@ def test_globenc_is_kobayashis_norm_where_no_norm_follows_a_sum(name: str) -> No
 def test_the_vectors_sum_to_a_state_of_the_model(name: str) -> None:
     """LayerScale included: what attention adds is scaled before it is added."""
     model, inputs = build(name)
-    task, states = Explainer(model).prepare(inputs).task(name="test"), list[Tensor]()
+    task, states = open_model(model).prepare(inputs).task(name="test"), list[Tensor]()
 
     class Spy(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whyformer
 from whyformer.errors import ModelError
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods import METHODS
 from whyformer.methods.gradients.input_gradients import explain_roots, multiply
 from whyformer.methods.passes import record_pass
@@ -81,7 +81,7 @@ def test_a_state_in_another_layout_gets_the_same_scores(method: str, settings: d
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_enters_the_first_block_is_laid_out_by_sample_and_token(layout: str) -> None:
     model, inputs = built(layout)
-    task = Explainer(model).prepare(inputs).task()
+    task = open_model(model).prepare(inputs).task()
     whole = record_pass(model, task.fed(task.inputs))
     roots = find_roots(whole, task.sources)
     state = whole.tape[roots.numbers["input_ids"]]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import whyformer
 from row_orders import Stem
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.show.painting import overlay
 from zoo import randomise
 
@@ -118,7 +118,7 @@ def test_a_cell_lies_about_the_pixels_that_its_row_reads(name: str, size: tuple[
     before it reaches out of."""
     builder, block, _ = MODELS[name]
     model, x = builder().eval(), pixels(*size)
-    structure = Explainer(model).prepare(feed(name, x)).task().structure
+    structure = open_model(model).prepare(feed(name, x)).task().structure
     places = structure.passed.places(structure.main, structure.streams[0])
     assert places is not None and places.grid is not None and places.box is not None
     (high, wide), (left, top, right, bottom) = places.grid, places.box

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods.passes import record_pass
 from whyformer.methods.roots import find_roots
 
@@ -110,7 +110,7 @@ def test_integrals_of_both_inputs_sum_to_the_difference(together: str) -> None:
 @pytest.mark.parametrize("together", ["words first", "picture first"])
 def test_rows_of_words_are_put_into_a_value_that_holds_others(together: str) -> None:
     model, inputs = built(together)
-    task = Explainer(model).prepare(inputs).task(target=1)
+    task = open_model(model).prepare(inputs).task(target=1)
     whole = record_pass(model, task.fed(task.inputs))
     roots = find_roots(whole, task.given)
     state = whole.tape[roots.numbers["input_ids"]]

@@ -25,7 +25,7 @@ from transformers import (
 import whyformer
 from whyformer.baselines import Filling
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.inputs import prepare
 from whyformer.inputs.removal import fill
 from whyformer.methods import registry
@@ -40,7 +40,7 @@ from zoo import ZOO, build
 
 
 def task_of(model: torch.nn.Module, inputs: Any) -> Task:
-    return Explainer(model).prepare(inputs).task(name="test")
+    return open_model(model).prepare(inputs).task(name="test")
 
 
 # -- attention flow ----------------------------------------------------------------------------------------------

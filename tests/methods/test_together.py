@@ -10,7 +10,7 @@ import torch
 from snapshot import assert_unchanged, snapshot
 from whyformer.comparing import Refusal, compare, each, read_method
 from whyformer.errors import InputError, MethodNotApplicable
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.methods import METHODS, together
 from whyformer.methods.together import Together
 from whyformer.rules.registered import declared
@@ -66,7 +66,7 @@ def one_by_one(ready, methods, target):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pair_of_the_nine(name):
     model, inputs = doubled(MODELS[name])
-    before, ready = snapshot(model), Explainer(model).prepare(inputs)
+    before, ready = snapshot(model), open_model(model).prepare(inputs)
     alone = {(m, t): ready.explain(m, TARGETS[t]) for m in NINE for t in (0, 1)}
     for number, pair in enumerate(combinations(NINE, 2)):
         pair = pair[:: 1 if number % 2 else -1]
@@ -155,7 +155,7 @@ def test_all_composites_of_multipliers_share_a_pass_with_rules_that_a_user_decla
 def test_one_forward_pass_does_for_nine():
     """The cost is counted, not timed."""
     model, inputs = doubled(MODELS["vit sdpa"])
-    ready, forwards = Explainer(model).prepare(inputs), []
+    ready, forwards = open_model(model).prepare(inputs), []
     model.register_forward_pre_hook(lambda *_: forwards.append(1))
     ready.explain("gae")  # what is measured once for a model is known from here on
     forwards.clear()
@@ -167,7 +167,7 @@ def test_one_forward_pass_does_for_nine():
 def test_several_targets_keep_their_order_and_a_refusal_is_told_once():
     model, inputs = doubled(MODELS["bert sdpa"])
     ready, methods = (
-        Explainer(model).prepare(inputs),
+        open_model(model).prepare(inputs),
         [("gae", {}), ("vit_cx", {}), ("rollout", {}), ("transformer_attribution", {})],
     )
     asked = [(METHODS[m], s) for m, s in methods]
@@ -187,9 +187,9 @@ def test_what_one_graph_may_not_serve_is_made_apart(of):
     """All methods over several streams share one pass, and relevance of half precision flows in a pass of float32."""
     model, inputs = build("t5") if of == "several streams" else hf_vit()
     if of == "several streams":
-        ready = Explainer(model).prepare({**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
+        ready = open_model(model).prepare({**inputs, "decoder_input_ids": torch.tensor([[0, 5, 6], [0, 7, 8]])})
     else:
-        ready = Explainer(model.bfloat16()).prepare(inputs.bfloat16())
+        ready = open_model(model.bfloat16()).prepare(inputs.bfloat16())
     shared = Together()
     for method in ("transformer_attribution", "gae", "lrp", "input_x_gradient"):
         assert torch.equal(sharing(ready, shared, method, 1).scores, ready.explain(method, 1).scores)
@@ -208,7 +208,7 @@ def test_windows_have_a_pass_too_and_what_refuses_them_does():
 
 def test_a_model_that_was_changed_between_two_methods_is_recorded_again():
     model, inputs = doubled(MODELS["bert sdpa"])
-    ready, shared = Explainer(model).prepare(inputs), Together()
+    ready, shared = open_model(model).prepare(inputs), Together()
     sharing(ready, shared, "gae", 1)
     with torch.no_grad():
         model.classifier.weight.mul_(-3)
@@ -226,14 +226,14 @@ def test_what_fails_is_told_as_it_is_alone():
     found = compare(model, inputs, ["gae", ("gae", {"aggregation": {"heads": 7}}), "transformer_attribution"], [1])
     assert "head 7" in str(found.refusals[0].error)
     assert [e.method for e in found.explanations] == ["gae", "transformer_attribution"]
-    assert_same(found.explanations[1], Explainer(model).prepare(inputs).explain("transformer_attribution", 1))
+    assert_same(found.explanations[1], open_model(model).prepare(inputs).explain("transformer_attribution", 1))
 
 
 def test_nothing_is_kept_when_all_is_done(monkeypatch):
     made = []
     monkeypatch.setattr(together, "Together", lambda *a, **k: made.append(Together(*a, **k)) or made[-1])
     model, inputs = doubled(MODELS["vit sdpa"])
-    stream = each(Explainer(model).prepare(inputs), [read_method(m) for m in NINE], [1])
+    stream = each(open_model(model).prepare(inputs), [read_method(m) for m in NINE], [1])
     next(stream)
     whole = weakref.ref(made[0]._passed[False][2])
     assert whole() is not None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import whyformer
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.explanation import views
 from whyformer.methods.task import MapWatch
 from whyformer.models.structure import find_blocks, first_bad_parameter
@@ -115,7 +115,7 @@ def test_one_block_is_found_too() -> None:
 def test_readout_rows(name: str) -> None:
     """From the gradient at the last block's output: CLS, CLS and distillation token, last token, or all."""
     model, inputs = build(name)
-    ready = Explainer(model).prepare(inputs)
+    ready = open_model(model).prepare(inputs)
     row = ready.task(ready.resolver(1), "gae").walk(GRADIENT, MapWatch(range(3), lambda *_: None)).row
     assert torch.allclose(row.sum(-1), torch.ones(2, dtype=row.dtype))
     assert row[0].gt(1e-12).nonzero()[:, 0].tolist() == READOUT[name]

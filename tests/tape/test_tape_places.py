@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from row_orders import PERMUTED, Folded, Mixed, Stem, Turned, Unfolded, picture, unfolded
-from whyformer.explaining import Explainer
+from whyformer.explaining import open_model
 from whyformer.inputs import prepare
 from whyformer.methods.passes import record_pass
 from whyformer.tape.places import Places, find_places
@@ -18,7 +18,7 @@ from zoo import IMAGES, WINDOWED, build, randomise
 
 
 def places(model: nn.Module, x: Tensor) -> Places | None:
-    structure = Explainer(model.eval()).prepare(x).task().structure
+    structure = open_model(model.eval()).prepare(x).task().structure
     found = [structure.passed.places(structure.main, stream) for stream in structure.streams]
     return found[0] if len(found) == 1 else None
 

@@ -210,7 +210,7 @@ def _twin(batch: TextBatch, index: int, scores: Array, target: Any) -> Values:
     spans, ids = batch.encoded[index].spans, torch.from_numpy(batch.encoded[index].ids)[None]
     assert prompt.twin is not None
     asked, other = _within(spans, prompt.clue), _within(spans, prompt.twin)
-    ready = explaining.explainer_of(batch.study.model, batch.study.processor).prepare({"input_ids": ids})
+    ready = explaining.open_model(batch.study.model, batch.study.processor).prepare({"input_ids": ids})
     device = batch.study.forwards.place["device"]
     made = Scores(torch.from_numpy(scores)[None], torch.from_numpy(batch.logits[index])[None].float().to(device))
     again = reranked(ready.task(target, "token_deletion"), made, 3)[0][0].cpu().numpy()

@@ -278,7 +278,7 @@ class Sharing:
         if self.ready is None:
             study = self.batch.study
             inputs = self.batch.inputs(range(len(targets)))
-            self.ready = explaining.explainer_of(study.model, study.processor).prepare(inputs)
+            self.ready = explaining.open_model(study.model, study.processor).prepare(inputs)
         return self.together.around(partial(self.ready.explain, method, list(targets), **settings))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.evaluation.case import read_target
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, logits_without, removal, values_of
 from whyformer.methods.task import Scores, Task
@@ -65,7 +65,7 @@ def token_deletion(
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 256:
         raise InputError(f"count is how many of the best tokens are deleted, a whole number from 1 to 256: {count!r}")
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     task = ready.task(ready.resolver(read_target(target, explanation)), _NAME)
     values, told = reranked(task, Scores(explanation.scores, task.forward()), count)
     return replace(explanation, scores=values, diagnostics={**explanation.diagnostics, _NAME: told})

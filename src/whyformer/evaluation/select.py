@@ -15,7 +15,7 @@ from whyformer.comparing import Asked, read_method
 from whyformer.errors import InputError
 from whyformer.evaluation.holdout import Goal, measure, split
 from whyformer.evaluation.registry import METRICS
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.removal import Removal, removal
 from whyformer.methods import find
@@ -136,7 +136,7 @@ def arbitrate(
     entries = [_entry(c) for c in ([*candidates, MEAN_BASELINE] if mode == "mean_baseline" else candidates)]
     if not entries:
         raise InputError("there are no candidates to choose from")
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     resolver = ready.resolver(target)
     task = ready.task(resolver, "arbitrate", progress)
     removed = removal(task, baseline, fill_id=fill_id, patch=patch, prefer=("unk", "mask", "pad"))

@@ -15,7 +15,7 @@ import whyformer.evaluation.metrics  # noqa: F401 - fills METRICS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case, read_target
 from whyformer.evaluation.registry import Metric, find_metric
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.result import Explanation
 from whyformer.options import shows_options, split
 from whyformer.prepared import Prepared
@@ -90,7 +90,7 @@ def evaluate(
     full = chosen.complete(settings)
     if batch_size < 1:
         raise InputError("batch_size must be at least 1")
-    ready = explainer_of(model, processor, **options).prepare(inputs)
+    ready = open_model(model, processor, **options).prepare(inputs)
     modality = "image" if ready.inputs.modality == "image" else "text"
     if chosen.modality not in ("both", modality):
         raise InputError(

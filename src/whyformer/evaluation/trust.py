@@ -14,7 +14,7 @@ from whyformer.baselines import TOKENS
 from whyformer.errors import InputError
 from whyformer.evaluation.case import Case, read_case
 from whyformer.evaluation.metrics.faithfulness import equal_steps, mean_curve_area, removal_masks
-from whyformer.explaining import explainer_of
+from whyformer.explaining import open_model
 from whyformer.explanation.doubts import of_input, of_map
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
@@ -194,7 +194,7 @@ def trust(
         raise InputError("this explanation does not hold what it explains: pass the inputs too, inputs=...")
     if inputs is None:
         options["truncate"] = True  # as it was when it was explained
-    ready = explainer_of(model, processor, **options).prepare(given)
+    ready = open_model(model, processor, **options).prepare(given)
     if ready.inputs.batch != len(explanation):
         raise InputError(f"the explanation is of {len(explanation)} samples, and the inputs are {ready.inputs.batch}")
     chosen = baseline or _default(ready.inputs)

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
-from whyformer.explaining import Explainer, explainer_of
+from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.result import Explanation
 from whyformer.generation.pictures import with_images
@@ -15,6 +15,7 @@ from whyformer.generation.prompts import Prompt, Written, answered, prompts_of
 from whyformer.generation.steps import Steps
 from whyformer.generation.watching import Watched
 from whyformer.methods import find
+from whyformer.methods.settings import OptionsAndSettings
 from whyformer.options import Keywords, shows_options, split
 from whyformer.progress import Track, tracking
 from whyformer.targets import Target
@@ -32,7 +33,7 @@ def explain_generation(
     max_new_tokens: int = 32,
     target: Target = None,
     progress: bool | Track = False,
-    **options_and_settings: Any,
+    **options_and_settings: Unpack[OptionsAndSettings],
 ) -> Generation | list[Generation]:
     """Explain each token of an answer: which tokens before it, of the prompt and of the answer itself, made it so.
 
@@ -75,9 +76,9 @@ def explain_generation(
     find(method).complete(settings)
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise InputError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
-    explainer = explainer_of(model, processor, **options)
-    explainer, processor = _with_tokenizer(explainer), explainer.processor
-    model, tokenizer = explainer.model, explainer.processor
+    opened = open_model(model, processor, **options)
+    opened, processor = _with_tokenizer(opened), opened.processor
+    model, tokenizer = opened.model, opened.processor
     if images is None:
         prompts, alone = prompts_of(prompt, tokenizer)
     else:
@@ -91,7 +92,7 @@ def explain_generation(
         quiet = progress is False or answer is not None
         watched = None if quiet else Watched(tracking(progress), tokenizer, max_new_tokens)
         written = answered(model, one, answer, tokenizer, max_new_tokens, watched)
-        made.append(Steps(explainer, written).explain(method, target, progress, settings))
+        made.append(Steps(opened, written).explain(method, target, progress, settings))
     return made[0] if alone else made
 
 
@@ -129,21 +130,21 @@ def explain_span(
     a, b = first % len(g), last % len(g)
     if b < a:
         raise InputError(f"the span ends at step {last}, before its start at {first}")
-    explainer = explainer_of(model, processor, **options)
+    opened = open_model(model, processor, **options)
     written = Written(g.ids[: g.source or g.start], g.ids[g.start :], g.ids[g.source : g.start] if g.source else [])
     if g.seen:
         if prompt is None or images is None:
             raise InputError("its prompt has pictures, which are not kept with it: give prompt= and images= again")
-        ((ids, beside),), _ = with_images(explainer.model, prompt, images, explainer.processor)
+        ((ids, beside),), _ = with_images(opened.model, prompt, images, opened.processor)
         if ids != written.prompt:
             raise InputError("these are not the prompt and the pictures that this answer was written to")
         written = replace(written, beside=beside)
-    return Steps(_with_tokenizer(explainer), written).span(a, b, g.method, g.settings)
+    return Steps(_with_tokenizer(opened), written).span(a, b, g.method, g.settings)
 
 
-def _with_tokenizer(explainer: Explainer) -> Explainer:
+def _with_tokenizer(opened: OpenedModel) -> OpenedModel:
     """With the tokenizer that its processor is or holds in the place of it; None where there is none."""
-    tokenizer = getattr(explainer.processor, "tokenizer", explainer.processor)
-    made = explainer.using()
+    tokenizer = getattr(opened.processor, "tokenizer", opened.processor)
+    made = opened.using()
     made.processor = tokenizer if hasattr(tokenizer, "convert_ids_to_tokens") else None
     return made

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whyformer.errors import InputError, WhyformerError
-from whyformer.explaining import Explainer
+from whyformer.explaining import OpenedModel
 from whyformer.explanation.generation import Generation
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
@@ -45,22 +45,22 @@ class Steps:
     """The tokens of one answer, each explained by those before it.
 
     Attributes:
-        explainer: the model with its tokenizer and options.
+        opened: the model with its tokenizer and options.
         written: prompt and answer.
     """
 
-    explainer: Explainer
+    opened: OpenedModel
     written: Written
 
     @property
     def model(self) -> nn.Module:
         """The language model."""
-        return self.explainer.model
+        return self.opened.model
 
     @property
     def tokenizer(self) -> Any:
         """Its tokenizer, None where there is none."""
-        return self.explainer.processor
+        return self.opened.processor
 
     def __len__(self) -> int:
         return len(self.written.answer)
@@ -133,7 +133,7 @@ class Steps:
 
     def ready(self, inputs: Inputs, *tokens: int) -> Prepared:
         """The model with these inputs, as ``explain`` has it; the logits of ``tokens`` are kept in any case."""
-        return Prepared(self.explainer, inputs, None, None, also=tokens)
+        return Prepared(self.opened, inputs, None, None, also=tokens)
 
     def read(self, step: int) -> Callable[[Output], Tensor]:
         """What is read off the output for a step of the one pass over all: the row ``[1, V]`` before its token."""
@@ -279,7 +279,7 @@ class Steps:
         tokens = self.tokenizer.convert_ids_to_tokens(self.ids) if self.tokenizer is not None else self.pieces
         return Generation(
             matrix=matrix, tokens=[str(t) for t in tokens], pieces=self.pieces, ids=self.ids, start=self.start,
-            source=self.source, method=method, settings=full, model=self.explainer.name, labels=labels or None,
+            source=self.source, method=method, settings=full, model=self.opened.name, labels=labels or None,
             explained=named[0] if named else str(target), value=values, **kept,
             target=torch.cat([e.target for e in found]), target_names=[(e.target_names or ["?"])[0] for e in found],
             turns=self.written.turns, input=found[0].input or "input_ids", part=decoded,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whyformer.comparing import Refusal, each, read_method
 from whyformer.errors import FOREIGN_ERRORS, InputError, LoadError, TooLarge
-from whyformer.explaining import Explainer, explainer_of
+from whyformer.explaining import OpenedModel, open_model
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.sounds import Sound
 from whyformer.jobs.description import check_targets, numbered
@@ -75,7 +75,7 @@ class Session:
         progress: as for :func:`whyformer.explain`; it may raise, to stop the work on a batch.
     """
 
-    explainer: Explainer
+    opened: OpenedModel
     methods: tuple[tuple[Method, dict[str, Any]], ...]
     targets: Any = "predicted"
     progress: Any = False
@@ -83,17 +83,17 @@ class Session:
     @property
     def model(self) -> nn.Module:
         """The model."""
-        return self.explainer.model
+        return self.opened.model
 
     @property
     def processor(self) -> Any:
         """Its processor."""
-        return self.explainer.processor
+        return self.opened.processor
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self.explainer.name
+        return self.opened.name
 
     @property
     def reads_text(self) -> bool:
@@ -154,7 +154,7 @@ class Session:
 
     def _together(self, reads: Sequence[Read]) -> list[Explained]:
         rows, alone = [one.row for one in reads], len(reads) == 1
-        ready = self.explainer.prepare(_collated([one.content for one in reads]))
+        ready = self.opened.prepare(_collated([one.content for one in reads]))
         targets = self._targets(ready, rows)
         made: list[list[Explanation]] = [[] for _ in reads]
         failures: list[Failure] = []
@@ -206,12 +206,12 @@ def open_session(
     if isinstance(model, str) and isinstance(processor, str):
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         processor = _processor(processor, model.modality)
-    explainer = explainer_of(model, processor, **options)
-    model = explainer.model
+    opened = open_model(model, processor, **options)
+    model = opened.model
     if isinstance(targets, list | tuple):
         for target in targets:
             class_index(target, class_names(model)[0], class_count(model))
-    return Session(explainer, asked, targets)
+    return Session(opened, asked, targets)
 
 
 def _processor(name: str, modality: str) -> Any:

@@ -140,7 +140,7 @@ def explain_into(session: Session, source: Source, out: str | Path, **options: A
     named: dict[str, Any] = {"model": session.name, "input": source.name, "out": str(out)}
     asked = tuple((m.name, s) for m, s in session.methods)
     held = next((p.dtype for p in session.model.parameters() if p.is_floating_point()), torch.float32)
-    told = replace(session.explainer.options, device=None, dtype=str(held).removeprefix("torch."))
+    told = replace(session.opened.options, device=None, dtype=str(held).removeprefix("torch."))
     job = Job(**named, methods=asked, targets=session.targets, options=told, **options)
     return explain_opened(Opened(job, session, source), None, lambda text: None)
 

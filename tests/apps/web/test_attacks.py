@@ -24,6 +24,7 @@ from whyformer.apps.web.running import USER
 from whyformer.apps.web.uploads import Uploads, sweep_the_dead
 from whyformer.apps.web.work import Stopped, VisitorSession
 from whyformer.errors import InputError
+from whyformer.explaining import open_model
 from whyformer.methods import METHODS
 from whyformer.prepared import Prepared
 
@@ -171,7 +172,7 @@ def test_who_left_is_forgotten_and_who_came_back_is_not(monkeypatch):
 def test_a_model_is_nobodys_memory(handlers):
     model = handlers.catalogue.load("bundled:digits").model
     session = VisitorSession()
-    session.once("ready", lambda: Prepared(model, None, None, "x", None, False, None))
+    session.once("ready", lambda: Prepared(open_model(model), None, None, None))
     assert session.bytes < 1000
 
 

@@ -43,9 +43,9 @@ out: dict[str, list[Tensor]] = {}
 for one in pictures.split(1):
     found = {"logits": model(one)[0].detach()}
     for head_fusion in ("mean", "max", "min"):
-        explainer = attention.VITAttentionRollout(model, head_fusion=head_fusion, discard_ratio=0.0)
-        found[f"published_{head_fusion}"] = torch.from_numpy(explainer(one))
-        maps = explainer.attentions
+        opened = attention.VITAttentionRollout(model, head_fusion=head_fusion, discard_ratio=0.0)
+        found[f"published_{head_fusion}"] = torch.from_numpy(opened(one))
+        maps = opened.attentions
         for share in SHARES:
             found[f"rows_{head_fusion}_{share}"] = torch.from_numpy(attention.rollout(rows(maps), share, head_fusion))
         found[f"spared_{head_fusion}"] = torch.tensor([first_is_small(maps, share, head_fusion) for share in SHARES])

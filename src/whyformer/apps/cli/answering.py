@@ -39,7 +39,7 @@ def answer(asked: Any) -> None:
     ((method, settings),) = methods
     with working(asked) as bars:
         with bars.step(f"loading {asked.model}"):
-            from whyformer.explaining import Explainer
+            from whyformer.explainer import Explainer
 
             explainer = Explainer(asked.model, **asked.options.named)
         prompt = [{"role": "user", "content": given.content}] if asked.chat else given.content

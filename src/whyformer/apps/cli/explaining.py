@@ -151,7 +151,7 @@ class Work:
         name = model_for(kind, asked.model)
         known = {} if loaded is None else loaded
         with bars.step(f"loading {name}"):
-            from whyformer.explaining import Explainer
+            from whyformer.explainer import Explainer
             from whyformer.models import load
 
             if name not in known:

@@ -39,7 +39,7 @@ def generate(asked: Explain) -> None:
     name = model_for("both", asked.model)
     with working(asked) as bars:
         with bars.step(f"loading {name}"):
-            from whyformer.explaining import Explainer
+            from whyformer.explainer import Explainer
             from whyformer.inputs.pictures import open_picture
             from whyformer.models import load
 

@@ -47,7 +47,7 @@ def serve(
         from whyformer.apps.server.service import build
     except ImportError as error:
         raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
-    from whyformer.explaining import Explainer
+    from whyformer.explainer import Explainer
     from whyformer.jobs.batching import Session
     from whyformer.models import load
 

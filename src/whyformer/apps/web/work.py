@@ -21,7 +21,7 @@ from whyformer.comparing import Refusal, each
 from whyformer.errors import InputError, WhyformerError
 from whyformer.evaluation.forwards import activated
 from whyformer.evaluation.trust import Trust
-from whyformer.explaining import Explainer
+from whyformer.explainer import Explainer
 from whyformer.explanation.result import Explanation
 from whyformer.inputs.argument import Argument
 from whyformer.methods import find
