@@ -12,6 +12,7 @@ import uvicorn
 from waiting import HANG, wait_for
 from whyformer.apps.server import Limits
 from whyformer.apps.server.service import build
+from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.models import load
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def address():
     loaded = load("bundled:sst2")
-    app = build(Session(loaded.model, loaded.processor, loaded.name, ()), "text", Limits(characters=500, seconds=HANG))
+    app = build(Session(Explainer(loaded), ()), "text", Limits(characters=500, seconds=HANG))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))

@@ -17,6 +17,7 @@ from PIL import Image
 from mutations import ODD, damaged, mutated
 from whyformer.apps.server import Limits
 from whyformer.apps.server.service import build
+from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.models import load
 
@@ -34,7 +35,7 @@ TYPES = st.sampled_from(["application/json", "text/plain", "multipart/form-data;
 def served(name: str, kind: str):
     loaded = load(name)
     limits = Limits(characters=500, seconds=30, setting=64, pixels=2_000_000)
-    return testclient.TestClient(build(Session(loaded.model, loaded.processor, loaded.name, ()), kind, limits), "http://127.0.0.1")
+    return testclient.TestClient(build(Session(Explainer(loaded), ()), kind, limits), "http://127.0.0.1")
 
 
 @pytest.fixture(scope="module")

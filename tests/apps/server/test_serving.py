@@ -32,6 +32,7 @@ from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsU
 from whyformer.apps.server.running import check_keys
 from whyformer.apps.server.service import build
 from whyformer.errors import InputError
+from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.methods.task import Task
 from whyformer.models import load
@@ -49,13 +50,13 @@ def limits(**more) -> Limits:
 @pytest.fixture(scope="module")
 def sst2():
     loaded = load("bundled:sst2")
-    return Session(loaded.model, loaded.processor, loaded.name, ())
+    return Session(Explainer(loaded), ())
 
 
 @pytest.fixture(scope="module")
 def digits():
     loaded = load("bundled:digits")
-    return Session(loaded.model, loaded.processor, loaded.name, ())
+    return Session(Explainer(loaded), ())
 
 
 def served(app, host: str = "127.0.0.1:8000", **options):
