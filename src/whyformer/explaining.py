@@ -1,4 +1,4 @@
-"""``explain``, and what all entrances stand on: a model that is opened, with its processor and options."""
+"""``explain``, and what all entrances build on: an opened model with its processor and options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def explain(
 
 
 class OpenedModel:
-    """A model that is opened, its processor, and the options of all that is asked of it.
+    """An opened model, its processor, and the options of everything that is asked of it.
 
     Args:
         model, processor: as for :func:`explain`.
@@ -107,11 +107,11 @@ class OpenedModel:
         return f"{type(self).__name__}({self.name!r}{given})"
 
     def using(self, processor: Any = None, **options: Unpack[Keywords]) -> Self:
-        """The same model with another processor or other options; ``device`` and ``dtype`` are of its loading."""
+        """The same model with another processor or other options, but not another ``device`` or ``dtype``."""
         made = object.__new__(type(self))
         made.name, made.model = self.name, self.model
         made.processor = self.processor if processor is None else processor
-        opened(made.model, device=options.get("device"), dtype=options.get("dtype"))  # which are refused
+        opened(made.model, device=options.get("device"), dtype=options.get("dtype"))  # raises where either is given
         made.options = replace(self.options, **options)
         return made
 
@@ -156,7 +156,7 @@ class OpenedModel:
 
 
 def open_model(model: Any, processor: Any = None, **options: Unpack[Keywords]) -> OpenedModel:
-    """What a function is given as its model, as an opened: itself, where it is one and nothing else is said."""
+    """Open the model that a function was given. One that is open already is taken as it is, or with these options."""
     if not isinstance(model, OpenedModel):
         return OpenedModel(model, processor, **options)
     return model if processor is None and not options else model.using(processor, **options)

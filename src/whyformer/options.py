@@ -1,8 +1,8 @@
-"""Options of opening and running a model: the same for every entrance, each said once.
+"""Options for opening and running a model. They are the same in every function, command and job.
 
-A new option is a field of :class:`Options` and, for type checkers, a line of :class:`Keywords`; then it is taken by
-every public function, by :class:`~whyformer.explaining.OpenedModel`, by jobs, and, where it has words for it, by every
-command. The module imports no torch, since the command line reads it before that.
+A new option is a field of :class:`Options` and, for type checkers, a line of :class:`Keywords`. Every public function
+that takes a model, :class:`~whyformer.explaining.OpenedModel` and jobs then take it, and so do the commands if it has
+an entry in :data:`WORDS`. The module does not import torch, because the command line reads it before torch is needed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ WORDS: dict[str, dict[str, Any]] = {
     "truncate": {"flags": ["--truncate"], "help": "Cut off text that is longer than the model takes."},
     "checkpoint": {
         "flags": ["--checkpoint"],
-        "help": "For long texts: run each block again on the way back instead of keeping what it computed; less "
-        "memory, half as much time more.",
+        "help": "For long texts: run each block again on the way back instead of keeping what it computed. Less "
+        "memory, about half as much time more.",
     },
 }
-"""What typer is told of the options that commands take."""
+"""Arguments of typer for the options that commands take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class Options:
 
     Attributes:
         device, dtype: where and in which precision a model given by name is loaded.
-        truncate: allow text longer than the model takes to be cut off.
-        rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: for these calls what
-            :func:`whyformer.rules.register` says for all.
-        checkpoint: for long texts and large models, keep of each block what enters it alone, and run it again on the
-            way back: the same scores in about half as much time more. For methods that send something back through
-            whole blocks (``checkpoint`` of :func:`whyformer.list_methods`).
+        truncate: allow text longer than the model takes to be cut off. The prompt of a generated answer is never cut.
+        rules: operations of your own and what they are like, ``{MyActivation: "gelu"}``: as
+            :func:`whyformer.rules.register`, but for this model alone.
+        checkpoint: for long texts and large models: keep only the input of each block, and run the block again on the
+            way back. The scores are the same; it takes about half as much time more. For methods that send something
+            back through whole blocks (``checkpoint`` of :func:`whyformer.list_methods`).
     """
 
     device: str | torch.device | None = None
@@ -76,7 +76,7 @@ DEFAULTS = Options()
 
 
 def shows_options(function: Function) -> Function:
-    """Let a function that takes ``**options`` show them by name, in ``help`` and in notebooks."""
+    """Make ``help`` and notebooks show each option of a function that takes ``**options``."""
     signature = inspect.signature(function)
     own = list(signature.parameters.values())
     kinds = Options.__annotations__
@@ -90,6 +90,6 @@ def shows_options(function: Function) -> Function:
 
 
 def split(given: Mapping[str, Any]) -> tuple[Keywords, dict[str, Any]]:
-    """(options, all else) of keyword arguments."""
+    """Keyword arguments as (options, all others)."""
     options: Any = {name: value for name, value in given.items() if name in _DEFAULTS}
     return options, {name: value for name, value in given.items() if name not in _DEFAULTS}

@@ -1,4 +1,4 @@
-"""An input that is prepared for a model: what every entrance starts from."""
+"""An input that is read and checked for a model: what every entrance starts from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNTOLD |= {TypeError, ValueError, ZeroDivisionError}
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model and its inputs, opened, named and prepared: what every entrance starts from
+    """An opened model and one input or batch, read and checked for it
     (see :meth:`OpenedModel.prepare <whyformer.explaining.OpenedModel.prepare>`).
 
     Attributes:
