@@ -11,7 +11,7 @@ from whyformer.explanation.counts import amount
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import laid_out, listed
-from whyformer.show.paper import GREY, Paper, measure
+from whyformer.show.paper import Paper, measure
 from whyformer.show.words import agnostic, claims, figure_of, heading, method_name, short, target_name, visible, words
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _drawn(
         strong = "#b9bec6" if aside else colours.code(kind)
         left = middle - long if score < 0 else middle
         paper.box(left, y + 0.04, long, _LINE - 0.08, strong)
-        tone = GREY if aside else "#111111"
+        tone = colours.SOFT if aside else colours.INK
         paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=tone)
         side = "right" if score < 0 else "left"
         at = left - 0.05 if score < 0 else left + long + 0.05

@@ -1,9 +1,9 @@
-"""Scores to colours. The scaling here is for the eye alone: it never changes a score that is kept or measured.
+"""The colours of everything that is drawn (:data:`CLAIMS`, :data:`TONES`), and scores as colours.
 
-A map is divided by its own largest |score|. What a colour claims follows from the method: scores that can speak against
-a class get two colours, -max to max with nothing in the middle (blue: against, orange: for); scores without a sign get
-one hue of another family, 0 to max (green: mattered). Only maps of single pixels, where a few of fifty
-thousand would leave the rest black, stop at the 99th percentile of |score|, and their colour bars say so.
+The scaling here is for display only: it never changes a score that is kept or measured. A map is divided by its own
+largest |score|. The colour follows from the method: scores that can speak against a class get two colours, -max to max
+with nothing in the middle; scores without a sign get one other hue, 0 to max. Only maps of single pixels, where a few
+of fifty thousand would leave the rest black, stop at the 99th percentile of |score|, and their colour bars say so.
 """
 
 from __future__ import annotations
@@ -24,17 +24,51 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Bytes = tuple[int, int, int]
 
-POSITIVE = (222, 94, 12)
-NEGATIVE = (34, 108, 190)
-MATTERED = (0, 140, 104)
+
+@dataclass(frozen=True)
+class Claim:
+    """The colour of one thing that a score can say.
+
+    Attributes:
+        name: what legends call the colour.
+        light, dark: it in bytes, on a light and on a dark ground.
+    """
+
+    name: str
+    light: Bytes
+    dark: Bytes
+
+
+CLAIMS = {
+    "for": Claim("orange", (222, 94, 12), (190, 82, 10)),
+    "against": Claim("blue", (34, 108, 190), (38, 104, 178)),
+    "mattered": Claim("green", (0, 140, 104), (0, 112, 84)),
+}
+"""What scores say, and in which colour. Style sheets have these as variables, ``--for`` to ``--mattered``."""
+TONES = {
+    "ink": ("#111111", "#e8eaed"),
+    "soft": ("#555555", "#b3b9c2"),
+    "line": ("#d5d5d5", "#3b4047"),
+    "paper": ("#ffffff", "#15171a"),
+    "sheet": ("#f6f7f8", "#1e2125"),
+    "link": ("#0a58b5", "#84b9ff"),
+    "accent": ("#226cbe", "#9cc8ff"),
+    "warn": ("#8a4b00", "#ffbe6b"),
+    "error": ("#a40e26", "#ffb3b3"),
+}
+"""All other colours, on a light and on a dark ground; also variables of style sheets. ``accent`` marks what has the
+focus."""
+POSITIVE, NEGATIVE, MATTERED = (claim.light for claim in CLAIMS.values())
+LIGHT = {name: light for name, (light, _) in TONES.items()}
+INK, SOFT, PAGE, WARN, ERROR = (LIGHT[name] for name in ("ink", "soft", "paper", "warn", "error"))
 PAPER = (255, 255, 255)
 ALL_ZERO = "all scores are 0"
 PIXEL_QUANTILE = 0.99
 # A float32 sum that should be 0 may come out slightly below it; that alone must not turn the map into a signed one.
 _NOISE = 1e-6
 
-SEQUENTIAL = "green"
-DIVERGING = "blue-orange"
+SEQUENTIAL = CLAIMS["mattered"].name
+DIVERGING = f"{CLAIMS['against'].name}-{CLAIMS['for'].name}"
 
 
 def array(tensor: Any) -> Array:
@@ -112,8 +146,8 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     """Colours, ``[..., 3]`` in 0..1, of scores that :meth:`Scale.unit` brought to 0..1 or (signed) -1..1.
 
     Args:
-        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default from black over
-            green to light, or blue-white-orange for signed scores. Both are perceptually uniform and safe for the
+        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default :data:`SEQUENTIAL`, from black
+            to light in one hue, or :data:`DIVERGING` for signed scores. Both are perceptually uniform and safe for the
             colour-blind.
     """
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
@@ -128,7 +162,7 @@ def lookup(cmap: str) -> Array:
         below, above = mix(NEGATIVE, np.linspace(1, 0, 128)), mix(POSITIVE, np.linspace(0, 1, 128))
         return np.concatenate([below, above])
     if cmap == SEQUENTIAL:
-        return _green(np.linspace(0, 1, 256))
+        return _one_hue(np.linspace(0, 1, 256))
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
@@ -136,10 +170,11 @@ def lookup(cmap: str) -> Array:
     return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
 
 
-def _green(at: Array) -> Array:
-    """One hue from nearly black (0) to nearly white (1), lightness in equal steps."""
+def _one_hue(at: Array) -> Array:
+    """The hue of :data:`MATTERED` from nearly black (0) to nearly white (1), lightness in equal steps."""
     lightness, strength = 0.17 + 0.78 * at, 0.02 + 0.17 * np.sin(np.pi * (0.08 + 0.85 * at))
-    turn = np.deg2rad(162)
+    _, a, b = _to_oklab(np.array(MATTERED) / 255)
+    turn = np.arctan2(b, a)
     return _from_oklab(np.stack([lightness, strength * np.cos(turn), strength * np.sin(turn)], -1))
 
 
@@ -160,6 +195,13 @@ def ramp(scale: Scale, steps: int, cmap: str | None = None, *, words: bool = Fal
         if words
         else [_bytes(c) for c in paint(units, scale.signed, cmap)]
     )
+
+
+def legend(signed: bool, what: str = "it") -> str:
+    """What the colours say, in words."""
+    if not signed:
+        return f"{CLAIMS['mattered'].name}: mattered (no sign)"
+    return f"{CLAIMS['for'].name}: for {what}, {CLAIMS['against'].name}: against it"
 
 
 def code(rgb: Bytes) -> str:

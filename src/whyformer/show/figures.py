@@ -273,5 +273,5 @@ def strip(made: Strip) -> Figure:
             paper.write(written, x, below + 0.11, 7, ha="left", va="top")
             if predicted != made.target:
                 said = short(visible(predicted), 13)
-                paper.write(said, x + cell, below + 0.11, 7, ha="right", va="top", color="#b00020")
+                paper.write(said, x + cell, below + 0.11, 7, ha="right", va="top", color=colours.ERROR)
     return paper.figure

@@ -51,14 +51,14 @@ def film(g: Generation, columns: int | None = None, *, picture: bool = True, **l
     lines = math.ceil(cells / columns)
     width = max(2.6, _GAP + min(columns, cells) * (wide + _GAP))
     signed = any(colours.scale_of(e).signed for own in shown for e in own)
-    claim = "orange: for the word, blue: against it" if signed else "green: mattered (no sign)"
+    claim = colours.legend(signed, "the word")
     said = textwrap.wrap(f"{claim}; each map by its own largest score", int(width * 19))
     above = _TOP + 0.12 * len(said)
     paper = Paper(width, above + len(shown) * lines * (high + _FOOT), [e for own in shown for e in own])
     paper.write(short(visible(_question(g)), int(width * 13)), _GAP, 0.08, 9, va="top")
-    paper.write(answers.title(g), _GAP, 0.27, 7, va="top", color="#666666")
+    paper.write(answers.title(g), _GAP, 0.27, 7, va="top", color=colours.SOFT)
     for i, line in enumerate(said):
-        paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color="#666666")
+        paper.write(line, _GAP, 0.43 + 0.12 * i, 6.5, va="top", color=colours.SOFT)
     for row, own in enumerate(shown):
         for number in range(cells):
             x = _GAP + number % columns * (wide + _GAP)
@@ -90,4 +90,4 @@ def _word(paper: Paper, g: Generation, e: Explanation, step: int, x: float, y: f
     paper.write(short(word, int(wide * 9)), x, y + 0.05, 11, ha="center", va="top", weight="bold")
     chance = f"p {g.probability(step):.2f} · " if g.unit == "token" else ""
     largest = figure_of(float(f"{colours.scale_of(e).limit:.2g}"))
-    paper.write(f"{chance}largest {largest}", x, y + 0.25, 6, ha="center", va="top", color="#666666")
+    paper.write(f"{chance}largest {largest}", x, y + 0.25, 6, ha="center", va="top", color=colours.SOFT)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from whyformer.show import answers, colours
-from whyformer.show.paper import GREY, Paper, measure
+from whyformer.show.paper import Paper, measure
 from whyformer.show.words import short
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ _MOST = 90  # columns; beyond that words, then sentences
 
 def claim(g: Generation) -> str:
     """What the colours of the matrix mean."""
-    meant = "orange: for what was written, blue: against it" if answers.signed(g) else "green: mattered (no sign)"
-    return f"{meant}; each row by its own largest score"
+    return f"{colours.legend(answers.signed(g), 'what was written')}; each row by its own largest score"
 
 
 def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
@@ -51,12 +50,12 @@ def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
     axes = paper.axes(left, top, wide, high)
     axes.imshow(painted, interpolation="none", aspect="auto")
     for j, name in enumerate(names[:shown]):
-        style = {"color": GREY} if j < g.start else {}
+        style = {"color": colours.SOFT} if j < g.start else {}
         paper.write(name, left + (j + 0.5) * _CELL, top - 0.05, _SIZE, va="bottom", ha="center", rotation=90, **style)
     for t, name in enumerate(names[g.start :]):
         paper.write(name, left - 0.06, top + (t + 0.5) * _CELL, _SIZE, va="center", ha="right")
     if said:
-        paper.write(said, left, top + high + 0.08, 6.5, va="top", color=GREY)
+        paper.write(said, left, top + high + 0.08, 6.5, va="top", color=colours.SOFT)
     for i, line in enumerate(lines):
-        paper.write(short(line, 140), 0.1, top + high + 0.28 + 0.14 * i, 6.5, va="top", color="#8a4b00")
+        paper.write(short(line, 140), 0.1, top + high + 0.28 + 0.14 * i, 6.5, va="top", color=colours.WARN)
     return paper.figure

@@ -16,8 +16,8 @@ class Look:
 
     Attributes:
         opacity: of the map, 0 (picture alone) to 1.
-        cmap: a matplotlib colour map such as "viridis", or the papers' "jet"; by default a green one, and for scores
-            with a sign a blue to orange one with 0 in its middle. Both are perceptually uniform and colour-blind safe.
+        cmap: a matplotlib colour map such as "viridis", or the papers' "jet"; by default one hue, and for scores
+            with a sign two with 0 in the middle. Both are perceptually uniform and colour-blind safe.
         fade: let the picture show where scores are near 0; False covers it evenly, as in the papers.
         contours: number of contour lines between 0 and the largest score, for each sign.
         keep: show only the part of the picture with the highest scores, this share of what the model saw (0 to 1).

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 GENERATOR = "whyformer"  # what a file says that it was made by
-GREY = "#444444"
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans", "Arial Unicode MS", "WenQuanYi Zen Hei")
 _NOTE = 0.14  # inches a line of remarks
 
@@ -41,7 +40,7 @@ class Paper:
         self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
         self.figure: Figure = Figure(figsize=(self.width, self.height), facecolor="white")
         for i, line in enumerate(lines):
-            self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color="#8a4b00")
+            self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color=colours.WARN)
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Axes:
         """Axes without ticks or frame."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from whyformer.show import colours
 from whyformer.show.layout import Section
-from whyformer.show.paper import GREY, Paper, measure
+from whyformer.show.paper import Paper, measure
 from whyformer.show.words import Word, folded, heading, right_to_left, short, unread, visible, words
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ _SIZE, _LINE, _HEAD, _FOOT, _LEGEND = (
     0.42,
     0.2,
 )  # points; inches a line, a heading, the legend, its lines
-INK = "#111111"
 _WORDS, _LEAST, _BESIDE = 400, 40, 8  # words in a figure and at least in each line; on either side of a strong one
 _LONGEST = 300  # characters of one word that are shown
 _measure = partial(measure, size=_SIZE)
@@ -66,7 +65,8 @@ def figure(parts: list[Section]) -> Figure:
             paper.write(short(head, 90), _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
             y += _HEAD
         label = [short(line, 30) for line in name.split(" · ")]
-        paper.write("\n".join(label), _MARGIN, y + _LINE / 2, 8 if len(label) == 1 else 6.5, va="center", color=GREY)
+        size = 8 if len(label) == 1 else 6.5
+        paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
         for box in boxes:
             _place(paper, box, _LEFT + box.x, y + box.y)
         y += high
@@ -84,9 +84,9 @@ def _place(paper: Paper, box: _Box, x: float, y: float) -> None:
         paper.box(x, top, box.width, high, colours.code(box.ground))
     if box.unknown:
         for at in np.arange(0, box.width, 0.07):
-            paper.box(x + at, top + high, min(0.045, box.width - at), 0.016, INK)
+            paper.box(x + at, top + high, min(0.045, box.width - at), 0.016, colours.INK)
     aside = box.unread or box.quiet
-    size, ink = (_SIZE - 2, GREY) if aside else (_SIZE, INK)
+    size, ink = (_SIZE - 2, colours.SOFT) if aside else (_SIZE, colours.INK)
     paper.write(box.text, x, y + _LINE / 2, size, va="center", ha="left", zorder=5, color=ink)
 
 
@@ -195,4 +195,4 @@ def _dashes(paper: Paper, y: float) -> None:
 
 
 def _small(paper: Paper, text: str, x: float, y: float, ha: str = "left") -> None:
-    paper.write(text, x, y + 0.045, 7, va="center", color=GREY, ha=ha)
+    paper.write(text, x, y + 0.045, 7, va="center", color=colours.SOFT, ha=ha)

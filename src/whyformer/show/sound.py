@@ -9,7 +9,7 @@ import numpy as np
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import Section
-from whyformer.show.paper import GREY, Paper
+from whyformer.show.paper import Paper
 from whyformer.show.words import claims, heading, short
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def figure(parts: list[Section]) -> Figure:
         for i, (name, e) in enumerate(rows):
             y += _GAP
             scale = colours.scale_of(e)
-            paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=GREY)
+            paper.write(short(name, 26), 0.15, y + _STRIP / 2, 8, va="center", color=colours.SOFT)
             axes = paper.axes(_LEFT, y, wide, _STRIP)
             axes.set_axis_on()
             painted = colours.paint(scale.unit(array(e.scores[0])), scale.signed, None)[None]
@@ -50,8 +50,9 @@ def figure(parts: list[Section]) -> Figure:
             paper.bar(scale, None, _LEFT + wide + 0.08, y, 0.08, _STRIP)
             y += _STRIP
         low, high = claims(rows[0][1])
-        said = f"seconds · {f'blue: {low}, orange: {high}' if low else high}"
-        paper.write(short(said, 110), _LEFT, y + 0.24, 6.5, va="top", color=GREY)
+        favour, against = colours.CLAIMS["for"], colours.CLAIMS["against"]
+        said = f"seconds · {f'{against.name}: {low}, {favour.name}: {high}' if low else high}"
+        paper.write(short(said, 110), _LEFT, y + 0.24, 6.5, va="top", color=colours.SOFT)
         y += _AXIS
     return paper.figure
 

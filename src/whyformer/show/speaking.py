@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
 
 _STEPS = 40  # in a listing
-_INK, _PAPER = "rgb(17,17,17)", "rgb(255,255,255)"
 
 
 def plain(g: Generation) -> str:
@@ -67,13 +66,13 @@ class _Whole:
         for i, piece in enumerate(g.pieces):
             if i < g.start:
                 value = float(scale.unit(np.array(sums[i])))
-                text.append(visible(piece, keep="\n"), style=f"{_INK} {_on(colours.ground(value, signed))}")
+                text.append(visible(piece, keep="\n"), style=f"{colours.INK} {_on(colours.ground(value, signed))}")
             else:
-                text.append(visible(piece, keep="\n"), style=f"bold {_INK}")
+                text.append(visible(piece, keep="\n"), style=f"bold {colours.INK}")
         if console.color_system is None or console.no_color:
             yield Text(text.plain)
         else:
-            yield Padding(text, (0, 1), style=f"{_INK} on {_PAPER}")
+            yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
 
 
 class _Steps:
@@ -92,7 +91,7 @@ class _Steps:
         for t in range(min(len(g), _STEPS)):
             because = Text(f"{answers.seen(g, t)}  " if g.seen else "")
             for r in answers.reasons(g, t):
-                because.append(r.text, style="" if bare else f"{_INK} {_on(colours.ground(r.unit, signed))}")
+                because.append(r.text, style="" if bare else f"{colours.INK} {_on(colours.ground(r.unit, signed))}")
                 because.append(f" {figure_of(r.score)}  ", style="dim")
             cells = [Text(_name(g, t))]
             if g.unit == "token":

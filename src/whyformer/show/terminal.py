@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 _ROWS = 24  # words or patches in a plain listing
 _BAR = 16
 _NAME = 44  # cells for a class name
-_INK = "rgb(17,17,17)"
-_PAPER = "rgb(255,255,255)"
 _ASIDE = "italic rgb(90,90,90)"
 _UNREAD = f"{_ASIDE} on rgb(225,225,225)"
 _FACTS = ("name", "summary", "family", "level", "modality", "class_specific", "citation")  # of a method
@@ -175,14 +173,15 @@ class _Sentence:
         for piece in pieces:
             text.append(visible(piece.gap, keep="\n"))
             mark = "underline " if piece.unknown else ""
-            text.append(visible(piece.text), style=f"{mark}{_INK} {_on(colours.ground(piece.unit, piece.signed))}")
+            behind = _on(colours.ground(piece.unit, piece.signed))
+            text.append(visible(piece.text), style=f"{mark}{colours.INK} {behind}")
         text.append(visible(rest.rstrip(), keep="\n"))
         if (aside := folded(self.e)) is not None:
             text.append(f" [{aside.text}]", style=_ASIDE)
         for part in (part for part in cut if not part.before):
             text.append(f" [{part.said}]", style=_UNREAD)
         # black on paper, whatever the terminal's own background: so white always means 0
-        yield Padding(text, (0, 1), style=f"{_INK} on {_PAPER}")
+        yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
         yield _legend(self.e, colours.scale_of(self.e), words=True)
 
 

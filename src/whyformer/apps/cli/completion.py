@@ -124,14 +124,18 @@ def _printing() -> Iterable[tuple[str, str]]:
     return [(name, "") for name in COMMANDS]
 
 
+def _colour_maps() -> tuple[str, ...]:
+    """Ours, those with even steps that are safe for the colour-blind, and that of the papers."""
+    from whyformer.show.colours import DIVERGING, SEQUENTIAL
+
+    return (SEQUENTIAL, DIVERGING, "inferno", "viridis", "cividis", "magma", "plasma", "jet")
+
+
 # -- for each option -----------------------------------------------------------------------------------------------
 purposes = of(lambda: [("faithful", "what the prediction hangs on"), ("localise", "where the object or the word is")])
 devices = of(lambda: [("cpu", ""), ("cuda", "")])
 dtypes = of(lambda: [(name, "") for name in ("float32", "float64", "bfloat16", "float16")])
-# colour maps that even steps and the colour-blind can do with, and the one of the papers
-cmaps = of(
-    lambda: [(c, "") for c in ("green", "blue-orange", "inferno", "viridis", "cividis", "magma", "plasma", "jet")]
-)
+cmaps = of(lambda: [(c, "") for c in _colour_maps()])
 baselines = of(lambda: [(name, BASELINES[name].kinds["image"]) for name in names_for("image")])
 formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
 models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,8 +52,17 @@ def render(template: str, **facts: Any) -> str:
 
 
 def asset(name: str) -> Markup:
-    """A style sheet or a script among the templates, as it stands."""
-    return Markup((Path(__file__).parent / "templates" / name).read_text(encoding="utf-8"))
+    """A style sheet or a script of this folder, filled in."""
+    return Markup(render(name))
+
+
+def variables(*, dark: bool = False) -> Markup:
+    """The colours of pages as CSS variables, on a light or a dark ground. Claims are bytes, ``rgb(var(--for)/.5)``;
+    ``--strong`` is how opaque their strongest is, and ``--night`` the filter for pictures on white paper."""
+    claims = {name: "{} {} {}".format(*(one.dark if dark else one.light)) for name, one in colours.CLAIMS.items()}
+    tones = {name: pair[dark] for name, pair in colours.TONES.items()}
+    more = {"strong": ".9", "night": "invert(.91) hue-rotate(180deg)"} if dark else {"strong": ".78", "night": "none"}
+    return Markup("".join(f"--{name}:{value};" for name, value in {**claims, **tones, **more}.items()))
 
 
 def data_uri(data: bytes, kind: str = "png") -> Markup:
@@ -123,10 +131,10 @@ def curves(found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 _FUNCTIONS = (
-    asset, colours.code, colours.ground, colours.scale_of, curves, gradient, layout.written, minimap, overlaid,
-    painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
+    asset, colours.code, colours.ground, colours.legend, colours.scale_of, curves, gradient, layout.written, minimap,
+    overlaid, painting.base, painting.drawable, plain, way, words.agnostic, words.asides, words.claims, words.doubts,
     words.figure_of, words.followed, words.heading, words.measured, words.method_name, words.notes, words.probability,
-    words.folded, words.is_further, words.target_name, words.unread, words.value, words.values, words.words,
+    variables, words.folded, words.is_further, words.target_name, words.unread, words.value, words.values, words.words,
 )  # fmt: skip
 
 
@@ -138,6 +146,7 @@ def _environment() -> Environment:
         undefined=StrictUndefined, finalize=_visible, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     made.globals.update({function.__name__: function for function in _FUNCTIONS})
+    made.globals.update(CLAIMS=colours.CLAIMS, LIGHT=colours.LIGHT)
     return made
 
 

@@ -97,7 +97,7 @@ def _compressed(pixels: Any) -> Markup:
 
 def style(g: Generation, mark: str, themed: bool) -> Markup:
     """The rules that colour the words for each choice, and show its map: numbers and colours alone."""
-    ink = "currentColor" if themed else "#111"
+    ink = "currentColor" if themed else colours.INK
     rules = [
         f"#{mark} input{{position:absolute;opacity:0;pointer-events:none}}",
         f"#{mark} label{{cursor:pointer;border-radius:3px;padding:2px 0}}#{mark} .w{{font-weight:600}}",
@@ -114,7 +114,7 @@ def style(g: Generation, mark: str, themed: bool) -> Markup:
     for i in range(len(g.pieces)):
         chosen, focused = f"#{mark}-{i}:checked~", f"#{mark}-{i}:focus-visible~p .k{i}"
         rules.append(f"{chosen}p .k{i}{{outline:2px solid {ink}}}{chosen}.d{i}{{display:block}}")
-        rules.append(f"{focused}{{outline:3px solid #2266be}}")
+        rules.append(f"{focused}{{outline:3px solid var(--accent,{colours.LIGHT['accent']})}}")
     if g.seen:  # the map of the word under the pointer stands for that of the chosen one
         steps = range(g.start, len(g.pieces))
         rules += [f"#{mark}-{i}:checked~.seen .m{i}{{visibility:visible}}" for i in steps]

@@ -72,7 +72,7 @@
       list.forEach((button, k) => {
         button.classList.toggle("on", !!at && at.looks === side && at.token === k);
         const strength = at && at.looks !== side ? (60 * means[k]) / top : 0;
-        button.style.background = strength > 1 ? `color-mix(in srgb, #008c68 ${strength.toFixed(0)}%, transparent)` : "none";
+        button.style.background = strength > 1 ? `rgb(var(--mattered) / ${strength.toFixed(0)}%)` : "none";
       });
     const say = (value) => ("weighted" in find("view").dataset ? value.toPrecision(3) : `${(100 * value).toFixed(1)} %`);
     const name = (list, k) => `“${list[k].textContent}”`;
