@@ -1,9 +1,10 @@
 """The colours of everything that is drawn (:data:`CLAIMS`, :data:`TONES`), and scores as colours.
 
 The scaling here is for display only: it never changes a score that is kept or measured. A map is divided by its own
-largest |score|. The colour follows from the method: scores that can speak against a class get two colours, -max to max
-with nothing in the middle; scores without a sign get one other hue, 0 to max. Only maps of single pixels, where a few
-of fifty thousand would leave the rest black, stop at the 99th percentile of |score|, and their colour bars say so.
+largest |score|, a map of patches or pixels by the 99th percentile, so that one of them does not leave the rest pale; the
+colour bar says so. The colour follows from the method: scores that can speak against a class get two colours, -max to
+max with nothing in the middle; scores without a sign get one other hue, 0 to max. A colour lies on a picture or on paper
+like stained glass, with alpha = |score / limit|^0.7: 0 is the ground itself, and a higher score is always further from it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ class Claim:
 
     Attributes:
         name: what legends call the colour.
-        light, dark: it in bytes, on a light and on a dark ground.
+        light, dark: it in bytes, behind words on a light and on a dark ground.
+        deep: of the highest score of a map.
     """
 
     name: str
     light: Bytes
     dark: Bytes
+    deep: Bytes
 
 
 CLAIMS = {
-    "for": Claim("orange", (222, 94, 12), (190, 82, 10)),
-    "against": Claim("blue", (34, 108, 190), (38, 104, 178)),
-    "mattered": Claim("green", (0, 140, 104), (0, 112, 84)),
+    "for": Claim("orange", (222, 94, 12), (190, 82, 10), (190, 70, 0)),
+    "against": Claim("blue", (34, 108, 190), (38, 104, 178), (22, 88, 172)),
+    "mattered": Claim("green", (0, 140, 104), (0, 112, 84), (0, 110, 80)),
 }
 """What scores say, and in which colour. Style sheets have these as variables, ``--for`` to ``--mattered``."""
 TONES = {
@@ -63,7 +66,7 @@ LIGHT = {name: light for name, (light, _) in TONES.items()}
 INK, SOFT, PAGE, WARN, ERROR = (LIGHT[name] for name in ("ink", "soft", "paper", "warn", "error"))
 PAPER = (255, 255, 255)
 ALL_ZERO = "all scores are 0"
-PIXEL_QUANTILE = 0.99
+QUANTILE = 0.99
 # A float32 sum that should be 0 may come out slightly below it; that alone must not turn the map into a signed one.
 _NOISE = 1e-6
 
@@ -121,7 +124,7 @@ def scale(scores: Array, quantile: float = 1.0, signed: bool = False) -> Scale:
         return Scale(0.0, False)
     size = np.abs(scores)
     largest = float(size.max())
-    limit = float(np.quantile(size, quantile)) if quantile < 1 else largest
+    limit = float(np.quantile(size, quantile, method="higher"))
     # a map of which less than that share is not 0 is drawn in full
     limit = limit or largest
     return Scale(limit, signed or bool(scores.min() < -_NOISE * largest), clipped=limit < largest)
@@ -135,7 +138,7 @@ def has_sign(e: Explanation) -> bool:
 def scale_of(e: Explanation, sample: int = 0) -> Scale:
     """The scale of the map of one sample; of a text up to the largest |score| of a word, special tokens left out."""
     scores, signed = array(e.scores[sample]), e.diagnostics.get("signed") is True
-    made = scale(scores, PIXEL_QUANTILE if e.level == "pixel" else 1.0, signed)
+    made = scale(scores, 1.0 if e.level == "token" else QUANTILE, signed)
     if e.level != "token":
         return made
     places = [own for _, _, own in shown_groups(e.features, len(scores), sample)]
@@ -146,9 +149,8 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     """Colours, ``[..., 3]`` in 0..1, of scores that :meth:`Scale.unit` brought to 0..1 or (signed) -1..1.
 
     Args:
-        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default :data:`SEQUENTIAL`, from black
-            to light in one hue, or :data:`DIVERGING` for signed scores. Both are perceptually uniform and safe for the
-            colour-blind.
+        cmap: a matplotlib colour map such as "viridis" or the papers' "jet"; by default :data:`SEQUENTIAL`, from paper
+            white to one hue, or :data:`DIVERGING` for signed scores. Both are safe for the colour-blind.
     """
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
     table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
@@ -159,10 +161,10 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
 def lookup(cmap: str) -> Array:
     """The 256 colours ``[256, 3]`` of a colour map, in 0..1."""
     if cmap == DIVERGING:
-        below, above = mix(NEGATIVE, np.linspace(1, 0, 128)), mix(POSITIVE, np.linspace(0, 1, 128))
-        return np.concatenate([below, above])
+        below = over(1.0, "against", alpha(np.linspace(1, 0, 128)))
+        return np.concatenate([below, over(1.0, "for", alpha(np.linspace(0, 1, 128)))])
     if cmap == SEQUENTIAL:
-        return _one_hue(np.linspace(0, 1, 256))
+        return over(1.0, "mattered", alpha(np.linspace(0, 1, 256)))
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
@@ -170,12 +172,15 @@ def lookup(cmap: str) -> Array:
     return np.asarray(matplotlib.colormaps[cmap](np.linspace(0, 1, 256)))[:, :3]
 
 
-def _one_hue(at: Array) -> Array:
-    """The hue of :data:`MATTERED` from nearly black (0) to nearly white (1), lightness in equal steps."""
-    lightness, strength = 0.17 + 0.78 * at, 0.02 + 0.17 * np.sin(np.pi * (0.08 + 0.85 * at))
-    _, a, b = _to_oklab(np.array(MATTERED) / 255)
-    turn = np.arctan2(b, a)
-    return _from_oklab(np.stack([lightness, strength * np.cos(turn), strength * np.sin(turn)], -1))
+def alpha(unit: Array) -> Array:
+    """How opaque the colour of a score is: its size, -1 to 1, to the power of 0.7."""
+    return np.asarray(np.abs(unit) ** 0.7)
+
+
+def over(behind: float | Array, claim: str, amount: Array) -> Array:
+    """The deep colour of a claim, ``[..., 3]`` in 0..1, laid with an alpha over a ground that is grey."""
+    kept = (1 - np.asarray(amount)) * behind
+    return np.asarray(kept[..., None] + np.asarray(amount)[..., None] * (np.array(CLAIMS[claim].deep) / 255))
 
 
 def ground(unit: float, signed: bool = True) -> Bytes:

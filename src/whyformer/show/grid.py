@@ -44,7 +44,7 @@ def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
         paper = Paper(max(left + wide, left + measure(said, 6.5), 3.8) + 0.2, top + high + 0.35 + 0.14 * len(lines))
         paper.write(short(answers.title(g), 90), 0.1, 0.1, 8.5, va="top", weight="bold")
     unit, signed = answers.unit(g)[:, :shown], answers.signed(g)
-    painted = colours.mix(colours.MATTERED, unit) if not signed else colours.paint(unit, True)
+    painted = colours.paint(unit, signed)
     later = np.arange(shown)[None] >= g.start + np.arange(len(g))[:, None]
     painted[later] = 0.94
     axes = paper.axes(left, top, wide, high)

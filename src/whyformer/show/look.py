@@ -7,7 +7,7 @@ from typing import Any
 
 from whyformer.errors import InputError
 
-OPACITY = 0.8
+OPACITY = 1.0
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Look:
     Attributes:
         opacity: of the map, 0 (picture alone) to 1.
         cmap: a matplotlib colour map such as "viridis", or the papers' "jet"; by default one hue, and for scores
-            with a sign two with 0 in the middle. Both are perceptually uniform and colour-blind safe.
+            with a sign two with 0 in the middle. Both are safe for the colour-blind.
         fade: let the picture show where scores are near 0; False covers it evenly, as in the papers.
         contours: number of contour lines between 0 and the largest score, for each sign.
         keep: show only the part of the picture with the highest scores, this share of what the model saw (0 to 1).

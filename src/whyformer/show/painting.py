@@ -25,15 +25,17 @@ _SMALLEST = 336  # a 112-pixel picture is enlarged before the map is laid over i
 _LARGEST = 4096  # but a picture that is very long and narrow is not enlarged without end
 _AT_ONCE = 1_000_000  # pixels painted at a time
 _LIGHT, _DARK = 1.0, 0.08
+_PALEST, _PICTURE = 0.95, 0.42  # the grey of white under a map, and how far below it that of black is
 
 
 def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **look: Any) -> NDArray[np.uint8]:
     """The map of one sample on its original picture, ``[H, W, 3]``; of a video on its frames side by side.
 
-    The picture is drawn in grey, so every colour comes from the map: colour = (1 - a) · grey + a · map, with
-    a = opacity · √(|score| / max |score|), or a = opacity everywhere with ``fade=False`` (as in the papers). Signed
-    maps fade with a = opacity · |score| / max |score| between the two end colours, so that 0 is the picture itself.
-    What the model did not see (cut off by its processor) is bleached and hatched: it has no score.
+    The picture is drawn in pale grey, so every colour comes from the map, and dark pictures show it as well as white
+    ones do: colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7, so that 0 is the picture itself and
+    its outlines show through the highest score. With a ``cmap``, colour = (1 - a) · grey + a · map.
+    ``fade=False`` has a = opacity everywhere (as in the papers). ``limit`` is the largest |score|, or the 99th
+    percentile of more than a hundred. What the model did not see (cut off by its processor) is hatched: it has no score.
 
     Args:
         longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and
@@ -114,12 +116,12 @@ def _bytes(colour: Array) -> NDArray[np.uint8]:
 
 def _tinted(grey: Array, unit: Array, scale: colours.Scale, look: Look) -> Array:
     unit = np.nan_to_num(unit)
-    if look.fade and scale.signed:
-        a, tinted = look.opacity * np.abs(unit), colours.paint(np.where(unit < 0, -1, 1), True, look.cmap)
-    else:
-        a = look.opacity * np.sqrt(np.abs(unit)) if look.fade else np.full_like(unit, look.opacity)
-        tinted = colours.paint(unit, scale.signed, look.cmap)
-    return np.asarray((1 - a[..., None]) * grey + a[..., None] * tinted)
+    a = look.opacity * (colours.alpha(unit) if look.fade else np.ones_like(unit))
+    # where the map fades its colours are those of the ends, but for a colour map of the user's own, of one direction
+    ends = look.fade and (scale.signed or look.cmap is None)
+    tinted = colours.paint(np.where(unit < 0, -1, 1) if ends else unit, scale.signed, look.cmap)
+    laid = tinted * grey if look.cmap is None else tinted
+    return np.asarray((1 - a[..., None]) * grey + a[..., None] * laid)
 
 
 def _on_picture(
@@ -127,12 +129,11 @@ def _on_picture(
 ) -> Array:
     """Some rows of a picture under their part of the map; ``place`` is (first row, shorter side of the whole)."""
     grey = (colour @ [0.299, 0.587, 0.114])[..., None]
-    made = np.repeat(grey, 3, -1)
     if scale.limit and look.masked:  # in colour where scores are high, and dark and grey elsewhere
         inside = np.nan_to_num(unit, nan=-1.0) >= least
         made = np.where(inside[..., None], colour, 0.1 + 0.3 * grey)
-    elif scale.limit:
-        made = _tinted(grey, unit, scale, look)
+    else:
+        made = _tinted(_PALEST - _PICTURE + _PICTURE * grey, unit, scale, look)
     unseen = np.isnan(unit)
     return np.where(unseen[..., None], _hatched(grey, place), made) if unseen.any() else made
 
@@ -152,8 +153,8 @@ def _hatched(grey: Array, place: tuple[int, int]) -> Array:
     height, width = grey.shape[:2]
     step = max(8, side // 30)
     lines = (np.add.outer(np.arange(first, first + height), np.arange(width)) % step < max(2, step // 5))[..., None]
-    pale = 0.62 + 0.3 * grey
-    return np.asarray(np.repeat(np.where(lines, pale - 0.15, pale), 3, -1))
+    pale = 0.8 + 0.17 * grey
+    return np.asarray(np.repeat(np.where(lines, pale - 0.25, pale), 3, -1))
 
 
 def _lines(colour: Array, unit: Array, scale: colours.Scale, look: Look, least: float, side: int) -> Array:
