@@ -86,10 +86,11 @@ def test_every_view_says_what_its_colours_mean(scores, said):
     assert ("for the class" if said == "for positive" else said) in foot
 
 
-def test_figures_of_pictures_say_it_under_each_map():
-    signed = picture(torch.randn(4, 6))
-    assert {"against", "for dog"} <= set(texts_of(show.figure([signed, picture(method="b")])))
-    assert "mattered (no sign)" in texts_of(show.figure([signed, picture(method="b")]))
+def test_figures_of_pictures_say_it_at_each_colour_bar():
+    drawing = show.figure([picture(torch.randn(4, 6)), picture(method="b")])
+    bars = [[t.get_text() for t in axes.get_yticklabels()] for axes in drawing.axes if axes.axison]
+    assert bars == [["against", "0", "for"], ["0", "mattered"]]
+    assert any(text.startswith("Why “dog”?") for text in texts_of(drawing))
 
 
 # -- no class ------------------------------------------------------------------------------------------------------

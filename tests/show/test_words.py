@@ -103,12 +103,20 @@ def test_right_to_left(text, expected):
 
 
 def test_headings():
-    assert w.heading(picture()) == "dog  90.9%"
+    assert w.heading(picture()) == "Why “dog”? 90.9 %"
     assert w.heading(picture(diagnostics={"class_specific": False})) == "any class"
-    assert w.heading(picture(target_names=["dog rather than cat"])) == "dog rather than cat"
+    assert w.heading(picture(target_names=["dog rather than cat"])) == "Why “dog rather than cat”?"
     unnamed = picture(target_names=["1"])
-    assert w.heading(type(unnamed)(**{**vars(unnamed), "labels": None})) == "class 1  90.9%"
-    assert w.heading(picture(target_names=["custom target"], labels={-1: "x", 1: "dog"})) == "custom target"
+    assert w.heading(type(unnamed)(**{**vars(unnamed), "labels": None})) == "Why “class 1”? 90.9 %"
+    assert w.heading(picture(target_names=["custom target"], labels={-1: "x", 1: "dog"})) == "Why “custom target”?"
+
+
+@pytest.mark.parametrize("limit", [12, 20, 30, 60])
+def test_a_long_name_is_cut_and_its_figure_never(limit):
+    said = w.heading(picture(labels={0: "cat", 1: "Greater Swiss Mountain dog", 2: "emu"}), limit=limit)
+    assert said.startswith("Why “Gre")
+    assert said.endswith("”? 90.9 %")
+    assert len(said) <= max(limit, len("Why “Gre…”? 90.9 %"))
 
 
 def test_bfloat16_scores_can_be_read():

@@ -1,10 +1,10 @@
 """The colours of everything that is drawn (:data:`CLAIMS`, :data:`TONES`), and scores as colours.
 
-The scaling here is for display only: it never changes a score that is kept or measured. A map is divided by its own
-largest |score|, a map of patches or pixels by the 99th percentile, so that one of them does not leave the rest pale; the
-colour bar says so. The colour follows from the method: scores that can speak against a class get two colours, -max to
-max with nothing in the middle; scores without a sign get one other hue, 0 to max. A colour lies on a picture or on paper
-like stained glass, with alpha = |score / limit|^0.7: 0 is the ground itself, and a higher score is always further from it.
+The scaling here is for display only: it never changes a score that is kept or measured. Scores are divided by a limit:
+the largest |score| of a map, or of patches and pixels the 99th percentile, so that one of them does not leave the rest
+pale. The colour follows from the method: scores that can speak against a class get two colours, -limit to limit with
+nothing in the middle; scores without a sign get one other hue, 0 to limit. A colour lies on a picture like stained
+glass, with alpha = |score / limit|^0.7: 0 is the picture itself, and a higher score always differs more from it.
 """
 
 from __future__ import annotations

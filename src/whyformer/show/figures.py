@@ -16,9 +16,21 @@ from whyformer.show.layout import Section, listed, sections
 from whyformer.show.look import Look
 from whyformer.show.painting import base, drawn_size, overlay
 from whyformer.show.paper import Paper, families, measure, printable
-from whyformer.show.words import claims, figure_of, heading, short, visible
+from whyformer.show.words import (
+    agnostic,
+    claims,
+    ends,
+    figure_of,
+    heading,
+    measured,
+    short,
+    target_name,
+    values,
+    visible,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from whyformer.evaluation.strip import Strip
@@ -26,7 +38,8 @@ if TYPE_CHECKING:
 
 _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
-_TOP, _CLAIM, _GAP, _BAR, _LABEL = 0.34, 0.16, 0.16, 0.62, 0.34  # inches: title, what colours say, space, bar, label
+_MARGIN, _GAP, _BAR, _CLAIM = 0.12, 0.16, 0.62, 0.16  # inches: at the left, between maps, for a colour bar, a legend
+_TITLE, _NAME, _LINE = 0.3, 0.2, 0.14  # inches: a question, a method's name, a line of text
 _WIDE = 0.5  # height by width, below which pictures are stacked
 _PAGE = 12.0  # inches that the panels may take in width
 _LABELLED = 96  # the most tokens whose names are written beside a matrix
@@ -50,88 +63,153 @@ def figure(explanations: Explanation | Iterable[Explanation], *, picture: bool =
 
 
 def _grid(parts: list[Section], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
-    """Cells of one width in inches, laid out by hand so that no label ever meets another; rows as high as they need."""
+    """A table for each input: at the left the picture and what the model says, a row a method, a column a target."""
     picture = picture and any(base(part.first) is not None for part in parts)
     columns = max(len(part.targets) for part in parts)
     ratios = [high / wide for high, wide in (drawn_size(part.first) for part in parts)]
     if max(ratios) < _WIDE:
         return _stacked(parts, ratios, picture, chosen, look)
     wide = max(1.2, _CELL / max(1.0, min(ratios)))
-    left = _LABEL + (wide + _GAP if picture else 0)
-    width = left + columns * (wide + _BAR) + 0.06
-    # at least as high as a row's label needs, and a colour bar's numbers
-    highs = [min(_CELL, max(1.1, wide * ratio)) for ratio in ratios]
-    tall = sum((high + _TOP + _CLAIM) * len(part.cells) for part, high in zip(parts, highs, strict=True))
-    paper = Paper(width, tall + _GAP, (e for part in parts for row in part.cells for e in row if e is not None))
-    y = _TOP
-    for part, high in zip(parts, highs, strict=True):
-        for r, (method, row) in enumerate(zip(part.methods, part.cells, strict=True)):
-            label = "\n".join(_broken(method, int(high * 15)))
-            paper.write(label, 0.17, y + high / 2, 8, rotation=90, ha="center", va="center")
-            plain = base(part.first)
-            if picture and plain is not None and r == 0:
-                size = drawn_size(part.first, 0, _PIXELS)[::-1]
-                paper.picture(plain.resize(size, Image.Resampling.BICUBIC), _LABEL, y, wide, high)
-            for column, e in enumerate(row):
-                if e is not None:
-                    drawn = overlay(e, longest=_PIXELS, **look)
-                    _cell(paper, drawn, e, (left + column * (wide + _BAR), y, wide, high), chosen)
-            y += high + _CLAIM + _TOP
+    left = _MARGIN + (wide + _GAP if picture else 0)
+    # at least as high as the names at a colour bar need
+    highs = [min(_CELL, max(0.8, wide * ratio)) for ratio in ratios]
+    talls = [_tall(part, high, picture) for part, high in zip(parts, highs, strict=True)]
+    shown = (e for part in parts for row in part.cells for e in row if e is not None)
+    paper, y = Paper(left + columns * (wide + _GAP) + _BAR, sum(talls) + _GAP, shown), _GAP / 2
+    for part, high, tall in zip(parts, highs, talls, strict=True):
+        if picture and base(part.first) is not None:
+            _input(paper, part.first, (_MARGIN, y, wide, high))
+        _rows(paper, part, (left, y, wide, high), chosen, look)
+        y += tall
     return paper.figure
+
+
+def _tall(part: Section, high: float, picture: bool) -> float:
+    """The height of the table of one input, whose maps are so high."""
+    listing = high + _LINE * (len(_says(part.first)) + 1) if picture else 0.0
+    return _TITLE + max(len(part.cells) * (_NAME + high + _below(part)), _NAME + listing)
+
+
+def _below(part: Section) -> float:
+    """The inches below a map: for the bar of its faithfulness, where that was measured."""
+    return 0.24 if any(measured(e) for row in part.cells for e in row if e is not None) else 0.0
+
+
+def _says(e: Explanation) -> list[tuple[str, str]]:
+    """(name, figure) of the five likeliest classes, or of the numbers that the model gives."""
+    if e.numeric:
+        return [(name, figure_of(number)) for name, number in values(e)[:5]]
+    return [(visible(name), f"{100 * share:.1f} %") for _, name, _, share in e.top(0, 5)]
+
+
+def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
+    """The picture as it is, and below it what the model says."""
+    x, y, wide, high = span
+    paper.write("Input", x + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+    y += _TITLE + _NAME
+    _plain(paper, e, (x, y, wide, high))
+    for i, (name, figure) in enumerate(_says(e)):
+        at = y + high + 0.08 + i * _LINE
+        paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
+        paper.write(figure, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
+
+
+def _plain(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
+    picture = base(e)
+    if picture is not None:
+        size = drawn_size(e, 0, _PIXELS)[::-1]
+        paper.picture(picture.resize(size, Image.Resampling.BICUBIC), *span)
+
+
+def _rows(
+    paper: Paper, part: Section, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
+) -> None:
+    """The maps of one input: headings once, then each method under its name, with one colour bar."""
+    x, y, wide, high = span
+    for column, named in enumerate(part.heads):
+        at = x + column * (wide + _GAP) + wide / 2
+        paper.write(heading(named, limit=int(wide * 13)), at, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+    y += _TITLE
+    for method, row in zip(part.methods, part.cells, strict=True):
+        name = short(method, int(len(row) * wide * 16))
+        paper.write(name, x, y + _NAME - 0.05, 7, va="bottom", color=colours.SOFT)
+        barred = False
+        for column, e in enumerate(row):
+            if e is None:
+                continue
+            place = (x + column * (wide + _GAP), y + _NAME, wide, high)
+            if agnostic(e) and not agnostic(part.heads[column]):
+                at = (place[0] + wide, place[1] - 0.05)
+                paper.write(target_name(e), *at, 7, va="bottom", ha="right", color=colours.SOFT)
+            axes = _map(paper, e, place, chosen, look)
+            right = x + len(row) * (wide + _GAP) - _GAP + 0.06
+            barred = barred or _bar(paper, e, axes, right, chosen)
+            _faithfulness(paper, e, (place[0], place[1] + high + 0.05, wide))
+        y += _NAME + high + _below(part)
+
+
+def _map(
+    paper: Paper, e: Explanation, span: tuple[float, float, float, float], chosen: Look, look: dict[str, Any]
+) -> Axes:
+    """One overlay, and on it in words why there is no colour on it."""
+    axes = paper.picture(overlay(e, longest=_PIXELS, **look), *span)
+    note = colours.scale_of(e).note or chosen.note
+    if note is not None:
+        axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
+                  bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
+    return axes
+
+
+def _bar(paper: Paper, e: Explanation, axes: Axes, x: float, look: Look) -> bool:
+    """The colour bar of a map, as high as the map is drawn; False for a map without colours."""
+    scale = colours.scale_of(e)
+    if scale.note or look.note:
+        return False
+    axes.apply_aspect()  # what imshow drew is smaller than its cell where several inputs differ in shape
+    box = axes.get_position()
+    paper.bar(scale, look.cmap, (x, (1 - box.y1) * paper.height, 0.08, box.height * paper.height), ends(e))
+    return True
+
+
+def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]) -> None:
+    """Under a map that was measured: the area under its deletion curve as a bar, and a mark at that of random maps."""
+    found = measured(e)
+    if found is None or found.get("numeric") or not np.isfinite(np.array(found["curve"], dtype=float)).all():
+        return
+    x, y, wide = span
+    area, chance = (float(np.trapezoid(found[name])) / (len(found[name]) - 1) for name in ("curve", "mean"))
+    paper.box(x, y, wide, 0.05, colours.LIGHT["line"])
+    paper.box(x, y, wide * area, 0.05, colours.LIGHT["accent"])
+    paper.box(x + wide * chance - 0.01, y - 0.02, 0.02, 0.09, colours.INK)
+    said = f"deletion {area:.2f} (random maps {chance:.2f}; lower is better)"
+    paper.write(said, x, y + 0.07, 5.5, va="top", color=colours.SOFT)
 
 
 def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:
     """Wide pictures below each other: side by side they would be thin strips."""
     rows: list[tuple[Section, float, str, Explanation | None]] = []
     for part, ratio in zip(parts, ratios, strict=True):
-        high = max(_BAR, 2 * _CELL * ratio)  # a colour bar's numbers need some height
+        high = max(_BAR, 2 * _CELL * ratio)  # the names at a colour bar need some height
         if picture and base(part.first) is not None:
-            rows.append((part, high, "", None))
+            rows.append((part, high, "Input", None))
         cells = [(m, e) for m, row in zip(part.methods, part.cells, strict=True) for e in row if e is not None]
-        rows += [(part, high, f"{method}, ", e) for method, e in cells]
+        rows += [(part, high, method, e) for method, e in cells]
     shown = [e for _, _, _, e in rows if e is not None]
-    tall = sum(high + _TOP + _CLAIM for _, high, _, _ in rows)
-    wide, left = 2 * _CELL, 0.12
-    paper, y = Paper(left + wide + _BAR + 0.06, tall + _GAP, shown), _TOP
+    tall = sum(_TITLE + _NAME + high for _, high, _, _ in rows)
+    wide = 2 * _CELL
+    paper, y = Paper(_MARGIN + wide + _BAR, tall + _GAP, shown), 0.0
     for part, high, name, e in rows:
-        plain = base(part.first)
-        if e is not None:
-            _cell(paper, overlay(e, longest=_PIXELS, **look), e, (left, y, wide, high), chosen, name)
-        elif plain is not None:
-            size = drawn_size(part.first, 0, _PIXELS)[::-1]
-            paper.picture(plain.resize(size, Image.Resampling.BICUBIC), left, y, wide, high)
-        y += high + _CLAIM + _TOP
+        title = name if e is None else heading(e, limit=int(wide * 13))
+        paper.write(title, _MARGIN + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+        y += _TITLE + _NAME
+        place = (_MARGIN, y, wide, high)
+        if e is None:
+            _plain(paper, part.first, place)
+        else:
+            paper.write(short(name, int(wide * 16)), _MARGIN, y - 0.05, 7, va="bottom", color=colours.SOFT)
+            _bar(paper, e, _map(paper, e, place, chosen, look), _MARGIN + wide + 0.06, chosen)
+        y += high
     return paper.figure
-
-
-def _broken(name: str, room: int) -> list[str]:
-    """A name in at most two lines of ``room`` characters, broken after a "_" or a space."""
-    if len(name) <= room:
-        return [name]
-    at = max(name.rfind("_", 0, room), name.rfind(" ", 0, room)) + 1 or room
-    return [name[:at], short(name[at:], room)]
-
-
-def _cell(
-    paper: Paper, drawn: Any, e: Explanation, span: tuple[float, float, float, float], look: Look, name: str = ""
-) -> None:
-    """One overlay with title (a ``name`` and the class) and colour bar; ``span`` is (x, y, width, height) in inches."""
-    x, y, wide, high = span
-    axes = paper.picture(drawn, *span)
-    paper.write(short(name + heading(e), int(wide * 12)), x + wide / 2, y - 0.06, 9, ha="center", va="bottom")
-    narrow = drawn.shape[1] * high < (wide - 0.1) * drawn.shape[0]  # then the bar's numbers stand above the claims
-    _claims(paper, e, x, y + high + (0.07 if narrow else 0.03), wide)
-    scale = colours.scale_of(e)
-    note = scale.note or look.note
-    if note is not None:
-        axes.text(0.5, 0.04, note, transform=axes.transAxes, ha="center", va="bottom", fontsize=8,
-                  bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})  # fmt: skip
-        return
-    # anchored to what imshow drew, which is smaller than the cell where the aspect ratios of several inputs differ
-    axes.apply_aspect()
-    box = axes.get_position()
-    top, tall = (1 - box.y1) * paper.height, box.height * paper.height
-    paper.bar(scale, look.cmap, box.x1 * paper.width + 0.05, top, 0.08, tall)
 
 
 def _claims(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> None:
@@ -237,7 +315,7 @@ def matrix(
                 label.set_fontfamily(list(families()))
     if title:
         paper.write(short(visible(title), int(paper.width * 11)), 0.08, 0.08, 9, va="top")
-    paper.bar(scale, cmap, left + wide + 0.08, head + above, 0.09, high)
+    paper.bar(scale, cmap, (left + wide + 0.08, head + above, 0.09, high))
     return paper.figure
 
 

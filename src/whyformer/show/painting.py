@@ -31,11 +31,11 @@ _PALEST, _PICTURE = 0.95, 0.42  # the grey of white under a map, and how far bel
 def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **look: Any) -> NDArray[np.uint8]:
     """The map of one sample on its original picture, ``[H, W, 3]``; of a video on its frames side by side.
 
-    The picture is drawn in pale grey, so every colour comes from the map, and dark pictures show it as well as white
-    ones do: colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7, so that 0 is the picture itself and
-    its outlines show through the highest score. With a ``cmap``, colour = (1 - a) · grey + a · map.
-    ``fade=False`` has a = opacity everywhere (as in the papers). ``limit`` is the largest |score|, or the 99th
-    percentile of more than a hundred. What the model did not see (cut off by its processor) is hatched: it has no score.
+    The picture is drawn in pale grey: every colour comes from the map, which is seen equally well on dark and on white
+    pictures. colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7: 0 is the picture itself, and
+    its outlines show through the highest score. ``limit`` is the largest |score|, or of more than a hundred patches or
+    pixels the 99th percentile. With a ``cmap``, colour = (1 - a) · grey + a · map. With ``fade=False``, a = opacity
+    everywhere (as in the papers). What the model did not see (cut off by its processor) is hatched: it has no score.
 
     Args:
         longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and

@@ -78,16 +78,20 @@ class Paper:
         corner = (x / self.width, 1 - (y + high) / self.height)
         self.figure.add_artist(Rectangle(corner, wide / self.width, high / self.height, color=colour, linewidth=0))
 
-    def bar(self, scale: colours.Scale, cmap: str | None, x: float, y: float, wide: float, high: float) -> None:
-        """An upright colour bar, with its ends named at its right."""
-        axes = self.axes(x, y, wide, high)
+    def bar(
+        self, scale: colours.Scale, cmap: str | None, place: tuple[float, float, float, float],
+        ends: tuple[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """An upright colour bar at a place (x, y, width, height), with its ends named at its right: in words, or the
+        scores there."""
+        axes = self.axes(*place)
         axes.set_axis_on()
         bottom = -1.0 if scale.signed else 0.0
         ramp = colours.paint(np.linspace(bottom, 1, 256)[:, None], scale.signed, cmap)
         axes.imshow(ramp, origin="lower", aspect="auto", extent=(0, 1, bottom, 1))
         axes.set_xticks([])
-        low, highest = scale.ends
-        ticks = {bottom: low, 0.0: "0", 1.0: highest} if scale.signed else {0.0: low, 1.0: highest}
+        low, highest = ends or scale.ends
+        ticks = {bottom: low, 0.0: "0", 1.0: highest} if scale.signed else {0.0: low or "0", 1.0: highest}
         axes.set_yticks(list(ticks), list(ticks.values()), fontsize=6.5)
         axes.yaxis.tick_right()
         axes.tick_params(length=2, pad=1.5, width=0.5)
@@ -95,7 +99,7 @@ class Paper:
             edge.set_linewidth(0.5)
 
 
-def encode(drawing: Figure, kind: str = "png", dpi: int = 150) -> bytes:
+def encode(drawing: Figure, kind: str = "png", dpi: int = 200) -> bytes:
     """A figure as the bytes of a PNG, SVG or PDF file, the same ones at each call."""
     if kind not in FORMATS:
         raise InputError(f"pictures are written as {', '.join(FORMATS)}, not {kind!r}")

@@ -53,7 +53,7 @@ def figure(parts: list[Section]) -> Figure:
     most = max(_LEAST, _WORDS // sum(len(rows) for _, rows in columns))
     for named, rows in columns:
         for i, (name, e) in enumerate(rows):
-            blocks.append((heading(named) if i == 0 else None, name, *_flow(e, most)))
+            blocks.append((heading(named, limit=90) if i == 0 else None, name, *_flow(e, most)))
     shown = [e for part in parts for row in part.cells for e in row if e is not None]
     legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
     foot = _FOOT + _LEGEND * (len(legend) - 1)
@@ -62,7 +62,7 @@ def figure(parts: list[Section]) -> Figure:
     y = _MARGIN
     for head, name, boxes, high in blocks:
         if head is not None:
-            paper.write(short(head, 90), _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
+            paper.write(head, _MARGIN, y + _HEAD / 2, 10.5, weight="bold", va="center")
             y += _HEAD
         label = [short(line, 30) for line in name.split(" · ")]
         size = 8 if len(label) == 1 else 6.5

@@ -31,7 +31,7 @@ def figure(parts: list[Section]) -> Figure:
     paper = Paper(_WIDTH, tall + 0.2, shown)
     y, wide = 0.0, _WIDTH - _LEFT - _RIGHT
     for part, named, rows in columns:
-        paper.write(short(heading(named), 90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
+        paper.write(heading(named, limit=90), 0.15, y + _HEAD / 2, 10.5, weight="bold", va="center")
         y += _HEAD
         length = rows[0][1].scores.shape[1] / (rows[0][1].rate or 1)
         _wave(paper.axes(_LEFT, y, wide, _WAVE), part.first, length)
@@ -47,7 +47,7 @@ def figure(parts: list[Section]) -> Figure:
             axes.set_xlim(0, length)
             axes.set_yticks([])
             axes.tick_params(length=2, pad=2, width=0.4, labelsize=6.5, labelbottom=i == len(rows) - 1)
-            paper.bar(scale, None, _LEFT + wide + 0.08, y, 0.08, _STRIP)
+            paper.bar(scale, None, (_LEFT + wide + 0.08, y, 0.08, _STRIP))
             y += _STRIP
         low, high = claims(rows[0][1])
         favour, against = colours.CLAIMS["for"], colours.CLAIMS["against"]

@@ -187,6 +187,13 @@ def claims(e: Explanation) -> tuple[str, str]:
     return "", "mattered (no sign)"
 
 
+def ends(e: Explanation) -> tuple[str, str]:
+    """:func:`claims` without the class, where a heading names it."""
+    if colours.scale_of(e).signed:
+        return ("below 0", "above 0") if agnostic(e) else ("against", "for")
+    return "", "mattered"
+
+
 def notes(explanations: Iterable[Explanation]) -> list[str]:
     """What is to be known of the inputs of some explanations, each once: what was done to them, what was not read.
 
@@ -216,12 +223,12 @@ def made_by(e: Explanation) -> str:
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, ``auto: libragrad``, or ``auto: attnlrp (share=0.8)``. Of a
-    model of several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
+    """The method as it is written above a map: ``gae``, or ``attnlrp (share=0.8), chosen automatically``. Of a model of
+    several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
     name = e.method
     if made_by(e) != e.method:
         named = e.diagnostics["auto"].get("name")
-        name = f"{e.method}: {named if isinstance(named, str) else made_by(e)}"
+        name = f"{named if isinstance(named, str) else made_by(e)}, chosen automatically"
     return f"{name} · {e.input} {100 * e.diagnostics[PART][1]:.0f} %" if is_part(e) else name
 
 
@@ -296,11 +303,20 @@ def probability(e: Explanation, sample: int = 0) -> float | None:
     return e.probability(index, sample) if named and not agnostic(e) else None
 
 
-def heading(e: Explanation, sample: int = 0) -> str:
-    """Name of the target and its probability, such as ``tabby 83.1%``; of a number its value, ``the output 0.339``."""
+def heading(e: Explanation, sample: int = 0, limit: int | None = None) -> str:
+    """The question that a map answers, ``Why “tabby”? 83.1 %``, with the probability of the class, or the value of a
+    number: ``Why “the output”? 0.339``. A map of no class is named as it is, ``any class``.
+
+    Args:
+        limit: so many characters at most: the name is cut, never the figure.
+    """
     share, number = probability(e, sample), None if agnostic(e) else value(e, sample)
-    after = "" if number is None else f"  {figure_of(number)}"
-    return target_name(e, sample) + (after if share is None else f"  {100 * share:.1f}%")
+    after = "" if number is None else f" {figure_of(number)}"
+    after = after if share is None else f" {100 * share:.1f} %"
+    name = target_name(e, sample)
+    if agnostic(e):
+        return name if limit is None else short(name, limit)
+    return f"Why “{name if limit is None else short(name, max(4, limit - len('Why “”?' + after)))}”?{after}"
 
 
 def short(text: str, limit: int) -> str:

@@ -23,7 +23,7 @@ from whyformer.errors import LoadError
 Offers = list[tuple[str, str]]
 FORMATS = ("png", "svg", "pdf", "html", "json")
 # what `compare` shows without --method
-COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae", "occlusion")
+COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae")
 
 
 def known() -> dict[str, Any]:
