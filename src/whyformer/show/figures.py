@@ -182,7 +182,7 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     paper.box(x, y, wide * area, 0.05, colours.LIGHT["accent"])
     paper.box(x + wide * chance - 0.01, y - 0.02, 0.02, 0.09, colours.INK)
     said = f"deletion {area:.2f} (random maps {chance:.2f}; lower is better)"
-    paper.write(said, x, y + 0.07, 5.5, va="top", color=colours.SOFT)
+    paper.write(said, x, y + 0.09, 5.5, va="top", color=colours.SOFT)
 
 
 def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: Look, look: dict[str, Any]) -> Figure:

@@ -36,11 +36,15 @@ class Paper:
 
         shown = list(shown)
         said = [*words.notes(shown), *words.remarks(shown)]
-        lines = [cut for line in said for cut in textwrap.wrap(line, max(24, int(width * 17)))]
+        lines = [
+            (cut, colours.WARN if line.startswith("warning: ") else colours.SOFT)
+            for line in said
+            for cut in textwrap.wrap(line, max(24, int(width * 17)))
+        ]
         self.width, self.height = width, height + (len(lines) * _NOTE + 0.08 if lines else 0)
         self.figure: Figure = Figure(figsize=(self.width, self.height), facecolor="white")
-        for i, line in enumerate(lines):
-            self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color=colours.WARN)
+        for i, (line, colour) in enumerate(lines):
+            self.write(line, 0.08, height + i * _NOTE, 6.5, va="top", color=colour)
 
     def axes(self, x: float, y: float, wide: float, high: float) -> Axes:
         """Axes without ticks or frame."""

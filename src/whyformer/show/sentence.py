@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from whyformer.explanation.result import Explanation
 
-_WIDTH, _LEFT, _MARGIN = 9.0, 2.1, 0.15  # inches: page, where sentences begin, edge
+_WIDTH, _LEFT, _MARGIN, _KEY = 9.0, 2.1, 0.15, 4.3  # inches: page, where sentences begin, edge, width of the legend
 _SIZE, _LINE, _HEAD, _FOOT, _LEGEND = (
     10.0,
     0.26,
@@ -44,6 +44,12 @@ class _Box:
     unknown: bool = False
     unread: bool = False
     quiet: bool = False
+    mirrored: bool = False
+
+    @property
+    def reach(self) -> float:
+        """How far from the edge where its line begins it ends."""
+        return _WIDTH - _LEFT - _MARGIN - self.x if self.mirrored else self.x + self.width
 
 
 def figure(parts: list[Section]) -> Figure:
@@ -58,7 +64,10 @@ def figure(parts: list[Section]) -> Figure:
     legend = _legend(shown, [box for *_, boxes, _ in blocks for box in boxes])
     foot = _FOOT + _LEGEND * (len(legend) - 1)
     tall = foot + _MARGIN + sum(high + (_HEAD if head is not None else 0) for head, _, _, high in blocks)
-    paper = Paper(_WIDTH, tall, shown)
+    widest = max([_KEY, *(box.reach for *_, boxes, _ in blocks for box in boxes)])
+    titles = max(1.1 * measure(head, 10.5) for head, *_ in blocks if head is not None)
+    width = min(_WIDTH, max(_LEFT + widest, titles + _MARGIN) + _MARGIN)
+    paper = Paper(width, tall, shown)
     y = _MARGIN
     for head, name, boxes, high in blocks:
         if head is not None:
@@ -68,7 +77,7 @@ def figure(parts: list[Section]) -> Figure:
         size = 8 if len(label) == 1 else 6.5
         paper.write("\n".join(label), _MARGIN, y + _LINE / 2, size, va="center", color=colours.SOFT)
         for box in boxes:
-            _place(paper, box, _LEFT + box.x, y + box.y)
+            _place(paper, box, _LEFT + box.x - (_WIDTH - width if box.mirrored else 0), y + box.y)
         y += high
     for i, draw in enumerate(legend):
         draw(paper, y + 0.12 + i * _LEGEND)
@@ -110,7 +119,7 @@ def _flow(e: Explanation, most: int) -> tuple[list[_Box], float]:
             wide = _measure(chunk)
             if x + wide > room and x:
                 x, y = 0.0, y + _LINE
-            boxes.append(_Box(room - x - wide if mirrored else x, y, wide, chunk, **look))
+            boxes.append(_Box(room - x - wide if mirrored else x, y, wide, chunk, mirrored=mirrored, **look))
             x += wide
 
     cut = unread(e)

@@ -141,7 +141,8 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             else:
                 shown += [Text(name, style="bold"), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
             if said := remarks(maps):
-                shown += [*(Text(line, style="yellow") for line in said), Text()]
+                shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in said]
+                shown.append(Text())
     return Group(*shown)
 
 

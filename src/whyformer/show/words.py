@@ -223,12 +223,12 @@ def made_by(e: Explanation) -> str:
 
 
 def method_name(e: Explanation) -> str:
-    """The method as it is written above a map: ``gae``, or ``attnlrp (share=0.8), chosen automatically``. Of a model of
-    several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
+    """The method as it is written above a map: ``gae``, or ``attnlrp (share=0.8) · chosen automatically``. Of a model
+    of several inputs, which input this is and what it holds of all scores: ``gae · pixel_values 63 %``."""
     name = e.method
     if made_by(e) != e.method:
         named = e.diagnostics["auto"].get("name")
-        name = f"{named if isinstance(named, str) else made_by(e)}, chosen automatically"
+        name = f"{named if isinstance(named, str) else made_by(e)} · chosen automatically"
     return f"{name} · {e.input} {100 * e.diagnostics[PART][1]:.0f} %" if is_part(e) else name
 
 
