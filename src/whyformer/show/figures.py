@@ -99,7 +99,8 @@ def _says(e: Explanation) -> list[tuple[str, str]]:
     """(name, figure) of the five likeliest classes, or of the numbers that the model gives."""
     if e.numeric:
         return [(name, figure_of(number)) for name, number in values(e)[:5]]
-    return [(visible(name), f"{100 * share:.1f} %") for _, name, _, share in e.top(0, 5)]
+    best = [(visible(name), share) for _, name, _, share in e.top(0, 5)]
+    return [(name, f"{100 * share:.1f} %") for name, share in best if share is not None]
 
 
 def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
@@ -139,8 +140,8 @@ def _rows(
                 continue
             place = (x + column * (wide + _GAP), y + _NAME, wide, high)
             if agnostic(e) and not agnostic(part.heads[column]):
-                at = (place[0] + wide, place[1] - 0.05)
-                paper.write(target_name(e), *at, 7, va="bottom", ha="right", color=colours.SOFT)
+                end, above = place[0] + wide, place[1] - 0.05
+                paper.write(target_name(e), end, above, 7, va="bottom", ha="right", color=colours.SOFT)
             axes = _map(paper, e, place, chosen, look)
             right = x + len(row) * (wide + _GAP) - _GAP + 0.06
             barred = barred or _bar(paper, e, axes, right, chosen)
