@@ -166,7 +166,7 @@ def test_pages_and_reports_show_what_is_kept(tmp_path: Path) -> None:
     assert share is not None
     for shown in (html.page(e), (tmp_path / "report.html").read_text()):
         assert f"{best}" in shown and f"{100 * share:.1f}" in shown
-    assert f"{100 * g.probability(1):.1f}%" in html.page(g)
+    assert f"{100 * g.probability(1):.1f} %" in html.page(g)
 
 
 @pytest.mark.parametrize("size", [900, VOCABULARY])

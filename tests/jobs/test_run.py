@@ -13,7 +13,8 @@ from made import contents, picture_model, pictures, sentences, text_model, text_
 
 import whyformer
 from whyformer.errors import InputError, LoadError, MethodNotApplicable, WhyformerError
-from whyformer.jobs import batching, local
+from whyformer.explaining import OpenedModel
+from whyformer.jobs import local
 from whyformer.jobs.description import Job, make_job, read_job
 from whyformer.jobs.engines import run_job
 from whyformer.jobs.local import Run, TooManyFailures, open_job
@@ -188,16 +189,16 @@ def test_a_full_disk_is_a_sentence_and_the_job_goes_on_when_there_is_room(bert, 
 
 def test_out_of_memory_halves_the_batches_for_good_and_a_rerun_makes_the_same(bert, tmp_path, monkeypatch):
     place = text_table(tmp_path / "data.jsonl", 28)
-    original, sizes = batching.begin, []
+    original, sizes = OpenedModel.prepare, []
 
-    def small(model, inputs, *rest, **options):
+    def small(opened, inputs):
         sizes.append(len(inputs))
         if len(inputs) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return original(model, inputs, *rest, **options)
+        return original(opened, inputs)
 
     run_job(job(bert, place, tmp_path / "large", batch_size=6, limit=14))
-    monkeypatch.setattr(batching, "begin", small)
+    monkeypatch.setattr(OpenedModel, "prepare", small)
     maps = run_job(job(bert, place, tmp_path / "out", batch_size=6))
     assert maps.manifest["batch_sizes"] == [[0, 3]]
     assert max(sizes[2:]) <= 6
@@ -210,7 +211,7 @@ def test_out_of_memory_halves_the_batches_for_good_and_a_rerun_makes_the_same(be
     def never(*arguments, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(batching, "begin", never)
+    monkeypatch.setattr(OpenedModel, "prepare", never)
     maps = run_job(job(bert, place, tmp_path / "none", batch_size=2))
     assert len(maps) == 0
     assert {f["reason"][:30] for f in maps.failures().to_pylist()} == {"it does not fit into memory, e"}
@@ -260,7 +261,7 @@ def test_a_job_file_is_read_relative_to_itself(bert, tmp_path, monkeypatch):
     (tmp_path / "JOB.toml").write_text(f'model = "{bert}"\ninput = "data.jsonl"\nmethods = ["gae", {{method = "rollout", start_layer = 1}}]\nout = "maps/"\n')
     monkeypatch.chdir("/")
     found = read_job(tmp_path / "JOB.toml", limit=3)
-    assert (found.batch_size, found.engine, found.dtype, found.targets) == ("auto", "local", "float32", "predicted")
+    assert (found.batch_size, found.engine, found.options.dtype, found.targets) == ("auto", "local", None, "predicted")
     maps = run_job(found)
     assert maps.path == tmp_path / "maps"
     assert len(maps) == 6

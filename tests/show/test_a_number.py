@@ -192,7 +192,7 @@ def test_what_says_that_it_is_a_class_makes_it_one(name: str) -> None:
     inputs = SENTENCE if text else torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
     e = whyformer.explain(model, inputs, "lrp", processor=tokenizer() if text else None)
     assert e.activation == "sigmoid" and torch.allclose(e.probabilities(), e.logits.double().sigmoid())
-    assert f"{called}  {100 * float(e.probabilities()[0, 0]):.1f}%" in str(e[0])
+    assert f"Why “{called}”? {100 * float(e.probabilities()[0, 0]):.1f} %" in str(e[0])
     with pytest.raises(InputError, match="multi_label=True"):
         whyformer.explain(model, inputs, "lrp", targets.Probability(0), tokenizer() if text else None)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _PIXELS = 900  # longest side of a picture in a figure
 _CELL = 2.5  # longest side of a cell, inches
-_MARGIN, _GAP, _BAR, _CLAIM = 0.12, 0.16, 0.62, 0.16  # inches: at the left, between maps, for a colour bar, a legend
+_MARGIN, _GAP, _BAR, _CLAIM = 0.12, 0.16, 0.68, 0.16  # inches: at the left, between maps, for a colour bar, a legend
 _TITLE, _NAME, _LINE = 0.3, 0.2, 0.14  # inches: a question, a method's name, a line of text
 _WIDE = 0.5  # height by width, below which pictures are stacked
 _PAGE = 12.0  # inches that the panels may take in width
@@ -132,7 +132,7 @@ def _rows(
         paper.write(heading(named, limit=int(wide * 13)), at, y + _TITLE - 0.08, 9, ha="center", va="bottom")
     y += _TITLE
     for method, row in zip(part.methods, part.cells, strict=True):
-        name = short(method, int(len(row) * wide * 16))
+        name = short(method, int(len(row) * wide * 17.5))
         paper.write(name, x, y + _NAME - 0.05, 7, va="bottom", color=colours.SOFT)
         barred = False
         for column, e in enumerate(row):

@@ -83,9 +83,12 @@ class Paper:
         self.figure.add_artist(Rectangle(corner, wide / self.width, high / self.height, color=colour, linewidth=0))
 
     def bar(
-        self, scale: colours.Scale, cmap: str | None, place: tuple[float, float, float, float],
+        self,
+        scale: colours.Scale,
+        cmap: str | None,
+        place: tuple[float, float, float, float],
         ends: tuple[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """An upright colour bar at a place (x, y, width, height), with its ends named at its right: in words, or the
         scores there."""
         axes = self.axes(*place)

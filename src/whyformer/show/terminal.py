@@ -139,7 +139,7 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             if part.first.level == "token":
                 shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
             else:
-                shown += [Text(name, style="bold"), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
+                shown += [_Title(name), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
             if said := remarks(maps):
                 shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in said]
                 shown.append(Text())
@@ -148,12 +148,25 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
 
 def heat(e: Explanation, title: str) -> RenderableType:
     """The map of one sample under a title: words on their colours, or a block of coloured cells for a picture."""
-    head = Text(title, style="bold")
+    head = _Title(title)
     scale = colours.scale_of(e)
     if scale.note is not None:
         return Group(head, Text(f"({scale.note})"), Text())
     body: RenderableType = _Sentence(e) if e.level == "token" else _Blocks(e)
     return Group(head, body, Text())
+
+
+@dataclass(frozen=True)
+class _Title:
+    """A line in bold, of which a console that knows ASCII alone gets that."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(_ascii(self.text, options), style="bold")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, Text(_ascii(self.text, options)))
 
 
 @dataclass(frozen=True)
@@ -254,7 +267,10 @@ def _colourless(console: Console) -> bool:
 
 
 def _ascii(text: str, options: ConsoleOptions) -> str:
-    return text.translate(str.maketrans(_SHADES, _ASCII)).replace("…", "...") if options.ascii_only else text
+    if not options.ascii_only:
+        return text
+    plain = text.translate(str.maketrans(_SHADES + "“”·", _ASCII + '""-')).replace("…", "...")
+    return plain.encode("ascii", "backslashreplace").decode()
 
 
 # -- methods -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from whyformer.apps.web import address, examples
 from whyformer.apps.web.limits import Catalogue, PageLimits
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.errors import InputError
+from whyformer.show.look import OPACITY
 
 
 def restored(visitor, fragment):
@@ -43,7 +44,7 @@ def test_a_reload_shows_the_same_scores(visitor, given, monkeypatch):
 
 def test_another_look_is_in_the_address(visitor):
     visitor.explain("digits_37.png")
-    *_, before = visitor.handlers.redraw(visitor.session, "colours", 0.8, 0.2)
+    *_, before = visitor.handlers.redraw(visitor.session, "colours", OPACITY, 0.2)
     *_, after = visitor.handlers.redraw(visitor.session, "contours", 0.5, 0.2)
     assert "opacity" not in parse_qs(before)
     assert (parse_qs(after)["opacity"], parse_qs(after)["style"]) == (["0.5"], ["contours"])

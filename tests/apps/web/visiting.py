@@ -6,6 +6,7 @@ from pathlib import Path
 
 from whyformer.apps.web.handlers import RESULTS, Handlers
 from whyformer.apps.web.work import VisitorSession
+from whyformer.show.look import OPACITY
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 SENTENCE = "An utterly charming film, though it drags."
@@ -16,7 +17,7 @@ class Visitor:
     handlers: Handlers
     session: VisitorSession = field(default_factory=VisitorSession)
 
-    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=0.8, keep=0.2, kind=None, picture=None, length=16, chat=False):
+    def entered(self, given="", *, methods=("transformer_attribution",), classes=(), settings=None, model=None, truncate=False, style="colours", opacity=OPACITY, keep=0.2, kind=None, picture=None, length=16, chat=False):
         """What the page's controls hold: the picture of that name, or the sentence."""
         kind = kind or ("image" if given.endswith(".png") else "text")
         name = given if kind == "image" else picture
