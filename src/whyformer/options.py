@@ -2,7 +2,8 @@
 
 A new option is a field of :class:`Options` and, for type checkers, a line of :class:`Keywords`. Every public function
 that takes a model, :class:`~whyformer.explaining.OpenedModel` and jobs then take it, and so do the commands if it has
-an entry in :data:`WORDS`. The module does not import torch, because the command line reads it before torch is needed.
+an entry in :data:`WORDS`. Its name must not be that of a method's setting, nor of a parameter of such a function. The
+module does not import torch, because the command line reads it before torch is needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ WORDS: dict[str, dict[str, Any]] = {
         "memory, about half as much time more.",
     },
 }
-"""Arguments of typer for the options that commands take."""
+"""Arguments of typer for the options that commands and files of jobs take. An option whose default is False is a flag;
+any other is text, or of the ``type`` given here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,21 @@ NAMES = tuple(_DEFAULTS)
 DEFAULTS = Options()
 
 
+def kind_of(name: str) -> type:
+    """The type of an option on the command line and in the file of a job."""
+    return bool if _DEFAULTS[name] is False else WORDS[name].get("type", str)
+
+
 def shows_options(function: Function) -> Function:
-    """Make ``help`` and notebooks show each option of a function that takes ``**options``."""
+    """Make ``help`` and notebooks show each option of a function that takes ``**options``.
+
+    Raises:
+        TypeError: the function has a parameter with the name of an option.
+    """
     signature = inspect.signature(function)
     own = list(signature.parameters.values())
+    if clash := {p.name for p in own} & _DEFAULTS.keys():
+        raise TypeError(f"{function.__qualname__} has a parameter of the same name as an option: {', '.join(clash)}")
     kinds = Options.__annotations__
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown = [inspect.Parameter(n, keyword, default=_DEFAULTS[n], annotation=kinds[n]) for n in NAMES]

@@ -13,9 +13,10 @@ from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, LoadError, unknown
 from whyformer.explanation.storage import plain
 from whyformer.jobs.actors import check_engine
-from whyformer.options import DEFAULTS, NAMES, Options, split
+from whyformer.options import DEFAULTS, NAMES, WORDS, Options, kind_of, split
 
 _TYPES = ("float32", "float64", "bfloat16", "float16")
+_KINDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
 # options that a manifest names also where they are the default, as those of the first jobs do
 _ALWAYS = {"dtype": "float32", "device": None, "truncate": False}
 # what changes how a job runs, but not what it writes
@@ -113,13 +114,12 @@ class Job:
 
 def _check_options(options: Options) -> None:
     """Refuse options that a file cannot say."""
-    if options.device is not None and not isinstance(options.device, str):
-        raise InputError(f"device must be a text, not {options.device!r}")
     if options.dtype not in (None, *_TYPES):
         raise InputError(f"dtype must be one of {', '.join(_TYPES)}, not {options.dtype!r}")
-    for name in (f.name for f in fields(options) if isinstance(f.default, bool)):
-        if not isinstance(getattr(options, name), bool):
-            raise InputError(f"{name} must be true or false, not {getattr(options, name)!r}")
+    for name in WORDS:
+        value, kind = getattr(options, name), kind_of(name)
+        if value is not None and (not isinstance(value, kind) or (kind is not bool and isinstance(value, bool))):
+            raise InputError(f"{name} must be {_KINDS[kind]}, not {value!r}")
     if options.rules is not None:
         raise InputError("rules are Python objects, which the files of a job cannot name: whyformer.rules.register")
 

@@ -5,6 +5,7 @@ Classes are indices, or one a sample; ``explain`` also takes their names, and th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,11 +19,21 @@ class RowTarget:
     """A target over one row of logits: a frozen dataclass that is called with ``[B, C]`` and returns ``[B]``.
 
     Its fields are one value for all samples or a list of one a sample. ``index`` and ``other`` are classes, which may
-    be named; ``index`` is the class that is explained. A subclass of :mod:`whyformer.targets` can also be written out,
-    as ``"Contrast(3, 4)"``.
+    be named; ``index`` is the class that is explained, which every subclass needs: a target that names no class is a
+    function of the logits. A subclass of :mod:`whyformer.targets` can also be written out, as ``"Contrast(3, 4)"``.
+
+    Raises:
+        TypeError: a subclass has no field ``index``.
     """
 
     index: int | str | Sequence[int | str]
+
+    def __init_subclass__(cls) -> None:
+        if not any("index" in inspect.get_annotations(c) for c in cls.__mro__ if c is not RowTarget):
+            raise TypeError(
+                f"{cls.__name__} has no field 'index', the class that is explained; a target that names no class is a "
+                "function of the logits"
+            )
 
     def __call__(self, logits: Tensor) -> Tensor:
         """``[B]`` the value of each sample."""

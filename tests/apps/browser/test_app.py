@@ -189,7 +189,7 @@ def test_settings_come_with_the_method_and_change_the_view(site, visit, catalogu
         for _ in range(4):
             page.keyboard.press("ArrowLeft")
         page.locator("#wf-opacity input[type=range]").dispatch_event("pointerup")
-        page.locator("#wf-code").get_by_text("--opacity 0.6").first.wait_for()
+        page.locator("#wf-code").get_by_text("--opacity 0.8").first.wait_for()
         page.get_by_label("only what matters").check()
         page.locator(".wf-cell").get_by_text("the 20 % with the highest scores").wait_for()
         assert len(ran) == before  # drawn again, not computed again

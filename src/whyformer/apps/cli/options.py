@@ -104,8 +104,9 @@ def _offered() -> list[inspect.Parameter]:
     """The options of :class:`Options` that have words for the command line."""
     made = []
     for one in (f for f in fields(Options) if f.name in options.WORDS):
-        kind: Any = bool if one.default is False else str | None
-        kind = Annotated[kind, _described(**options.WORDS[one.name])]
+        kind: Any = options.kind_of(one.name)
+        words = {key: word for key, word in options.WORDS[one.name].items() if key != "type"}
+        kind = Annotated[kind if kind is bool else kind | None, _described(**words)]
         made.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
     return made
 

@@ -61,7 +61,7 @@ def variables(*, dark: bool = False) -> Markup:
     ``--strong`` is how opaque their strongest is, and ``--night`` the filter for pictures on white paper."""
     claims = {name: "{} {} {}".format(*(one.dark if dark else one.light)) for name, one in colours.CLAIMS.items()}
     tones = {name: pair[dark] for name, pair in colours.TONES.items()}
-    more = {"strong": ".9", "night": "invert(.91) hue-rotate(180deg)"} if dark else {"strong": ".78", "night": "none"}
+    more = {"strong": ".9", "night": "invert(.91) hue-rotate(180deg)"} if dark else {"strong": ".7", "night": "none"}
     return Markup("".join(f"--{name}:{value};" for name, value in {**claims, **tones, **more}.items()))
 
 
