@@ -26,8 +26,8 @@ import torch
 from PIL import Image
 
 import whyformer
+from whyformer import Explainer
 from whyformer.comparing import each, read_method
-from whyformer.explaining import begin
 
 NINE = (
     "raw_attention", "rollout", "gradcam_attention", "partial_lrp", "lrp", "transformer_attribution", "gae",
@@ -80,7 +80,7 @@ def together(runs: int, **_: Any) -> None:
         ("model", "sum of the nine, × one forward pass", "together, × one", "together / sum")
     ]
     for name, model, inputs in _models():
-        ready = begin(model, inputs)
+        ready = Explainer(model).prepare(inputs)
         list(each(ready, [read_method(m) for m in NINE], [1]))  # what is measured once for each model
         alone: dict[str, list[float]] = {m: [] for m in NINE}
         joint, plain = [], []
@@ -220,7 +220,7 @@ def pictures(runs: int, **_: Any) -> None:
         read = min(
             seconds(lambda: Image.open(f"{folder}/photo.jpg").convert("RGB").resize((224, 224))) for _r in range(20)
         )
-        ready = begin(model, batch)
+        ready = Explainer(model).prepare(batch)
         forward = min(seconds(lambda: ready.task().forward()) for _r in range(runs)) / 4
         found = {
             m: min(seconds(lambda m=m: ready.explain(m, 1)) for _r in range(runs)) / 4
