@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from whyformer.errors import InputError, WhyformerError, without_frames
 from whyformer.explaining import open_model
 from whyformer.explanation.candidates import Candidates, likeliest
+from whyformer.explanation.displayed import Displayed
 from whyformer.explanation.result import Explanation
 from whyformer.methods import Method, find
 from whyformer.methods import list_methods as all_methods
@@ -18,6 +19,10 @@ from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
 from whyformer.progress import Track
 from whyformer.targets import Resolver, Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
 
 Asked = str | tuple[str, Mapping[str, Any]] | Mapping[str, Any]
 
@@ -32,11 +37,37 @@ class Refusal:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Displayed):
     """The outcome of :func:`compare`: explanations method by method and, for each, target by target; and refusals."""
 
     explanations: list[Explanation]
     refusals: list[Refusal]
+
+    def figure(self, **look: Any) -> Figure:
+        """All maps as one table, a row a method and a column a target: :func:`whyformer.show.figure`."""
+        from whyformer.show import figure
+
+        return figure(self.explanations, **look)
+
+    def to_html(self, title: str = "whyformer", **look: Any) -> str:
+        """A whole HTML document: :func:`whyformer.show.page`."""
+        from whyformer.show import page
+
+        return page(self.explanations, title, **look)
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from whyformer.show import render
+
+        refused = [Text(f"refused: {one.method}: {one.error}", style="yellow") for one in self.refusals]
+        return Group(*([render(self.explanations)] if self.explanations else []), *refused)
+
+    def _repr_html_(self) -> str:
+        from whyformer.show import fragment
+
+        return "".join(map(fragment, self.explanations))
 
     def __repr__(self) -> str:
         wide = max(len(e.method) for e in self.explanations)

@@ -6,22 +6,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation import units
+from whyformer.explanation.displayed import Displayed
 from whyformer.explanation.features import Features
 from whyformer.explanation.pictured import Pictured
 from whyformer.explanation.result import Explanation
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class Generation(Displayed):
     """Scores of one method for every step of a generated text.
 
     Attributes:
@@ -224,6 +228,17 @@ class Generation:
         from whyformer.explanation import kept
 
         return cls(**kept.load(path))
+
+    def to_html(self, title: str = "whyformer") -> str:
+        """A whole HTML document: the text, each word of which can be chosen, and the matrix."""
+        from whyformer.show.html import answer
+
+        return answer.page(self, title)
+
+    def __rich__(self) -> RenderableType:
+        from whyformer.show import speaking
+
+        return speaking.render(self)
 
     def __str__(self) -> str:
         from whyformer.show import speaking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -13,17 +13,23 @@ from torch import Tensor
 
 from whyformer.errors import InputError
 from whyformer.explanation import storage, views
+from whyformer.explanation.displayed import Displayed
 from whyformer.explanation.features import Features
 from whyformer.explanation.geometry import Box, Geometry
 from whyformer.explanation.per_sample import of_sample
 from whyformer.explanation.seconds import over_time, unrolled
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from rich.console import RenderableType
 
 LEVELS = ("patch", "token", "pixel")
 ACTIVATIONS = ("softmax", "sigmoid", "identity")
 
 
 @dataclass(frozen=True, eq=False)
-class Explanation:
+class Explanation(Displayed):
     """Scores of one method for a batch of samples, with everything needed to read, draw and repeat them.
 
     Attributes:
@@ -426,6 +432,45 @@ class Explanation:
             return cls(**whole, parts={name: cls(**facts) for name, facts in parts.items()})
 
     # -- showing ---------------------------------------------------------------------------------------------
+    def plot(self, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
+        """Draw one sample on matplotlib axes: the map on its picture; of a text or sound the strongest words as bars.
+
+        Args:
+            ax: the axes to draw on; those of pyplot by default.
+            k: how many words.
+            **look: options of :class:`whyformer.show.Look`, for pictures.
+
+        Returns:
+            The axes.
+        """
+        from whyformer.show import axes
+
+        return axes.plot(self, ax, sample, k, **look)
+
+    def to_html(self, title: str = "whyformer", **look: Any) -> str:
+        """A whole HTML document: :func:`whyformer.show.page`."""
+        from whyformer.show import html
+
+        return html.page(self, title, **look)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each score, with ``sample``, ``method``, ``target``, what it belongs to and ``score``.
+
+        Of tokens ``position``, ``token`` and ``special``; of patches and pixels ``row`` and ``column``, of a video
+        ``frame`` too. Where the model has several inputs, ``input`` says which one.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        from whyformer.explanation import tables
+
+        return tables.to_pandas(self)
+
+    def __rich__(self) -> RenderableType:
+        from whyformer.show import terminal
+
+        return terminal.render(self)
+
     def __str__(self) -> str:
         from whyformer.show import terminal
 

@@ -1,6 +1,6 @@
 """Draw explanations: terminal, HTML, pictures. From an Explanation alone; never imports torch or a method."""
 
-from whyformer.show.bars import bars, summary
+from whyformer.show.bars import bars, summary, waterfall
 from whyformer.show.figures import figure, matrix, panels, strip
 from whyformer.show.film import film
 from whyformer.show.gallery import gallery
@@ -28,4 +28,5 @@ __all__ = [
     "render",
     "strip",
     "summary",
+    "waterfall",
 ]

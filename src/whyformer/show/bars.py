@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from whyformer.errors import InputError
 from whyformer.explanation.counts import amount
 from whyformer.show import colours
@@ -32,10 +34,9 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     Raises:
         InputError: k is not at least 1.
     """
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise InputError(f"k must be a whole number of at least 1, not {k!r}")
+    _check_count(k)
     one = laid_out(e[sample], smooth=0)
-    rows = _features(one)
+    rows = features(one)
     best = sorted(rows, key=lambda row: -abs(row[1]))
     shown, rest = best[:k], best[k:]
     title = f"{method_name(one)}: {heading(one)}"
@@ -76,7 +77,67 @@ def summary(explanations: Explanation | Iterable[Explanation], k: int = 15, *, l
     return _drawn(title, best[:k], [], signed, claimed, [])
 
 
-def _features(e: Explanation) -> list[Row]:
+def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
+    """From nothing to what the model says: the k features with the largest |score| of one sample, each beginning where
+    the one before it ends, and all others together.
+
+    The last bar ends at the logit of the class (or the number) that is explained, Σ scores above where the first
+    begins. Where scores add up to f(x) − f(baseline), as those of ``integrated_gradients`` do, that is f(baseline).
+
+    Raises:
+        InputError: the scores have no sign, so that they do not add up to anything; what is explained is no single
+            output of the model; k is not at least 1.
+    """
+    _check_count(k)
+    one = laid_out(e[sample], smooth=0)
+    if not colours.scale_of(one).signed:
+        raise InputError(f"the scores of {one.method} have no sign, so they do not add up to the output: see bars()")
+    index = int(one.target[0])
+    plain = one.target_names is None or one.target_names[0] == one.label(index) or one.numeric
+    end = one.logit(index) if plain else None
+    if end is None:
+        raise InputError(f"what is explained, {target_name(one)}, is no single output of the model: see bars()")
+    rows = sorted(features(one), key=lambda row: -abs(row[1]))
+    total = float(one.scores.double().sum())
+    held = sum(score for _, score in rows)
+    if abs(total - held) > 1e-6 * max(1.0, float(one.scores.abs().sum())):
+        rows.append(("special tokens", total - held))
+    shown, rest = rows[:k], rows[k:]
+    if rest:
+        shown = [*shown, (f"sum of {len(rest):,} others", sum(score for _, score in rest))]
+    return _steps(f"{method_name(one)}: {heading(one)}", shown[::-1], end - total, one)
+
+
+def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
+    """Bars of which each begins where the one before it ends, the first at ``start``."""
+    ends = np.cumsum([start, *(score for _, score in rows)])
+    low, high = float(ends.min()), float(ends.max())
+    paper = Paper(_LEFT + _WIDE + 2 * _RIGHT, _TOP + (len(rows) + 1) * _LINE + 0.2, [e])
+    paper.write(short(title, 80), 0.1, 0.12, 10, va="top", weight="bold")
+
+    def at(value: float) -> float:
+        return _LEFT + _RIGHT + (value - low) / ((high - low) or 1.0) * _WIDE
+
+    y = _TOP
+    paper.write(f"begins at {figure_of(float(ends[0]))}", at(float(ends[0])), y - 0.08, 7, ha="center", va="bottom")
+    for (name, score), begin in zip(rows, ends.tolist(), strict=False):
+        left, right = sorted((at(begin), at(begin + score)))
+        ink = colours.POSITIVE if score >= 0 else colours.NEGATIVE
+        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(ink))
+        paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=colours.INK)
+        paper.write(f"{score:+.3g}", right + 0.05, y + _LINE / 2, 7, va="center")
+        y += _LINE
+    paper.write(f"ends at {figure_of(float(ends[-1]))}", at(float(ends[-1])), y + 0.06, 7, ha="center", va="top")
+    return paper.figure
+
+
+def _check_count(k: int) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InputError(f"k must be a whole number of at least 1, not {k!r}")
+
+
+def features(e: Explanation) -> list[Row]:
+    """(name, score) of each word of a text, stretch of a sound, patch or pixel of one sample."""
     if e.level == "token":
         return [(visible(word.text), word.score) for word in words(e)[0]]
     scores = array(e.scores[0]).reshape(-1).tolist()

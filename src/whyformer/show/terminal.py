@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,11 @@ from rich.text import Text
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import by_input, sections
-from whyformer.show.painting import drawable
+from whyformer.show.painting import base, drawable, overlay
 from whyformer.show.words import (
     Word,
     claims,
+    ends,
     figure_of,
     folded,
     heading,
@@ -139,20 +140,24 @@ def render(explanations: Explanation | Iterable[Explanation], top: int = 5) -> R
             if part.first.level == "token":
                 shown += [heat(e, f"{name}, {heading(e)}") for e in maps]
             else:
-                shown += [_Title(name), Columns([heat(e, heading(e)) for e in maps], padding=(0, 3))]
+                count = len(part.cells[0]) + 1
+                before = [_Input(part.first, count)] if name == part.methods[0] and base(part.first) is not None else []
+                blocks = [*before, *(heat(e, heading(e), count) for e in maps)]
+                shown += [_Title(name), Columns(blocks, padding=(0, 2))]
             if said := remarks(maps):
                 shown += [Text(line, style="yellow" if line.startswith("warning: ") else "dim") for line in said]
                 shown.append(Text())
     return Group(*shown)
 
 
-def heat(e: Explanation, title: str) -> RenderableType:
-    """The map of one sample under a title: words on their colours, or a block of coloured cells for a picture."""
+def heat(e: Explanation, title: str, count: int = 1) -> RenderableType:
+    """The map of one sample under a title: words on their colours, or the map on its picture, one of ``count`` in a
+    row."""
     head = _Title(title)
     scale = colours.scale_of(e)
     if scale.note is not None:
         return Group(head, Text(f"({scale.note})"), Text())
-    body: RenderableType = _Sentence(e) if e.level == "token" else _Blocks(e)
+    body: RenderableType = _Sentence(e) if e.level == "token" else _Blocks(e, count)
     return Group(head, body, Text())
 
 
@@ -200,35 +205,68 @@ class _Sentence:
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """A grid of cells, two characters wide; shades where the console has no colours, "-" before negative ones."""
+class _Input:
+    """The picture itself, where the console has colours; one of ``count`` in a row."""
 
     e: Explanation
+    count: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        picture = base(self.e)
+        if picture is not None and not _colourless(console):
+            yield Text("Input", style="bold")
+            yield from _half_blocks(np.asarray(picture.convert("RGB")), _cells_wide(console, self.count))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        wide = 0 if _colourless(console) else min(options.max_width, _cells_wide(console, self.count))
+        return Measurement(wide, wide)
+
+
+def _cells_wide(console: Console, count: int) -> int:
+    """How many cells a picture takes of which there are ``count`` in a row: 24 to 40, as many as there is room for."""
+    return min(console.width, max(24, min(40, console.width // count - 2)))
+
+
+def _half_blocks(pixels: Any, wide: int) -> Iterator[Text]:
+    """A picture ``[H, W, 3]`` in lines of ``wide`` cells, of which each is two pixels: the upper one in ink."""
+    high = max(1, round(wide * pixels.shape[0] / pixels.shape[1] / 2))
+    small = np.asarray(Image.fromarray(pixels).resize((wide, 2 * high), Image.Resampling.BOX)).astype(int)
+    for upper, lower in zip(small[::2].tolist(), small[1::2].tolist(), strict=True):
+        line = Text(no_wrap=True)
+        for ink, ground in zip(upper, lower, strict=True):
+            line.append("▀", style="rgb({},{},{}) ".format(*ink) + _on(ground))
+        yield line
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The map on its picture; shades where the console has no colours, "-" before negative ones."""
+
+    e: Explanation
+    count: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if drawable(self.e) and not _colourless(console):
+            yield from _half_blocks(overlay(self.e, longest=640), _cells_wide(console, self.count))
+            yield _ends(self.e)
+            return
         cells, remark = self._cells(options.max_width // 2)
         if cells is None:
             yield Text(_ascii("\n".join(_listing(self.e)), options))
             return
         scale = colours.scale(cells, signed=colours.scale_of(self.e).signed)
-        bare = _colourless(console)
-        unit = scale.unit(cells)
-        painted = np.rint(colours.paint(unit, scale.signed) * 255).astype(int).tolist()
-        for line_units, row in zip(unit.tolist(), painted, strict=True):
-            line = Text(no_wrap=True)
-            for value, colour in zip(line_units, row, strict=True):
-                if bare:
-                    shade = _SHADES[round(abs(value) * 4)]
-                    line.append(_ascii(("-" if value < 0 and shade != " " else shade) + shade, options))
-                else:
-                    line.append("  ", style=_on(colour))
-            yield line
-        yield _legend(self.e, scale, bare).append(remark, style="dim")
+        for row in scale.unit(cells).tolist():
+            shades = (("-" if v < 0 and round(abs(v) * 4) else "") + 2 * _SHADES[round(abs(v) * 4)] for v in row)
+            yield Text(_ascii("".join(cell[:2] for cell in shades), options), no_wrap=True)
+        yield _legend(self.e, scale, bare=True).append(remark, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        cells, _ = self._cells(options.max_width // 2)
-        wide = options.max_width if cells is None else min(options.max_width, max(28, 2 * cells.shape[1]))
-        return Measurement(wide, wide)
+        if drawable(self.e) and not _colourless(console):
+            wide = _cells_wide(console, self.count)
+        else:
+            cells, _ = self._cells(options.max_width // 2)
+            wide = options.max_width if cells is None else max(28, 2 * cells.shape[1])
+        return Measurement(min(options.max_width, wide), min(options.max_width, wide))
 
     def _cells(self, limit: int) -> tuple[np.ndarray[Any, Any] | None, str]:
         """(the map with at most ``limit`` columns, a remark on what its cells are); None for patches without a grid."""
@@ -244,6 +282,15 @@ class _Blocks:
             return scores, ""
         means = Image.fromarray(scores.astype(np.float32)).reduce(step)
         return np.asarray(means), f" (means of {step} x {step})"
+
+
+def _ends(e: Explanation) -> Text:
+    """A colour bar of a map on a picture, and what its ends say."""
+    low, high = ends(e)
+    bar = Text(f"{low} ".lstrip(), style="dim")
+    for colour in colours.ramp(colours.scale_of(e), 8):
+        bar.append(" ", style=f"not dim {_on(colour)}")
+    return bar.append(f" {high}")
 
 
 def _legend(e: Explanation, scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:

@@ -1,0 +1,42 @@
+"""One map on matplotlib axes of the user's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from whyformer.show import colours
+from whyformer.show.bars import features
+from whyformer.show.layout import laid_out
+from whyformer.show.painting import drawable, overlay
+from whyformer.show.paper import families, printable
+from whyformer.show.words import heading, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from whyformer.explanation.result import Explanation
+
+
+def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, **look: Any) -> Axes:
+    """Draw the map of one sample on axes, see :meth:`whyformer.Explanation.plot`."""
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.gca()
+    one = laid_out(e[sample], look.get("smooth"))
+    ax.set_title(printable(heading(one, limit=48)), fontsize=10, parse_math=False, family=families())
+    if drawable(one):
+        ax.imshow(overlay(one, **look), interpolation="antialiased")
+        ax.set_axis_off()
+        return ax
+    rows = sorted(features(one), key=lambda row: -abs(row[1]))[:k]
+    scores = np.array([score for _, score in rows])
+    signed = colours.scale_of(one).signed
+    inks = [colours.MATTERED if not signed else colours.POSITIVE if s >= 0 else colours.NEGATIVE for s in scores]
+    ax.barh(np.arange(len(rows)), scores, color=[colours.code(ink) for ink in inks])
+    names = [printable(short(name, 28)) for name, _ in rows]
+    ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False, family=families())
+    ax.invert_yaxis()
+    return ax
