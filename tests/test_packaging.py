@@ -27,7 +27,7 @@ ARROWS = {
     "progress": set(),
     "explanation": {"errors", "show", "__version__"},  # show: an Explanation shows itself
     "targets": {"errors", "models"},
-    "show": RESULTS,
+    "show": RESULTS | {"defaults"},
     "datasets": {"errors", "inputs"},
     "evaluate": set(),
     "models": {"errors", "tape"},

@@ -2,5 +2,7 @@
 
 DEFAULT_METHOD = "auto"
 """Chooses among the published methods by what measured best for the kind of input, and names its choice."""
+RECOMMENDED = (DEFAULT_METHOD, "libragrad", "attnlrp", "gae")
+"""What to try first; docs/which-method.md says on what measurements this stands."""
 FOUNDING_METHOD = "transformer_attribution"
 """Stands first in every list of published methods."""

@@ -17,6 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from whyformer.defaults import RECOMMENDED
 from whyformer.show import colours
 from whyformer.show.colours import array
 from whyformer.show.layout import by_input, sections
@@ -341,16 +342,32 @@ def _table(rows: Sequence[tuple[str, str]], style: str = "") -> Table:
     return table
 
 
-def catalogue(methods: Sequence[Mapping[str, Any]]) -> Group:
-    """Name and summary of each method, by family; of what :func:`facts` gives."""
-    order = list(dict.fromkeys(m["family"] for m in methods))
-    wide = max(len(m["name"]) for m in methods)
-    shown: list[Any] = []
-    listed = sorted(methods, key=lambda m: order.index(m["family"]))
-    for family, found in groupby(listed, lambda m: m["family"]):
-        rows = [(f"  {m['name']:{wide}}", m["summary"]) for m in found]
-        shown += [Text(family, style="bold"), _table(rows), Text()]
-    return Group(*shown[:-1])
+def catalogue(methods: Sequence[tuple[Mapping[str, Any], bool]]) -> Table:
+    """A table of methods, those to try first on top, then by family.
+
+    Args:
+        methods: (what :func:`facts` gives, whether its scores have a sign) of each.
+    """
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="center")
+    table.add_column()
+    table.add_column(style="dim")
+    table.add_row("  method", "sign", "what a score is", "explains", style="dim")
+
+    def heads(facts: Mapping[str, Any]) -> str:
+        return "try first" if facts["name"] in RECOMMENDED else facts["family"]
+
+    first = {name: i for i, name in enumerate(RECOMMENDED)}
+    order = {name: len(first) + i for i, name in enumerate(dict.fromkeys(facts["family"] for facts, _ in methods))}
+    listed = sorted(methods, key=lambda m: first.get(m[0]["name"], order[m[0]["family"]]))
+    for title, found in groupby(listed, lambda m: heads(m[0])):
+        table.add_row(Text(f"\n{title}", style="bold"))
+        for facts, signed in found:
+            reads = {"both": "", "image": "pictures", "text": "texts"}[facts["modality"]]
+            kinds = ", ".join(filter(None, (reads, "" if facts["class_specific"] else "any class")))
+            table.add_row(Text(f"  {facts['name']}"), "±" if signed else "", Text(facts["summary"]), kinds)
+    return table
 
 
 def describe(method: Mapping[str, Any], *, signed: bool) -> Group:

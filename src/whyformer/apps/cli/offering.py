@@ -33,7 +33,8 @@ def methods(asked: Methods) -> None:
         find(asked.name)  # says which there are
     chosen = [kept[name] for name in sorted(kept) if asked.name in (None, name)]
     facts = [one["facts"] for one in chosen]
-    said = catalogue(facts) if asked.name is None else describe(facts[0], signed=chosen[0]["signed"])
+    listed = [(one["facts"], one["signed"]) for one in chosen]
+    said = catalogue(listed) if asked.name is None else describe(facts[0], signed=chosen[0]["signed"])
     tell(asked, record("methods", methods=facts), said)
 
 
