@@ -48,8 +48,16 @@ def site(catalogue, free_port):
     close()
 
 
-def drop(page, path=PICTURE):
+def put(page, path):
     page.set_input_files("#wf-picture input[type=file]", path)
+
+
+def drop(page):
+    """A picture of one's own, and then the model for it."""
+    put(page, PICTURE)
+    says(page, "choose a model")
+    page.locator("#wf-model input").fill("bundled:digits")
+    page.keyboard.press("Enter")
 
 
 def type_in(page, sentence=SENTENCE):
@@ -221,16 +229,32 @@ def test_keep_what_is_shown(site, visit):
     assert code.nth(1).inner_text().startswith("whyformer explain digits_37.png --model bundled:digits")
 
 
+def test_a_photograph_asks_for_a_model_first(site, visit, tmp_path):
+    """The model that the page begins with reads digits: of a photograph it would say "4: 98.6 %"."""
+    Image.effect_noise((320, 240), 60).convert("RGB").save(tmp_path / "photo.png")
+    page = visit(site)
+    put(page, tmp_path / "photo.png")
+    says(page, "choose a model")
+    assert page.locator("#wf-model input").input_value() == ""
+    page.get_by_role("button", name="Explain", exact=True).click()
+    says(page, "choose a model")
+    assert page.locator(".wf-map").count() == 0
+    page.locator(".wf-example").first.click()  # which the model of the examples knows
+    page.get_by_text("The model says").wait_for()
+    explain(page)
+    assert page.locator(".wf-map").count() == 1
+
+
 def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot):
     page = visit(site)
     page.get_by_role("button", name="Explain", exact=True).click()
     says(page, "there is no picture yet")
     (tmp_path / "note.png").write_text("no picture at all")
-    drop(page, tmp_path / "note.png")
+    put(page, tmp_path / "note.png")
     says(page, "note.png is not a picture")
     page.locator("#wf-picture button[aria-label=Clear], #wf-picture button[aria-label='Remove Image']").first.click()
     Image.new("RGB", (1500, 1000)).save(tmp_path / "large.png")
-    drop(page, tmp_path / "large.png")
+    put(page, tmp_path / "large.png")
     says(page, "at most 1 megapixels")
     page.reload()
     drop(page)
@@ -255,7 +279,7 @@ def test_errors_are_sentences_and_the_page_goes_on(site, visit, tmp_path, shoot)
 def test_an_upload_that_is_too_large_is_refused(site, visit, tmp_path):
     (tmp_path / "huge.bmp").write_bytes(b"BM" + bytes(2_500_000))
     page = visit(site)
-    drop(page, tmp_path / "huge.bmp")
+    put(page, tmp_path / "huge.bmp")
     page.get_by_text(re.compile("maximum allowed size|too large|exceeds", re.I)).first.wait_for()
     assert page.locator(".wf-says").count() == 0
 

@@ -12,6 +12,11 @@ from whyformer.show.html import data_uri, render
 # scenes 1, 6 and 10 of ``digit_scenes(14, seed=11, max_digits=3)``, of digits that the bundled model never saw
 START_MODEL = {"image": "bundled:digits", "text": "bundled:sst2", "answer": "bundled:reader"}
 """The model that knows the examples of a kind, which stands in the page's field until another is chosen."""
+ABOUT = {
+    "bundled:digits": "demo: handwritten digits only",
+    "bundled:sst2": "demo: film reviews",
+    "bundled:reader": "demo: reads handwritten digits only",
+}
 PICTURES = tuple(sorted((Path(__file__).parent / "examples").glob("*.png")))
 SENTENCES = (
     "An utterly charming film, though it drags.",

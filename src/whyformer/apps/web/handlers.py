@@ -107,6 +107,11 @@ class Handlers:
             return (gr.skip() if place is None else str(place)), prompt or gr.skip()
         return gr.skip(), examples.sentence(number) or gr.skip()
 
+    def uploaded(self, model: Any, chosen: bool) -> Any:
+        """The model for a picture of the visitor's own: none, until one was chosen, for those that the page begins with
+        would answer for any photograph as if it were handwritten digits."""
+        return gr.skip() if chosen or model not in START_MODEL.values() else gr.update(value=None)
+
     def look(self, session: VisitorSession, *entered: Any) -> Iterator[tuple[Any, ...]]:
         """What the model says of a new input: the likeliest classes, all classes to choose from, the settings' form;
         before it, that the model is being loaded."""
@@ -117,6 +122,8 @@ class Handlers:
                 if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
                     yield *nothing, ""
                     return
+                if asked.kind == "image":
+                    self.source(asked.kind, asked.picture, asked.sentence)  # a file that cannot be read is told first
                 if not self.catalogue.has(asked.model):
                     yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
                 if asked.kind == "answer":

@@ -11,7 +11,7 @@ import gradio as gr
 
 from whyformer.apps.web import controls, examples
 from whyformer.apps.web.api import endpoint
-from whyformer.apps.web.examples import START_MODEL
+from whyformer.apps.web.examples import ABOUT, START_MODEL
 from whyformer.apps.web.handlers import FIELDS, RESULTS, Handlers, offered
 from whyformer.apps.web.restoring import PARTS, restore
 from whyformer.apps.web.telling import piece
@@ -42,6 +42,7 @@ def build(handlers: Handlers) -> gr.Blocks:
     """The page as gradio blocks, not yet served."""
     with gr.Blocks(title="whyformer", analytics_enabled=False, fill_width=True) as page:
         session = gr.State(VisitorSession(), time_to_live=4 * 3600, delete_callback=VisitorSession.forget)
+        decided = gr.State(False)
         gr.HTML(piece("head"))
         hub = handlers.catalogue.hub
         with gr.Row(elem_classes="wf-page"):
@@ -55,7 +56,8 @@ def build(handlers: Handlers) -> gr.Blocks:
                 status = _part("status", value=say("Choose an input, or try an example."))
                 waiting, says = _part("progress"), _part("says")
                 about = _PARTS["model"]["info"] + (", or a hub id: owner/name" if hub else "")
-                named = {"choices": handlers.catalogue.names(), "value": START_MODEL["image"], "info": about}
+                choices = [(f"{n} ({ABOUT[n]})" if n in ABOUT else n, n) for n in handlers.catalogue.names()]
+                named = {"choices": choices, "value": START_MODEL["image"], "info": about}
                 model = _part("model", allow_custom_value=hub, **named)
                 chosen = _part("methods", choices=offered("image"), value=[DEFAULT_METHOD])
                 classes = _part("classes")
@@ -98,15 +100,20 @@ def build(handlers: Handlers) -> gr.Blocks:
             handlers.settings, entered, form, js=_WITH_FORM, **working
         )
         seen = [says, classes, form, status]
-        for event in (picture.upload, picture.clear, sentence.blur, model.input, truncate.input):
+        model.input(lambda: True, None, decided, **light)
+        picture.upload(handlers.uploaded, [model, decided], model, **light).then(
+            handlers.look, entered, seen, js=_WITH_FORM, **shown
+        )
+        for event in (picture.clear, sentence.blur, model.input, truncate.input):
             event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
         chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
-        def tried(kind: str, event: gr.EventData) -> tuple[Any, ...]:
-            asked = START_MODEL["answer"] if kind == "answer" else gr.skip()  # the one that knows such pictures
+        def tried(kind: str, named: str | None, event: gr.EventData) -> tuple[Any, ...]:
+            # the one that knows such pictures
+            asked = START_MODEL[kind] if kind == "answer" or not named else gr.skip()
             return (*handlers.example(kind, event.example), asked)
 
-        tries.click(tried, kind, [picture, sentence, model], **light).then(
+        tries.click(tried, [kind, model], [picture, sentence, model], **light).then(
             handlers.look, entered, seen, js=_WITH_FORM, **shown
         )
 
