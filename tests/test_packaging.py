@@ -42,7 +42,7 @@ ARROWS = {
     "explainer": {"explanation", "attention", "comparing", "defaults", "explaining", "generation", "progress", "targets"},
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "options", "prepared", "progress", "targets"},
     "recording": {"errors", "explaining", "inputs", "methods", "options", "prepared", "rules", "tape", "targets"},
-    "comparing": RESULTS | {"explaining", "methods", "options", "prepared", "progress", "targets"},
+    "comparing": RESULTS | {"show", "explaining", "methods", "options", "prepared", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "options", "prepared", "tape", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "options", "prepared", "progress", "rules", "show", "tape", "targets"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},

@@ -58,7 +58,7 @@ def test_a_row_for_each_token(text):
 def test_a_row_for_each_patch_of_each_sample():
     e = picture(torch.arange(24.0).reshape(4, 6))
     table = e.to_pandas()
-    assert table.pivot(index="row", columns="column", values="score").to_numpy().tolist() == e.heatmap()[0].tolist()
+    assert table.pivot(index="row", columns="column", values="score").to_numpy().tolist() == e.scores.reshape(4, 6).tolist()
     pixels = picture(torch.rand(8, 5), level="pixel", size=(8, 5))
     assert pixels.to_pandas().shape[0] == 40
     assert np.allclose(pixels.to_pandas().score, pixels.scores.flatten())

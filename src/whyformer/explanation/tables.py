@@ -31,16 +31,16 @@ def _columns(e: Explanation, sample: int) -> dict[str, Any]:
     scores = e.scores[0].float().numpy()
     count = scores.size
     name = e.target_names[0] if e.target_names is not None else e.label(int(e.target[0]))
-    made: dict[str, Any] = {
-        "sample": np.full(count, sample), "input": e.input or "", "method": e.method, "target": name,
-    }  # fmt: skip
+    made: dict[str, Any] = {"sample": np.full(count, sample), "input": e.input or "", "method": e.method}
+    made["target"] = name
     if e.level == "token":
         made["position"] = np.arange(count)
         if e.tokens is not None:
             special = set() if e.special is None else set(e.special[0])
             made |= {"token": e.tokens[0], "special": [i in special for i in range(count)]}
     elif e.level == "pixel" or e.grid is not None:
-        shape = e.heatmap()[0].shape
+        steps = () if e.frames is None else (e.frames,)
+        shape = scores.shape if e.level == "pixel" else (*steps, *(e.grid or ()))
         names = ("frame", "row", "column")[-len(shape) :]
         made |= dict(zip(names, np.indices(shape).reshape(len(shape), -1), strict=True))
     else:
