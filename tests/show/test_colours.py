@@ -4,7 +4,7 @@ import torch
 
 from show.made import picture
 from whyformer.errors import InputError
-from whyformer.show import colours, html, overlay
+from whyformer.show import colours, html, overlay, panels
 
 GREYS = (0.05, 0.3, 0.6, 0.95)
 SEEN_BY = {
@@ -124,6 +124,20 @@ def test_one_patch_among_hundreds_does_not_hide_all_others():
     e = picture(scores, grid=(14, 14), size=(56, 56), diagnostics={"signed": True})
     assert colours.scale_of(e).limit == 1
     assert colours.scale_of(e).ends[1] == "≥1"
+
+
+def test_the_largest_score_is_named_though_the_scale_ends_before_it():
+    scores = torch.ones(14, 14)
+    scores[3, 3] = -50
+    e = picture(scores, grid=(14, 14), size=(56, 56), diagnostics={"signed": True})
+    assert any(text.get_text().endswith("max 50") for text in panels([e]).texts)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_default_map_by_its_name_is_the_default(signed):
+    e = picture(torch.rand(4, 6), diagnostics={"signed": signed})
+    name = colours.DIVERGING if signed else colours.SEQUENTIAL
+    assert np.array_equal(overlay(e), overlay(e, cmap=name))
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whyformer.show import colours
-from whyformer.show.bars import features
+from whyformer.show.bars import strongest
 from whyformer.show.layout import laid_out
 from whyformer.show.painting import drawable, overlay
 from whyformer.show.paper import families, printable
@@ -31,11 +31,9 @@ def plot(e: Explanation, ax: Axes | None = None, sample: int = 0, k: int = 10, *
         ax.imshow(overlay(one, **look), interpolation="antialiased")
         ax.set_axis_off()
         return ax
-    rows = sorted(features(one), key=lambda row: -abs(row[1]))[:k]
-    scores = np.array([score for _, score in rows])
-    signed = colours.scale_of(one).signed
-    inks = [colours.MATTERED if not signed else colours.POSITIVE if s >= 0 else colours.NEGATIVE for s in scores]
-    ax.barh(np.arange(len(rows)), scores, color=[colours.code(ink) for ink in inks])
+    rows, signed = strongest(one)[:k], colours.scale_of(one).signed
+    scores = [score for _, score in rows]
+    ax.barh(np.arange(len(rows)), scores, color=[colours.code(colours.ink(s, signed)) for s in scores])
     names = [printable(short(name, 28)) for name, _ in rows]
     ax.set_yticks(np.arange(len(rows)), names, fontsize=8, parse_math=False, family=families())
     ax.invert_yaxis()

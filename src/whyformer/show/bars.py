@@ -36,8 +36,7 @@ def bars(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     """
     _check_count(k)
     one = laid_out(e[sample], smooth=0)
-    rows = features(one)
-    best = sorted(rows, key=lambda row: -abs(row[1]))
+    best = strongest(one)
     shown, rest = best[:k], best[k:]
     title = f"{method_name(one)}: {heading(one)}"
     return _drawn(title, shown, rest, colours.scale_of(one).signed, claims(one), [one])
@@ -97,7 +96,7 @@ def waterfall(e: Explanation, k: int = 10, sample: int = 0) -> Figure:
     end = one.logit(index) if plain else None
     if end is None:
         raise InputError(f"what is explained, {target_name(one)}, is no single output of the model: see bars()")
-    rows = sorted(features(one), key=lambda row: -abs(row[1]))
+    rows = strongest(one)
     total = float(one.scores.double().sum())
     held = sum(score for _, score in rows)
     if abs(total - held) > 1e-6 * max(1.0, float(one.scores.abs().sum())):
@@ -122,8 +121,7 @@ def _steps(title: str, rows: list[Row], start: float, e: Explanation) -> Figure:
     paper.write(f"begins at {figure_of(float(ends[0]))}", at(float(ends[0])), y - 0.08, 7, ha="center", va="bottom")
     for (name, score), begin in zip(rows, ends.tolist(), strict=False):
         left, right = sorted((at(begin), at(begin + score)))
-        ink = colours.POSITIVE if score >= 0 else colours.NEGATIVE
-        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(ink))
+        paper.box(left, y + 0.04, max(right - left, 0.01), _LINE - 0.08, colours.code(colours.ink(score, True)))
         paper.write(_fitting(name), _LEFT - 0.1, y + _LINE / 2, 8, ha="right", va="center", color=colours.INK)
         paper.write(f"{score:+.3g}", right + 0.05, y + _LINE / 2, 7, va="center")
         y += _LINE
@@ -136,8 +134,12 @@ def _check_count(k: int) -> None:
         raise InputError(f"k must be a whole number of at least 1, not {k!r}")
 
 
-def features(e: Explanation) -> list[Row]:
-    """(name, score) of each word of a text, stretch of a sound, patch or pixel of one sample."""
+def strongest(e: Explanation) -> list[Row]:
+    """(name, score) of each word of a text, stretch of a sound, patch or pixel of one sample, by |score|."""
+    return sorted(_features(e), key=lambda row: -abs(row[1]))
+
+
+def _features(e: Explanation) -> list[Row]:
     if e.level == "token":
         return [(visible(word.text), word.score) for word in words(e)[0]]
     scores = array(e.scores[0]).reshape(-1).tolist()
@@ -166,8 +168,7 @@ def _drawn(
     for i, (name, score) in enumerate(rows):
         y, long = _TOP + i * _LINE, abs(score) / limit * reach
         aside = bool(rest) and i == len(rows) - 1
-        kind = colours.MATTERED if not signed else colours.POSITIVE if score >= 0 else colours.NEGATIVE
-        strong = "#b9bec6" if aside else colours.code(kind)
+        strong = "#b9bec6" if aside else colours.code(colours.ink(score, signed))
         left = middle - long if score < 0 else middle
         paper.box(left, y + 0.04, long, _LINE - 0.08, strong)
         tone = colours.SOFT if aside else colours.INK
@@ -179,6 +180,6 @@ def _drawn(
     foot = _TOP + len(rows) * _LINE + 0.12
     if claimed[0]:
         paper.write(claimed[0], start, foot, 7, va="top", color=colours.code(colours.NEGATIVE))
-    ink = colours.POSITIVE if signed else colours.MATTERED
-    paper.write(short(claimed[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=colours.code(ink))
+    ink = colours.code(colours.ink(1.0, signed))
+    paper.write(short(claimed[1], 50), start + _WIDE, foot, 7, va="top", ha="right", color=ink)
     return paper.figure

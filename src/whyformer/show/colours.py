@@ -145,6 +145,11 @@ def scale_of(e: Explanation, sample: int = 0) -> Scale:
     return Scale(scale(np.array(unit_scores(scores, places))).limit, made.signed)
 
 
+def largest(e: Explanation) -> str:
+    """The largest |score| of one sample, which may be more than the limit of its scale, in two digits."""
+    return f"{float(e.scores[0].abs().max()):.2g}"
+
+
 def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
     """Colours, ``[..., 3]`` in 0..1, of scores that :meth:`Scale.unit` brought to 0..1 or (signed) -1..1.
 
@@ -153,18 +158,22 @@ def paint(unit: Array, signed: bool, cmap: str | None = None) -> Array:
             white to one hue, or :data:`DIVERGING` for signed scores. Both are safe for the colour-blind.
     """
     position = (np.asarray(unit, dtype=np.float64) + 1) / 2 if signed else np.asarray(unit, dtype=np.float64)
-    table = lookup(cmap or (DIVERGING if signed else SEQUENTIAL))
+    table = lookup(cmap or own_map(signed))
     return np.asarray(table[np.rint(position * (len(table) - 1)).astype(int)])
+
+
+def own_map(signed: bool) -> str:
+    """The colour map that is taken where none is named."""
+    return DIVERGING if signed else SEQUENTIAL
 
 
 @cache
 def lookup(cmap: str) -> Array:
     """The 256 colours ``[256, 3]`` of a colour map, in 0..1."""
     if cmap == DIVERGING:
-        below = over(1.0, "against", alpha(np.linspace(1, 0, 128)))
-        return np.concatenate([below, over(1.0, "for", alpha(np.linspace(0, 1, 128)))])
+        return np.concatenate([_on_paper("against", np.linspace(1, 0, 128)), _on_paper("for", np.linspace(0, 1, 128))])
     if cmap == SEQUENTIAL:
-        return over(1.0, "mattered", alpha(np.linspace(0, 1, 256)))
+        return _on_paper("mattered", np.linspace(0, 1, 256))
     import matplotlib
 
     if cmap not in matplotlib.colormaps:
@@ -177,19 +186,23 @@ def alpha(unit: Array) -> Array:
     return np.asarray(np.abs(unit) ** 0.7)
 
 
-def over(behind: float | Array, claim: str, amount: Array) -> Array:
-    """The deep colour of a claim, ``[..., 3]`` in 0..1, laid with an alpha over a ground that is grey."""
-    kept = (1 - np.asarray(amount)) * behind
-    return np.asarray(kept[..., None] + np.asarray(amount)[..., None] * (np.array(CLAIMS[claim].deep) / 255))
+def _on_paper(claim: str, unit: Array) -> Array:
+    """The deep colour of a claim, ``[N, 3]`` in 0..1, on paper white: of scores from 0 to 1."""
+    amount = alpha(unit)[:, None]
+    return np.asarray(1 - amount + amount * (np.array(CLAIMS[claim].deep) / 255))
+
+
+def ink(score: float, signed: bool) -> Bytes:
+    """The colour of a score: a score without a sign has the hue that claims less."""
+    return MATTERED if not signed else POSITIVE if score >= 0 else NEGATIVE
 
 
 def ground(unit: float, signed: bool = True) -> Bytes:
     """What lies behind a word of this score (-1 to 1), as bytes: paper white for 0, light enough for black letters.
 
-    ``signed`` is that of the map's scale: a score without a sign has the hue that claims less.
+    ``signed`` is that of the map's scale.
     """
-    ink = MATTERED if not signed else POSITIVE if unit >= 0 else NEGATIVE
-    return _bytes(mix(ink, np.array(min(1.0, abs(unit)) * 0.85)))
+    return _bytes(mix(ink(unit, signed), np.array(min(1.0, abs(unit)) * 0.85)))
 
 
 def ramp(scale: Scale, steps: int, cmap: str | None = None, *, words: bool = False) -> list[Bytes]:
@@ -219,9 +232,9 @@ def _bytes(colour: Array) -> Bytes:
     return red, green, blue
 
 
-def mix(ink: Bytes, amount: Array) -> Array:
-    """Colours in 0..1 between paper white (0) and an ink (1), in equal perceptual steps (straight lines in OKLab)."""
-    ends = _to_oklab(np.array([PAPER, ink]) / 255)
+def mix(colour: Bytes, amount: Array) -> Array:
+    """Colours in 0..1 between paper white (0) and a colour (1), in equal perceptual steps (straight lines in OKLab)."""
+    ends = _to_oklab(np.array([PAPER, colour]) / 255)
     return _from_oklab(ends[0] + np.asarray(amount)[..., None] * (ends[1] - ends[0]))
 
 

@@ -106,13 +106,18 @@ def _says(e: Explanation) -> list[tuple[str, str]]:
 def _input(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
     """The picture as it is, and below it what the model says."""
     x, y, wide, high = span
-    paper.write("Input", x + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+    _title(paper, "Input", x, y, wide)
     y += _TITLE + _NAME
     _plain(paper, e, (x, y, wide, high))
     for i, (name, figure) in enumerate(_says(e)):
         at = y + high + 0.08 + i * _LINE
         paper.write(short(name, int(wide * 13)), x, at, 7, va="top", color=colours.SOFT)
         paper.write(figure, x + wide, at, 7, va="top", ha="right", color=colours.SOFT)
+
+
+def _title(paper: Paper, text: str, x: float, y: float, wide: float) -> None:
+    """A line over a picture that begins at (x, y)."""
+    paper.write(text, x + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
 
 
 def _plain(paper: Paper, e: Explanation, span: tuple[float, float, float, float]) -> None:
@@ -128,8 +133,7 @@ def _rows(
     """The maps of one input: headings once, then each method under its name, with one colour bar."""
     x, y, wide, high = span
     for column, named in enumerate(part.heads):
-        at = x + column * (wide + _GAP) + wide / 2
-        paper.write(heading(named, limit=int(wide * 13)), at, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+        _title(paper, heading(named, limit=int(wide * 13)), x + column * (wide + _GAP), y, wide)
     y += _TITLE
     for method, row in zip(part.methods, part.cells, strict=True):
         name = short(method, int(len(row) * wide * 17.5))
@@ -178,7 +182,8 @@ def _faithfulness(paper: Paper, e: Explanation, span: tuple[float, float, float]
     if found is None or found.get("numeric") or not np.isfinite(np.array(found["curve"], dtype=float)).all():
         return
     x, y, wide = span
-    area, chance = (float(np.trapezoid(found[name])) / (len(found[name]) - 1) for name in ("curve", "mean"))
+    curves = [np.array(found[name], dtype=float) for name in ("curve", "mean")]
+    area, chance = (float((curve[1:] + curve[:-1]).mean() / 2) for curve in curves)  # of equal steps
     paper.box(x, y, wide, 0.05, colours.LIGHT["line"])
     paper.box(x, y, wide * area, 0.05, colours.LIGHT["accent"])
     paper.box(x + wide * chance - 0.01, y - 0.02, 0.02, 0.09, colours.INK)
@@ -201,7 +206,7 @@ def _stacked(parts: list[Section], ratios: list[float], picture: bool, chosen: L
     paper, y = Paper(_MARGIN + wide + _BAR, tall + _GAP, shown), 0.0
     for part, high, name, e in rows:
         title = name if e is None else heading(e, limit=int(wide * 13))
-        paper.write(title, _MARGIN + wide / 2, y + _TITLE - 0.08, 9, ha="center", va="bottom")
+        _title(paper, title, _MARGIN, y, wide)
         y += _TITLE + _NAME
         place = (_MARGIN, y, wide, high)
         if e is None:
@@ -228,7 +233,7 @@ def _claims(paper: Paper, e: Explanation, x: float, y: float, wide: float) -> No
 def panels(explanations: Iterable[Explanation], columns: int | None = None, **look: Any) -> Figure:
     """A small picture for each explanation, in order, under the settings in which it differs and its largest score.
 
-    Each map is scaled by its own largest score. Of texts, the listing of :func:`figure`.
+    Each map has its own scale. Of texts, the listing of :func:`figure`.
 
     Args:
         columns: maps side by side; about as many as rows by default.
@@ -253,7 +258,7 @@ def panels(explanations: Iterable[Explanation], columns: int | None = None, **lo
         x, y = gap + i % columns * (wide + gap), top + i // columns * (high + top)
         paper.picture(overlay(e, longest=round(wide * 300), **look), x, y, wide, high)
         limit = max(8, int(wide * 19))
-        full = f"{title}  max {figure_of(float(f'{colours.scale_of(e).limit:.2g}'))}"
+        full = f"{title}  max {figure_of(float(colours.largest(e)))}"
         label = full if len(full) <= limit else short(title, limit)
         paper.write(label, x + wide / 2, y - 0.04, 5.5, ha="center", va="bottom")
     different = list({claims(e): e for e in singles}.values())[:2]

@@ -89,5 +89,5 @@ def _word(paper: Paper, g: Generation, e: Explanation, step: int, x: float, y: f
     word = visible(g.pieces[g.start + step].strip() or g.pieces[g.start + step])
     paper.write(short(word, int(wide * 9)), x, y + 0.05, 11, ha="center", va="top", weight="bold")
     chance = f"p {g.probability(step):.2f} · " if g.unit == "token" else ""
-    largest = figure_of(float(f"{colours.scale_of(e).limit:.2g}"))
+    largest = figure_of(float(colours.largest(e)))
     paper.write(f"{chance}largest {largest}", x, y + 0.25, 6, ha="center", va="top", color=colours.SOFT)

@@ -34,8 +34,9 @@ def overlay(e: Explanation, sample: int = 0, *, longest: int | None = None, **lo
     The picture is drawn in pale grey: every colour comes from the map, which is seen equally well on dark and on white
     pictures. colour = grey · (1 - a + a · map), with a = opacity · |score / limit|^0.7: 0 is the picture itself, and
     its outlines show through the highest score. ``limit`` is the largest |score|, or of more than a hundred patches or
-    pixels the 99th percentile. With a ``cmap``, colour = (1 - a) · grey + a · map. With ``fade=False``, a = opacity
-    everywhere (as in the papers). What the model did not see (cut off by its processor) is hatched: it has no score.
+    pixels the 99th percentile. With another ``cmap``, colour = (1 - a) · grey + a · map. With ``fade=False``,
+    a = opacity everywhere (as in the papers). What the model did not see (cut off by its processor) is hatched: it has
+    no score.
 
     Args:
         longest: draw the longer side with at most so many pixels; by default every pixel of the original is drawn, and
@@ -118,9 +119,10 @@ def _tinted(grey: Array, unit: Array, scale: colours.Scale, look: Look) -> Array
     unit = np.nan_to_num(unit)
     a = look.opacity * (colours.alpha(unit) if look.fade else np.ones_like(unit))
     # where the map fades its colours are those of the ends, but for a colour map of the user's own, of one direction
-    ends = look.fade and (scale.signed or look.cmap is None)
+    own = look.cmap in (None, colours.own_map(scale.signed))
+    ends = look.fade and (scale.signed or own)
     tinted = colours.paint(np.where(unit < 0, -1, 1) if ends else unit, scale.signed, look.cmap)
-    laid = tinted * grey if look.cmap is None else tinted
+    laid = tinted * grey if own else tinted
     return np.asarray((1 - a[..., None]) * grey + a[..., None] * laid)
 
 

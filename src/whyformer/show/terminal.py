@@ -202,7 +202,8 @@ class _Sentence:
             text.append(f" [{part.said}]", style=_UNREAD)
         # black on paper, whatever the terminal's own background: so white always means 0
         yield Padding(text, (0, 1), style=f"{colours.INK} on {colours.PAGE}")
-        yield _legend(self.e, colours.scale_of(self.e), words=True)
+        scale = colours.scale_of(self.e)
+        yield _bar(*_legend(self.e, scale), colours.ramp(scale, 13, words=True))
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class _Blocks:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if drawable(self.e) and not _colourless(console):
             yield from _half_blocks(overlay(self.e, longest=640), _cells_wide(console, self.count))
-            yield _ends(self.e)
+            yield _bar(*ends(self.e), colours.ramp(colours.scale_of(self.e), 8))
             return
         cells, remark = self._cells(options.max_width // 2)
         if cells is None:
@@ -259,7 +260,7 @@ class _Blocks:
         for row in scale.unit(cells).tolist():
             shades = (("-" if v < 0 and round(abs(v) * 4) else "") + 2 * _SHADES[round(abs(v) * 4)] for v in row)
             yield Text(_ascii("".join(cell[:2] for cell in shades), options), no_wrap=True)
-        yield _legend(self.e, scale, bare=True).append(remark, style="dim")
+        yield Text(" to ".join(_legend(self.e, scale)) + remark, style="dim")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         if drawable(self.e) and not _colourless(console):
@@ -285,25 +286,18 @@ class _Blocks:
         return np.asarray(means), f" (means of {step} x {step})"
 
 
-def _ends(e: Explanation) -> Text:
-    """A colour bar of a map on a picture, and what its ends say."""
-    low, high = ends(e)
+def _legend(e: Explanation, scale: colours.Scale) -> tuple[str, str]:
+    """What the two ends of a scale are, and what they say."""
+    (low, high), (against, favour) = scale.ends, claims(e)
+    return f"{against} {low}".lstrip(), f"{high} {visible(favour)}"
+
+
+def _bar(low: str, high: str, ramp: Iterable[colours.Bytes]) -> Text:
+    """A small colour bar between the words for its ends."""
     bar = Text(f"{low} ".lstrip(), style="dim")
-    for colour in colours.ramp(colours.scale_of(e), 8):
+    for colour in ramp:
         bar.append(" ", style=f"not dim {_on(colour)}")
     return bar.append(f" {high}")
-
-
-def _legend(e: Explanation, scale: colours.Scale, bare: bool = False, words: bool = False) -> Text:
-    """A small colour bar with its ends named, and what they say; no bar where there are no colours."""
-    (low, high), (against, favour) = scale.ends, claims(e)
-    said = f"{against} {low}".lstrip(), f"{high} {visible(favour)}"
-    if bare:
-        return Text(" to ".join(said), style="dim")
-    bar = Text(f"{said[0]} ", style="dim")
-    for colour in colours.ramp(scale, 13, words=words):
-        bar.append(" ", style=f"not dim {_on(colour)}")
-    return bar.append(f" {said[1]}")
 
 
 def _on(colour: Sequence[int]) -> str:

@@ -182,9 +182,10 @@ def measured(e: Explanation) -> dict[str, Any] | None:
 
 def claims(e: Explanation) -> tuple[str, str]:
     """What the colours at the two ends of a map's colour bar say, in words."""
-    if colours.scale_of(e).signed:
-        return ("below 0", "above 0") if agnostic(e) else ("against", f"for {target_name(e)}")
-    return "", "mattered (no sign)"
+    low, high = ends(e)
+    if not low:
+        return "", f"{high} (no sign)"
+    return low, high if agnostic(e) else f"{high} {target_name(e)}"
 
 
 def ends(e: Explanation) -> tuple[str, str]:

@@ -122,9 +122,7 @@ class Handlers:
                 if asked.picture is None if asked.kind == "image" else not asked.sentence.strip():  # nothing yet
                     yield *nothing, ""
                     return
-                if asked.kind == "image":
-                    self.source(asked.kind, asked.picture, asked.sentence)  # a file that cannot be read is told first
-                if not self.catalogue.has(asked.model):
+                if asked.model and not self.catalogue.has(asked.model):
                     yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
                 if asked.kind == "answer":
                     blocks = controls.blocks_of(self.catalogue.load(asked.model))

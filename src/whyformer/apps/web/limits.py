@@ -21,9 +21,6 @@ from whyformer.models import Loaded, load
 _HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
-HUB = "an id of the hub (owner/name), such as google/vit-base-patch16-224"
-
-
 @dataclass(frozen=True)
 class PageLimits:
     """The most that is taken from a browser.
@@ -123,9 +120,10 @@ class Catalogue:
         """What ``whyformer.explain`` takes for a name that a browser sent: one that is offered, or an id of the hub."""
         name = name.strip() if isinstance(name, str) else ""
         if not name:
+            hub = ": an id of the hub (owner/name), such as google/vit-base-patch16-224" if self.hub else ""
             raise InputError(
-                f"choose a model{': ' + HUB if self.hub else ''}. Folders are offered by name, those that the page was "
-                "started with (--model-dir); the bundled models of pictures read handwritten digits only"
+                f"choose a model{hub}. Folders are offered by name, those that the page was started with "
+                "(--model-dir); the bundled models of pictures read handwritten digits only"
             )
         if name in self.folders:
             return str(self.folders[name])

@@ -82,7 +82,7 @@ def _pictures(g: Generation) -> list[tuple[Markup | None, list[tuple[int, Markup
         if not painting.drawable(own[0]) and painting.base(own[0]) is None:
             continue
         maps = [
-            (g.start + t, _compressed(painting.overlay(e, longest=_LONGEST)), f"{colours.scale_of(e).limit:.2g}")
+            (g.start + t, _compressed(painting.overlay(e, longest=_LONGEST)), colours.largest(e))
             for t, e in enumerate(own)
         ]
         plain = painting.base(own[0])
