@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from whyformer.errors import InputError
+from whyformer.errors import InputError, MethodNotApplicable
 from whyformer.explaining import open_model
 from whyformer.explanation.joining import joined
 from whyformer.explanation.result import Explanation
+from whyformer.methods.finishing import Finish
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import MapWatch, Scores
@@ -23,6 +24,52 @@ from whyformer.tape.walking import GRADIENT
 from whyformer.targets import Target, of_samples
 
 MOST_VALUES = 500_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where the rows of a model lie on its inputs, so that scores of rows become an explanation without the model.
+
+    Attributes:
+        shares: for the main input ("") and each part, a layout whose values are the share that an element has of its
+            row's score; empty where there is no layout.
+        numbers: likewise the row of each element, counted through all samples.
+        refusal: why there is no layout.
+    """
+
+    finish: Finish
+    method: str
+    shares: dict[str, Scores]
+    numbers: dict[str, Tensor]
+    refusal: str = ""
+
+    def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
+        """The explanation of scores ``[B, N]`` of rows."""
+        if not self.shares:
+            raise MethodNotApplicable(self.refusal)
+        placed = self.placed(values)
+        parts = {name: replace(part, values=placed[name]) for name, part in self.shares.items()}
+        return self.finish(replace(parts.pop(""), parts=parts), self.method, settings)
+
+    def placed(self, values: Tensor) -> dict[str, Tensor]:
+        """The scores of the elements of each input."""
+        flat = values.flatten()
+        return {name: flat[number] * self.shares[name].values.to(flat) for name, number in self.numbers.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementApart:
+    """The rows of samples that make no batch: those of each, and where they stand among those of the longest."""
+
+    each: list[Placement | PlacementApart]
+    spans: list[slice]
+    padding: str
+    left: bool
+
+    def explanation(self, values: Tensor, settings: dict[str, Any]) -> Explanation:
+        """As :meth:`Placement.explanation`."""
+        made = [own.explanation(values[[i]][:, self.spans[i]], settings) for i, own in enumerate(self.each)]
+        return joined(made, self.padding, self.left)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +86,7 @@ class AttentionMaps:
     maps: list[Tensor]
     readout: Tensor
     tokens: list[list[str]] | None
-    _made: Callable[[Tensor, dict[str, Any]], Explanation]
+    _placement: Placement | PlacementApart
 
     def __repr__(self) -> str:
         shapes = dict.fromkeys(f"{m.shape[1]} heads × {m.shape[2]}×{m.shape[3]} tokens" for m in self.maps)
@@ -80,10 +127,11 @@ class AttentionMaps:
         fused = self._fused(block, head)
         settings: dict[str, Any] = {"block": block % self.blocks, "head": head}
         if query is None:
-            return self._made(torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused), settings)
+            looked_at = torch.einsum("bq,bqk->bk", self.readout.to(fused.dtype), fused)
+            return self._placement.explanation(looked_at, settings)
         if not -fused.shape[1] <= query < fused.shape[1]:
             raise InputError(f"there is no token {query}: the model sees {fused.shape[1]}, counted from 0")
-        return self._made(fused[:, query], {**settings, "query": query % fused.shape[1]})
+        return self._placement.explanation(fused[:, query], {**settings, "query": query % fused.shape[1]})
 
     def each_block(self, head: int | str = "mean") -> list[Explanation]:
         """One explanation a block."""
@@ -158,11 +206,7 @@ def _padded(each: list[AttentionMaps], padding: str, left: bool) -> AttentionMap
         words, more = (one.tokens or [[]])[0], [padding] * (wide - length)
         tokens.append([*more, *words] if left else [*words, *more])
 
-    def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
-        found = [one._made(values[[i]][:, spans[i]], settings) for i, one in enumerate(each)]
-        return joined(found, padding, left)
-
-    return AttentionMaps(maps, readout, tokens, made)
+    return AttentionMaps(maps, readout, tokens, PlacementApart([one._placement for one in each], spans, padding, left))
 
 
 def _refuse_many(total: int) -> None:
@@ -206,8 +250,29 @@ def _maps(ready: Prepared, target: Target, gradient: bool) -> AttentionMaps:
         alone = ready.inputs.modality == "image" and task.structure.is_plain
         places = task.places(row.shape[-1]) if alone else None
 
-    def made(values: Tensor, settings: dict[str, Any]) -> Explanation:
+    def laid_out(values: Tensor) -> dict[str, Scores]:
         scores = Scores(values.to(logits.device), logits, diagnostics={"class_specific": gradient}, places=places)
-        return ready.finish(each_text(task, task.lay_out(scores)), resolver, name, settings)
+        laid = each_text(task, task.lay_out(scores))
+        return {"": replace(laid, parts={}), **laid.parts}
 
-    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, made)
+    placement = _placement(ready.finishing(resolver, logits), name, row.shape, laid_out)
+    return AttentionMaps(maps, row.detach().cpu(), ready.inputs.features.tokens, placement)
+
+
+def _placement(
+    finish: Finish, method: str, shape: torch.Size, laid_out: Callable[[Tensor], dict[str, Scores]]
+) -> Placement:
+    """Found by laying out a score of 1 for each row, then the row's number; checked by laying out random scores."""
+    ones = torch.ones(shape, dtype=torch.float64)
+    counted = torch.arange(ones.numel(), dtype=torch.float64).reshape(shape)
+    random = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    try:
+        shares, numbered, expected = laid_out(ones), laid_out(counted), laid_out(random)
+    except MethodNotApplicable as error:
+        return Placement(finish, method, {}, {}, str(error))
+    shares = {n: replace(p, values=p.values.cpu(), logits=p.logits.cpu(), places=None) for n, p in shares.items()}
+    numbers = {n: numbered[n].values.cpu() / p.values.where(p.values != 0, 1) for n, p in shares.items()}
+    found = Placement(finish, method, shares, {n: own.round().long() for n, own in numbers.items()})
+    if all(torch.allclose(own, expected[n].values.cpu()) for n, own in found.placed(random).items()):
+        return found
+    return Placement(finish, method, {}, {}, f"{method} is not supported yet on this model: its rows mix on its inputs")

@@ -12,14 +12,13 @@ from torch import nn
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, TooLarge, WhyformerError
 from whyformer.explanation.joining import joined
-from whyformer.explanation.mosaic import on_pictures
 from whyformer.explanation.result import Explanation
 from whyformer.inputs import Inputs
 from whyformer.inputs.longer import lengthened
 from whyformer.inputs.unfit import no_table, unfit
 from whyformer.methods import find
 from whyformer.methods.diagnosis import check_samples, with_unscored
-from whyformer.methods.finishing import finish, note_claims
+from whyformer.methods.finishing import Finish, finishing, note_claims
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.together import Together
 from whyformer.models.ends import end_function, final_activation
@@ -221,20 +220,11 @@ class Prepared:
 
     def finish(self, scores: Scores, resolver: Resolver, method: str, settings: dict[str, Any]) -> Explanation:
         """The :class:`~whyformer.Explanation` of a method's scores."""
+        return self.finishing(resolver, scores.logits)(scores, method, settings)
 
-        def one(part: Scores) -> Explanation:
-            inputs = part.inputs or self.inputs
-            made = finish(part, inputs, resolver, method, settings, self.end_function, self.also)
-            return replace(made, model=self.name)
-
-        made = {(scores.inputs or self.inputs).name: one(scores), **{n: one(part) for n, part in scores.parts.items()}}
-        parts: dict[str, Explanation] = {}
-        for name, part in made.items():
-            mosaic = self.inputs.side(name).mosaic if name in (self.inputs.name, *self.inputs.others) else None
-            laid = None if mosaic is None else on_pictures(replace(part, input=name), mosaic)
-            parts |= {name: replace(part, input=name)} if laid is None else laid
-        main, *others = parts
-        return replace(parts[main], parts={other: parts[other] for other in others})
+    def finishing(self, resolver: Resolver, logits: torch.Tensor) -> Finish:
+        """What makes explanations of this input from scores."""
+        return finishing(self.inputs, self.name, resolver, logits, self.end_function, self.also)
 
 
 def out_of_memory(task: Task) -> TooLarge:

@@ -31,6 +31,8 @@ RESULTS: dict[str, Any] = {
     "an answer": lambda: whyformer.explain_generation(build("llama_lm")[0], [5, 9, 7], [3, 8], "attnlrp"),
     "its words": lambda: whyformer.explain_generation(build("llama_lm")[0], [5, 9, 7], [3, 8], "attnlrp").by("sentence"),
     "trust": lambda: whyformer.trust(whyformer.explain(TEXT, TEXTS[0], "attnlrp"), TEXT),
+    "attention": lambda: whyformer.attention_maps(TEXT, TEXTS),
+    "attention on a picture": lambda: whyformer.attention_maps("bundled:digits", digit()),
     "figures": lambda: whyformer.evaluate(TEXT, TEXTS[0], whyformer.explain(TEXT, TEXTS[0], "attnlrp"), "comprehensiveness"),
 }  # fmt: skip
 
