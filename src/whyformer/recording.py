@@ -10,6 +10,7 @@ r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits without it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Unpack
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from whyformer.errors import FOREIGN_ERRORS, InputError, unknown
 from whyformer.explaining import OpenedModel, open_model
+from whyformer.inputs import Inputs
 from whyformer.inputs.unfit import unfit
+from whyformer.inside import Inside, look_inside
 from whyformer.methods.passes import ForwardPass, Layout, record_pass
 from whyformer.options import Keywords, shows_options
 from whyformer.prepared import Prepared
@@ -104,10 +107,21 @@ class Record:
         """The units of the program, in the order of execution."""
         return self.program.units
 
-    @property
+    @cached_property
     def _layout(self) -> Layout:
+        """On the way to the row of logits that is read by default; to any output of a model that has no such row."""
+        with suppress(InputError):
+            return self.layout(None)
+        return self._pass.layout(self._sides)
+
+    @property
+    def _sides(self) -> dict[str, Inputs]:
         inputs = self._ready.inputs
-        return self._pass.layout({name: inputs.side(name) for name in (inputs.name, *inputs.others)})
+        return {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
+
+    def layout(self, target: Target) -> Layout:
+        """Which rows the values hold, and which attentions and blocks lead to the row of logits of a target."""
+        return self._pass.layout(self._sides, self._ready.resolver(target).read)
 
     @property
     def attentions(self) -> list[Attention]:
@@ -224,10 +238,28 @@ class Record:
             value: a value of the pass.
             target, composite: as for :meth:`walk_back`.
         """
-        value = value if isinstance(value, Value) else self.value(value)
+        (found,) = self.relevances([value], target, composite).values()
+        return found
+
+    def relevances(
+        self, values: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
+    ) -> dict[Value, Tensor]:
+        """Return :meth:`relevance` at several values, from one walk."""
         rules = _composite(composite, self._ready.opened)
-        flow = self.walk_back([value], target, rules)[value]
-        return flow if rules.carrier == "relevance" else value.tensor * flow
+        flows = self.walk_back(values, target, rules)
+        return {v: flow if rules.carrier == "relevance" else v.tensor * flow for v, flow in flows.items()}
+
+    def inside(self, target: Target = None, composite: str | Composite = "attnlrp") -> Inside:
+        """Return the relevance of each attention head, of each MLP and of its neurons: one walk under the composite,
+        and one of plain gradients that checks which head is which.
+
+        Args:
+            target, composite: as for :meth:`walk_back`.
+
+        Raises:
+            ModelError: no attention and no MLP of a block leads to the target.
+        """
+        return look_inside(self, target, composite, self._ready.resolver(target).describe(self.logits(target))[1])
 
     def replay(self, changes: Mapping[Value, Tensor], target: Target = None) -> Tensor:
         """Return ``[B, C]``, the row of logits of the same pass with some values replaced.

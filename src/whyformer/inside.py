@@ -1,0 +1,183 @@
+"""How much of a logit each attention head, each MLP and each of its neurons accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whyformer.errors import ModelError
+from whyformer.tape.rows import RowSamples
+from whyformer.tape.streams import Block
+from whyformer.tape.structure import Attention
+from whyformer.tape.walking import Composite
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from whyformer.recording import Record
+    from whyformer.targets import Target
+
+_ACTIVATED = ("activation", "gate", "activated gate", "rectifier")
+_PASSING = ("view", "scale", "clip")
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """One neuron of an MLP.
+
+    Attributes:
+        block: number of its block; module: path of the module that made it; index: its place along the last axis.
+        relevance: its relevance, summed over all tokens.
+    """
+
+    block: int
+    module: str
+    index: int
+    relevance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Inside:
+    """Relevance of the parts of a model, for each sample of a batch; see :meth:`whyformer.Record.inside`.
+
+    Attributes:
+        attentions: ``[B, L]``, of each attention: Σ of the relevance of A·V over heads, queries and channels.
+        heads: ``[B, L, H]``, the part of each head; NaN where an attention has fewer heads, or where which head is
+            which is unknown.
+        neurons: of each MLP ``[B, n]``: the relevance of its neurons (behind the activation), summed over the tokens.
+        attention_blocks, mlp_blocks: the number of the block that each belongs to, from 0.
+        modules: paths of the modules that made the neurons.
+        target_names: what is explained of each sample; composite: the rules of the walk.
+    """
+
+    attentions: Tensor
+    heads: Tensor
+    neurons: list[Tensor]
+    attention_blocks: list[int]
+    mlp_blocks: list[int]
+    modules: list[str]
+    target_names: list[str]
+    composite: str
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return 1 + max([*self.attention_blocks, *self.mlp_blocks], default=-1)
+
+    def layers(self, sample: int = 0) -> tuple[Tensor, Tensor]:
+        """Relevance of the attentions and of the MLPs of each block, ``[blocks]`` each; NaN where there is none."""
+        mlps = [own[sample].sum() for own in self.neurons]
+        return self._of_blocks(self.attention_blocks, self.attentions[sample]), self._of_blocks(self.mlp_blocks, mlps)
+
+    def _of_blocks(self, numbers: list[int], values: Iterable[Tensor]) -> Tensor:
+        found = torch.full((self.blocks,), torch.nan, dtype=torch.float64)
+        for number, value in zip(numbers, values, strict=True):
+            found[number] = value + found[number].nan_to_num()
+        return found
+
+    def top_neurons(self, k: int = 10, sample: int = 0) -> list[Neuron]:
+        """The k neurons of all MLPs with the largest |relevance|, the largest first."""
+        found: list[Neuron] = []
+        for block, module, values in zip(self.mlp_blocks, self.modules, self.neurons, strict=True):
+            own = values[sample]
+            best = own.abs().argsort(descending=True, stable=True)[:k].tolist()
+            found += [Neuron(block, module, index, float(own[index])) for index in best]
+        return sorted(found, key=lambda one: -abs(one.relevance))[:k]
+
+    def figure(self, sample: int = 0, k: int = 10) -> Figure:
+        """The heads of all blocks, the relevance of each block, and the k neurons with the largest |relevance|."""
+        from whyformer.show.inside import figure
+
+        return figure(self, sample, k)
+
+    def __str__(self) -> str:
+        first = f"Inside: relevance of {self.target_names[0]} ({self.composite})"
+        attention, mlp = self.layers()
+        lines = [f"  block {b}: attention {attention[b]:+.3g}, MLP {mlp[b]:+.3g}" for b in range(self.blocks)]
+        best = [f"  neuron {n.index} of {n.module}: {n.relevance:+.3g}" for n in self.top_neurons(5)]
+        return "\n".join([first, *lines, *best])
+
+
+def look_inside(record: Record, target: Target, composite: str | Composite, names: list[str]) -> Inside:
+    """See :meth:`whyformer.Record.inside`."""
+    layout = record.layout(target)
+    blocks = [block for stream in layout.streams for block in stream.blocks]
+    attentions = [(b, a) for b, block in enumerate(blocks) for a in block.attentions]
+    mlps = list(_mlps(record, blocks))
+    if not attentions and not mlps:
+        raise ModelError("no attention and no MLP of a block leads to the target: this pass has no heads or neurons")
+    wanted = [n for _, a in attentions for n in _products(a)] + [n for _, n in mlps]
+    relevance = {value.number: found for value, found in record.relevances(wanted, target, composite).items()}
+    plain = record.walk_back([*wanted, *(m for _, a in attentions for m in a.maps)], target)
+    flows = {value.number: flow for value, flow in plain.items()}
+    samples = RowSamples(layout.rows)
+    tables = [_of_heads(record, a, relevance, flows) for _, a in attentions]
+    most = max((t.shape[1] for t in tables if t is not None), default=0)
+    heads = torch.full((len(names), len(tables), most), torch.nan, dtype=torch.float64)
+    for i, table in enumerate(tables):
+        if table is not None:
+            heads[:, i, : table.shape[1]] = table
+    totals = torch.zeros(len(names), len(attentions), dtype=torch.float64)
+    for i, (_, attention) in enumerate(attentions):
+        for n in _products(attention):
+            totals[:, i] += samples.sums(n, relevance[n]).double().cpu()
+    neurons = [_of_samples(relevance[n], samples.of(n), len(names)) for _, n in mlps]
+    modules = [record.value(n).module for _, n in mlps]
+    said = composite if isinstance(composite, str) else "own rules"
+    numbers = [b for b, _ in attentions], [b for b, _ in mlps]
+    return Inside(totals, heads, neurons, *numbers, modules, names, said)
+
+
+def _products(attention: Attention) -> tuple[int, ...]:
+    return tuple(piece.product for piece in attention.pieces)
+
+
+def _mlps(record: Record, blocks: list[Block]) -> Iterator[tuple[int, int]]:
+    """(block, number of the value) of activated values that a linear layer of the same block reads."""
+    makers = record.program.makers
+    # where learned vectors enter a block, it begins with its attention
+    starts = [b.entry if b.entry >= 0 else min(a.map for a in b.attentions) for b in blocks]
+    seen: set[int] = set()
+    for unit in record.units:
+        if unit.kind != "layer" or unit.name == "convolution":
+            continue
+        number = unit.entries[0]
+        while number in makers and makers[number].kind in _PASSING:
+            number = makers[number].entries[0]
+        block = next((i for i, b in enumerate(blocks) if starts[i] < number < b.exit), None)
+        if number in makers and makers[number].kind in _ACTIVATED and block is not None and number not in seen:
+            seen.add(number)
+            yield block, number
+
+
+def _of_heads(
+    record: Record, attention: Attention, flows: dict[int, Tensor], plain: dict[int, Tensor]
+) -> Tensor | None:
+    """``[B, H]``; None where which head a product belongs to is unknown."""
+
+    def by_query(found: dict[int, Tensor]) -> list[Tensor]:
+        shapes = [record.tape.shapes[piece.map] for piece in attention.pieces]
+        sums = [found[piece.product].sum(-1) for piece in attention.pieces]
+        return [(own.reshape(s[:-1])[..., None] / s[-1]).expand(s) for own, s in zip(sums, shapes, strict=True)]
+
+    products, maps = _products(attention), attention.maps
+    try:
+        made = attention.arrange(*by_query(flows)).sum((-2, -1)).double()
+        # with plain gradients, Σ value · gradient of a query's map is that of its product: checks which head is which
+        outer = attention.arrange(*by_query({n: record.tape[n] * plain[n] for n in products})).sum(-1)
+        inner = attention.arrange(*(record.tape[n] * plain[n] for n in maps)).sum(-1)
+    except (ModelError, RuntimeError):
+        return None
+    close = (outer - inner).abs().max() <= 1e-3 * inner.abs().max() + 1e-12
+    return made if bool(close) else None
+
+
+def _of_samples(values: Tensor, samples: Tensor, count: int) -> Tensor:
+    """``[B, n]`` the sums over the rows of each sample."""
+    rows = samples.to(values.device).expand(*values.shape[:-1], 1).flatten()
+    found = values.new_zeros(count, values.shape[-1], dtype=torch.float64)
+    return found.index_add_(0, rows, values.reshape(-1, values.shape[-1]).double()).cpu()

@@ -1,0 +1,83 @@
+"""Relevance of heads, blocks and neurons, as one figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from whyformer.show import colours
+from whyformer.show.paper import families, printable
+from whyformer.show.words import short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from whyformer.inside import Inside
+
+
+def figure(found: Inside, sample: int = 0, k: int = 10) -> Figure:
+    """See :meth:`whyformer.inside.Inside.figure`."""
+    from matplotlib.figure import Figure
+
+    rows = max(len(found.attention_blocks), found.blocks, k, 4)
+    made = Figure(figsize=(10.5, 1.3 + 0.22 * rows), layout="constrained", facecolor="white")
+    heads, layers, neurons = made.subplots(1, 3, width_ratios=(1, 0.8, 0.8))
+    title = f"Where does “{short(found.target_names[sample], 60)}” come from? ({found.composite})"
+    made.suptitle(printable(title), fontsize=10, fontweight="bold", parse_math=False, family=families())
+    _heads(heads, found, sample)
+    _layers(layers, found, sample)
+    _neurons(neurons, found, sample, k)
+    return made
+
+
+def _named(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.tick_params(labelsize=7, length=2)
+    for edge in axes.spines.values():
+        edge.set_color(colours.LIGHT["line"])
+
+
+def _heads(axes: Axes, found: Inside, sample: int) -> None:
+    _named(axes, "Attention heads")
+    scores = colours.array(found.heads[sample])
+    if not scores.size:
+        axes.text(0.5, 0.5, "no attention heads", ha="center", color=colours.SOFT, fontsize=8, transform=axes.transAxes)
+        return
+    unknown = ~np.isfinite(scores)
+    scale = colours.scale(scores[~unknown], signed=True)
+    axes.set_facecolor("#f2f2f2")
+    pixels = colours.paint(scale.unit(np.where(unknown, 0, scores)), scale.signed)
+    shown = np.concatenate([pixels, ~unknown[..., None]], -1)
+    axes.imshow(shown, aspect="auto", interpolation="none")
+    numbers = found.attention_blocks
+    names = [str(b) if b not in numbers[:i] else "" for i, b in enumerate(numbers)]
+    step = max(1, len(numbers) // 24)
+    axes.set_yticks(range(0, len(numbers), step), names[::step])
+    axes.set_xticks(range(0, scores.shape[1], max(1, scores.shape[1] // 12)))
+    axes.set_ylabel("block", fontsize=8)
+    axes.set_xlabel(f"head (full colour: ±{scale.ends[1]})", fontsize=8)
+
+
+def _layers(axes: Axes, found: Inside, sample: int) -> None:
+    _named(axes, "Attention and MLP of each block")
+    places = np.arange(found.blocks)
+    for own, label, colour in zip(found.layers(sample), ("attention", "MLP"), ("#333333", "#999999"), strict=True):
+        axes.plot(colours.array(own), places, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
+    axes.axvline(0, color=colours.LIGHT["line"], linewidth=0.8)
+    axes.set_yticks(places[:: max(1, found.blocks // 24)])
+    axes.set_ylim(found.blocks - 0.5, -0.5)
+    axes.set_xlabel("relevance", fontsize=8)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _neurons(axes: Axes, found: Inside, sample: int, k: int) -> None:
+    _named(axes, "Neurons")
+    best = found.top_neurons(k, sample)
+    inks = [colours.code(colours.ink(one.relevance, True)) for one in best]
+    axes.barh(range(len(best)), [one.relevance for one in best], color=inks)
+    axes.axvline(0, color=colours.LIGHT["line"], linewidth=0.8)
+    axes.set_yticks(range(len(best)), [f"block {one.block}, {one.index}" for one in best])
+    axes.set_ylim(max(k, 1) - 0.5, -0.5)
+    axes.set_xlabel(colours.legend(True), fontsize=8)
