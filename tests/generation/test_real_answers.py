@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from functools import cache
@@ -17,10 +16,8 @@ import transformers
 from safetensors.torch import load_file
 
 import whyformer
+from weights import CACHE
 from whyformer import targets
-
-CACHE = Path(os.environ.get("WHYFORMER_TEST_MODELS", "~/.cache/whyformer-test-models")).expanduser()
-"""Where weights that tests make are kept; not in the project."""
 
 
 def test_answers_have_the_scores_of_the_reference(shared: Path) -> None:
