@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 SCREENSHOTS = ROOT / "screenshots"
 AXE = Path(os.environ.get("WHYFORMER_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
 PATIENCE = int(os.environ.get("WHYFORMER_PATIENCE", 240_000))
-"""Milliseconds: the machine may be busy. Less than HANG, for a click that comes before the page listens is lost, and the test
-is run again."""
+"""Milliseconds: the machine may be busy. Less than HANG."""
+LISTENS = "!window.gradio_config || 'ready' in document.documentElement.dataset"
 STILL = "document.getAnimations().every((one) => one.playState !== 'running' || one.effect.getComputedTiming().iterations === Infinity)"
 _HERE = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")
 
@@ -86,7 +86,11 @@ def visit(browser: Any) -> Iterator[Any]:
         made = context.new_page()
         made.on("request", lambda request: None if _HERE.match(request.url) else outside.append(request.url))
         made.on("pageerror", lambda error: broken.append(str(error)))
+        made.answered = []
+        for end in ("requestfinished", "requestfailed"):  # a stream is read to its end, or ended by who reads it
+            made.on(end, lambda request: made.answered.append(request.url))
         made.goto(address)
+        made.wait_for_function(LISTENS)
         return made
 
     yield opened

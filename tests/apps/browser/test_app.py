@@ -440,7 +440,8 @@ def test_when_the_server_goes_the_page_says_so(catalogue, visit, free_port, monk
     close = serve(catalogue, port=port, started=found.append, wait=False)
     page = visit(found[0])
     page.locator("#wf-explain").wait_for()
-    page.wait_for_timeout(500)
+    while not any("queue/data" in url for url in page.answered):  # nothing is awaited any more
+        page.wait_for_timeout(100)
     assert page.locator(".wf-gone").count() == 0
     close()
     page.locator(".wf-gone").get_by_text("is gone").wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -159,9 +160,18 @@ def build(handlers: Handlers) -> gr.Blocks:
             yield from restore(handlers, mine, fragment, progress)
 
         shown_again = [parts[name] for name in PARTS]
+        first = [kind.input, picture.upload, picture.clear, sentence.blur, model.input, truncate.input, chosen.input]
+        gr.on([*first, classes.input, form.input, tries.click, go.click, page.load], _linger, **light)
+        page.load(None, js="() => window.whyformerReady()")
         page.load(show_again, [session, slot], shown_again, js=_HASH, **shown)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
     return page
+
+
+async def _linger() -> None:
+    """Keep a visitor's stream of answers open for a while: Gradio closes it once no answer is awaited, and would lose
+    the answer to what is asked at that very moment."""
+    await asyncio.sleep(3)
 
 
 def look() -> dict[str, Any]:

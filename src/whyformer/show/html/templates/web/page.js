@@ -1,5 +1,13 @@
 // Reading values off the maps, walking through words, settings, saving files. Loaded once; listens on the document.
 (() => {
+  // what is clicked before the page listens would be lost
+  document.documentElement.style.pointerEvents = "none";
+  window.whyformerReady = () => {
+    document.documentElement.style.pointerEvents = "";
+    document.documentElement.dataset.ready = "";
+    return [];
+  };
+
   const close = (selector, node) => (node instanceof Element ? node.closest(selector) : null);
   const round = (v) => (v === 0 ? "0" : Number(v.toPrecision(4)).toString());
   const valuesOf = new WeakMap();
