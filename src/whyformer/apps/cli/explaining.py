@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import INPUTS, model_for
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, MethodNotApplicable
@@ -37,9 +36,6 @@ class Explain(MapsOptions):
     more: list[str] | None = None
     method: str | None = None
     purpose: str | None = None
-    generate: int | None = None
-    continuation: str | None = None
-    chat: bool = False
     contrast: str | None = None
     image: list[Path] | None = None
     pair: str | None = None
@@ -54,24 +50,14 @@ def explain(asked: Explain) -> None:
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
-    Several inputs, or a folder of pictures and .txt files, are explained one after the other. With --generate or
-    --continuation each word of a language model's answer is explained.
+    Several inputs, or a folder of pictures and .txt files, are explained one after the other. Answers of
+    language models have a command of their own, generate.
     """
-    from whyformer.apps.cli import answering
     from whyformer.apps.cli.several import each_of, inputs_of
 
-    if asked.purpose is not None and (asked.generate is not None or answering.wanted(asked)):
-        raise InputError("--purpose is for the map of one prediction; of answers name a --method")
-    if asked.pair is not None and (asked.generate is not None or answering.wanted(asked)):
-        raise InputError("--pair is for models that read two texts; an answer follows one prompt")
-    if asked.image is not None and (asked.generate is not None or asked.continuation is not None):
-        generate(asked)
-        return
-    if answering.wanted(asked):
-        answering.answer(asked)
-        return
     if asked.contrast is not None:
-        asked = replace(asked, target=answering.rather(asked.target, asked.contrast))
+        targets: list[Any] = asked.target or [None]
+        asked = replace(asked, target=[opt.rather(one, asked.contrast) for one in targets])
     asked = _chosen(asked)
     found = inputs_of(asked.source, asked.more or [])
     if found is None:

@@ -169,6 +169,23 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     return pairs
 
 
+def chosen_method(name: str, setting: list[str] | None, kind: str) -> tuple[Method, dict[str, Any]]:
+    """The one method that is asked for, with its settings."""
+    chosen = chosen_methods(name, setting, kind)
+    if len(chosen) > 1:
+        raise InputError("this takes one method: name one")
+    return chosen[0]
+
+
+def rather(target: str | None, other: str) -> Any:
+    """A target rather than another."""
+    if target is None:
+        raise InputError("--contrast says what the target is compared with: give --target too")
+    from whyformer.targets import Contrast
+
+    return Contrast(target, other)
+
+
 def pair(given: str, what: str = "a setting") -> tuple[str, Any]:
     """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
     key, sign, value = given.partition("=")
