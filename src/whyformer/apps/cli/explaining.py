@@ -30,6 +30,13 @@ class MapsOptions(opt.InputOptions, opt.Drawing):
     format: str | None = None
     check: bool = False
 
+    def validate(self, method: str | None) -> None:
+        """Check the options that depend on no input, before one is read."""
+        self.look()
+        opt.chosen_formats(self.format or "")
+        if method is not None:
+            opt.chosen_methods(method, self.setting, "")
+
 
 @dataclass(kw_only=True)
 class Explain(MapsOptions):
@@ -59,6 +66,7 @@ def explain(asked: Explain) -> None:
         targets: list[Any] = asked.target or [None]
         asked = replace(asked, target=[opt.rather(one, asked.contrast) for one in targets])
     asked = _chosen(asked)
+    asked.validate(asked.method)
     found = inputs_of(asked.source, asked.more or [])
     if found is None:
         _run("explain", asked, asked.method)
@@ -71,6 +79,7 @@ def compare(asked: Compare) -> None:
 
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
+    asked.validate(asked.method)
     _run("compare", asked, asked.method)
 
 
@@ -89,8 +98,6 @@ def _chosen(asked: Explain) -> Explain:
 def _run(command: str, asked: MapsOptions, method: str | None) -> None:
     from whyformer.inputs.argument import read_argument
 
-    asked.look()
-    opt.chosen_formats(asked.format or "")
     _explained(command, asked, method, read_argument(asked.source), {})
 
 

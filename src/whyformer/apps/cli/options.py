@@ -20,6 +20,7 @@ import typer
 from whyformer import options
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.telling import errors_as_sentences
+from whyformer.defaults import COMPARED
 from whyformer.errors import InputError
 from whyformer.options import DEFAULTS, Options, split
 
@@ -155,7 +156,7 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     given = dict(map(pair, setting or []))
     if names is None:
         known = {m.name: m for m in whyformer.list_methods()}
-        chosen = [known[n] for n in completion.COMPARED if n in known and known[n].modality in ("both", kind)]
+        chosen = [known[n] for n in COMPARED if n in known and known[n].modality in ("both", kind)]
     else:
         chosen = [find(n.strip()) for n in dict.fromkeys(names.split(",")) if n.strip()]
     if not chosen:
