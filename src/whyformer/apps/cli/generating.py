@@ -12,6 +12,7 @@ from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import tell, working
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
+from whyformer.options import DEFAULTS, Options
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
@@ -20,7 +21,9 @@ _FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
 
 
 @dataclass(kw_only=True)
-class Generate(opt.InputOptions, opt.Drawing):
+class Generate(opt.Drawing):
+    source: str
+    model: str | None = None
     max_new_tokens: int = 32
     continuation: str | None = None
     chat: bool = False
@@ -30,13 +33,14 @@ class Generate(opt.InputOptions, opt.Drawing):
     contrast: str | None = None
     setting: list[str] | None = None
     format: str | None = None
+    out: Path = Path("whyformer-out")
+    options: Options = DEFAULTS
 
 
 def generate(asked: Generate) -> None:
     """Let a language model answer, and explain each token of the answer.
 
-    A prompt becomes an HTML page, a prompt with pictures a PNG that shows the map of each word, unless --format says
-    otherwise.
+    A prompt becomes an HTML page, a prompt with pictures a PNG with the map of each word, unless --format is given.
     """
     from whyformer.inputs.argument import read_argument
 
