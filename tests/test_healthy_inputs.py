@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import whyformer
-from whyformer.apps.cli.completion import COMPARED
+from whyformer.defaults import COMPARED
 from whyformer.explanation.result import Explanation
 
 ROOT = Path(__file__).parents[1]

@@ -6,3 +6,5 @@ RECOMMENDED = (DEFAULT_METHOD, "libragrad", "attnlrp", "gae")
 """What to try first; docs/which-method.md says on what measurements this stands."""
 FOUNDING_METHOD = "transformer_attribution"
 """Stands first in every list of published methods."""
+COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae")
+"""What is compared where no methods are named, as far as they apply to the model."""

@@ -63,7 +63,7 @@ def test_a_question_about_a_picture(site, visit, axe, shoot, width, height, dark
     assert axe(page) == []
     said = page.locator("#wf-code").inner_text()
     assert "whyformer.explain_generation(" in said
-    assert "--generate 16" in said
+    assert "whyformer generate" in said and "-n 16" in said
     address = page.url
     assert "kind=answer" in address
     page.reload()

@@ -293,7 +293,6 @@ def test_without_a_method_auto_takes_one_for_the_purpose(photo, tiny_vit):
         assert ("less faithful to the model" in " ".join(said.split())) is (purpose == "localise")
     assert "leave one of them out" in refused("explain", SENTENCE, "--purpose", "localise", "--method", "gae")
     assert "'faithful', 'localise'" in refused("explain", SENTENCE, "--purpose", "pretty")
-    assert "name a --method" in refused("explain", SENTENCE, "--purpose", "localise", "--generate", "2")
 
 
 def test_what_auto_passed_over_is_said(monkeypatch):

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from whyformer.apps.cli import app
-from whyformer.apps.cli.output import make_schema
+from whyformer.apps.cli.schema import make_schema
 
 PICTURE = str(Path(__file__).parents[3] / "examples" / "pictures" / "digits_37.png")
 DIGITS = ["--model", "bundled:digits"]

@@ -143,7 +143,7 @@ def test_a_damaged_answer_ends_no_report(tmp_path, broken):
 
 
 def test_the_command_line_writes_what_a_report_draws(tmp_path):
-    given = ["explain", "what is on the left ?", "--model", "bundled:reader", "--image", str(PICTURE), "--continuation", "7", "--method", "rollout"]
+    given = ["generate", "what is on the left ?", "--model", "bundled:reader", "--image", str(PICTURE), "--continuation", "7", "--method", "rollout"]
     ran = CliRunner().invoke(cli.app, [*given, "--out", str(tmp_path), "--format", "safetensors,json", "--quiet"])
     assert ran.exit_code == 0, ran.output
     (saved,) = tmp_path.glob("*.safetensors")

@@ -26,7 +26,7 @@ from PIL import Image
 import whyformer
 from waiting import HANG, wait_for
 from whyformer.apps import http
-from whyformer.apps.cli.output import make_schema
+from whyformer.apps.cli.schema import make_schema
 from whyformer.apps.server import Limits, batches
 from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
 from whyformer.apps.server.running import check_keys

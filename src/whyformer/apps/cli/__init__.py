@@ -6,12 +6,16 @@ stay quick.
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
+from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.maximizing import maximize
 from whyformer.apps.cli.offering import audit, methods, schema, serve_page
 from whyformer.apps.cli.options import WORDS, command
@@ -23,13 +27,47 @@ __all__ = ["app", "main"]
 
 _EXAMPLES = WORDS["examples"]
 
+
+
+class Commands(TyperGroup):
+    """The commands; what once was an option of another is passed on to the command that it is now."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        moved = _answer_of(rest) if name == "explain" else None
+        if moved is None:
+            return name, command, rest
+        if not ctx.resilient_parsing and not {"-q", "--quiet"} & set(moved):
+            line = shlex.join(["whyformer", "generate", *moved])
+            typer.echo(f"answers have a command of their own: {line}", err=True)
+        return "generate", self.get_command(ctx, "generate"), moved
+
+
+def _answer_of(arguments: Sequence[str]) -> list[str] | None:
+    """Arguments of ``explain --generate N``, ``--continuation`` and ``--chat`` as those of ``generate``, or None."""
+    moved, asked, rest = [], False, iter(arguments)
+    for one in rest:
+        if one == "--":
+            moved += [one, *rest]
+            break
+        name, equals, _ = one.partition("=")
+        if name[:2] == "-g" and name[2:].isdigit():
+            one, asked = f"-n{name[2:]}", True
+        asked |= name in ("--generate", "-g", "--continuation", "--chat")
+        if name == "--top":  # of one prediction, and never used for an answer
+            _ = None if equals else next(rest, None)
+        else:
+            moved.append("-n" if one in ("--generate", "-g") else one.replace("--generate=", "--max-new-tokens=", 1))
+    return moved if asked else None
+
+
 app = typer.Typer(
-    name="whyformer", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", epilog=_EXAMPLES,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    name="whyformer", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 app.command(epilog=_EXAMPLES)(command(explain))
 app.command(epilog=_EXAMPLES)(command(compare))
-for function in (attention, perturb, audit, methods, run, benchmark, maximize, report, serve):
+for function in (generate, attention, perturb, audit, methods, run, benchmark, maximize, report, serve):
     app.command()(command(function))
 app.command("app")(command(serve_page))
 app.command()(command(schema))

@@ -17,13 +17,11 @@ from typing import Any
 import typer
 
 from whyformer.baselines import BASELINES, names_for
-from whyformer.defaults import DEFAULT_METHOD, FOUNDING_METHOD
+from whyformer.defaults import COMPARED, DEFAULT_METHOD
 from whyformer.errors import LoadError
 
 Offers = list[tuple[str, str]]
 FORMATS = ("png", "svg", "pdf", "html", "json")
-# what `compare` shows without --method
-COMPARED = (DEFAULT_METHOD, "attnlrp", FOUNDING_METHOD, "gae")
 
 
 def known() -> dict[str, Any]:

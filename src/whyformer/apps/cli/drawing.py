@@ -101,12 +101,10 @@ def perturb(asked: Perturb) -> None:
     given = read_argument(asked.source)
     if given.kind != "image":
         raise InputError("perturb shows a picture with parts removed, and this is a text")
-    chosen = opt.chosen_methods(asked.method, asked.setting, given.kind)
-    if len(chosen) > 1:
-        raise InputError("perturb takes one method")
+    chosen = opt.chosen_method(asked.method, asked.setting, given.kind)
     with working(asked) as bars:
         work = Work(asked, given, bars)
-        results, refusals = work.explain(chosen, [asked.target])
+        results, refusals = work.explain([chosen], [asked.target])
         if refusals:
             raise refusals[0].error
         with bars.step("removing pixels"):

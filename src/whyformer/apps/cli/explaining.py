@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from whyformer.apps import INPUTS, model_for
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError, MethodNotApplicable
@@ -31,15 +30,19 @@ class MapsOptions(opt.InputOptions, opt.Drawing):
     format: str | None = None
     check: bool = False
 
+    def validate(self, method: str | None) -> None:
+        """Check the options that depend on no input, before one is read."""
+        self.look()
+        opt.chosen_formats(self.format or "")
+        if method is not None:
+            opt.chosen_methods(method, self.setting, "")
+
 
 @dataclass(kw_only=True)
 class Explain(MapsOptions):
     more: list[str] | None = None
     method: str | None = None
     purpose: str | None = None
-    generate: int | None = None
-    continuation: str | None = None
-    chat: bool = False
     contrast: str | None = None
     image: list[Path] | None = None
     pair: str | None = None
@@ -54,25 +57,16 @@ def explain(asked: Explain) -> None:
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
-    Several inputs, or a folder of pictures and .txt files, are explained one after the other. With --generate or
-    --continuation each word of a language model's answer is explained.
+    Several inputs, or a folder of pictures and .txt files, are explained one after the other. Answers of
+    language models have a command of their own, generate.
     """
-    from whyformer.apps.cli import answering
     from whyformer.apps.cli.several import each_of, inputs_of
 
-    if asked.purpose is not None and (asked.generate is not None or answering.wanted(asked)):
-        raise InputError("--purpose is for the map of one prediction; of answers name a --method")
-    if asked.pair is not None and (asked.generate is not None or answering.wanted(asked)):
-        raise InputError("--pair is for models that read two texts; an answer follows one prompt")
-    if asked.image is not None and (asked.generate is not None or asked.continuation is not None):
-        generate(asked)
-        return
-    if answering.wanted(asked):
-        answering.answer(asked)
-        return
     if asked.contrast is not None:
-        asked = replace(asked, target=answering.rather(asked.target, asked.contrast))
+        targets: list[Any] = asked.target or [None]
+        asked = replace(asked, target=[opt.rather(one, asked.contrast) for one in targets])
     asked = _chosen(asked)
+    asked.validate(asked.method)
     found = inputs_of(asked.source, asked.more or [])
     if found is None:
         _run("explain", asked, asked.method)
@@ -85,6 +79,7 @@ def compare(asked: Compare) -> None:
 
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
+    asked.validate(asked.method)
     _run("compare", asked, asked.method)
 
 
@@ -103,8 +98,6 @@ def _chosen(asked: Explain) -> Explain:
 def _run(command: str, asked: MapsOptions, method: str | None) -> None:
     from whyformer.inputs.argument import read_argument
 
-    asked.look()
-    opt.chosen_formats(asked.format or "")
     _explained(command, asked, method, read_argument(asked.source), {})
 
 

@@ -67,7 +67,8 @@ class Schema:
 
 def schema(asked: Schema) -> None:
     """Print the JSON Schema of what --json prints, of one command or of all."""
-    from whyformer.apps.cli.output import COMMANDS, make_schema
+    from whyformer.apps.cli.output import COMMANDS
+    from whyformer.apps.cli.schema import make_schema
 
     if asked.command is not None and asked.command not in COMMANDS:
         raise InputError(f"no command '{asked.command}' prints JSON; these do: {', '.join(COMMANDS)}")

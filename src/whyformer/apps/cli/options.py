@@ -20,6 +20,7 @@ import typer
 from whyformer import options
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.telling import errors_as_sentences
+from whyformer.defaults import COMPARED
 from whyformer.errors import InputError
 from whyformer.options import DEFAULTS, Options, split
 
@@ -155,7 +156,7 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     given = dict(map(pair, setting or []))
     if names is None:
         known = {m.name: m for m in whyformer.list_methods()}
-        chosen = [known[n] for n in completion.COMPARED if n in known and known[n].modality in ("both", kind)]
+        chosen = [known[n] for n in COMPARED if n in known and known[n].modality in ("both", kind)]
     else:
         chosen = [find(n.strip()) for n in dict.fromkeys(names.split(",")) if n.strip()]
     if not chosen:
@@ -167,6 +168,23 @@ def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> l
     for one, own in pairs:
         one.complete(own)
     return pairs
+
+
+def chosen_method(name: str, setting: list[str] | None, kind: str) -> tuple[Method, dict[str, Any]]:
+    """The one method that is asked for, with its settings."""
+    chosen = chosen_methods(name, setting, kind)
+    if len(chosen) > 1:
+        raise InputError("this takes one method: name one")
+    return chosen[0]
+
+
+def rather(target: str | None, other: str) -> Any:
+    """A target rather than another."""
+    if target is None:
+        raise InputError("--contrast says what the target is compared with: give --target too")
+    from whyformer.targets import Contrast
+
+    return Contrast(target, other)
 
 
 def pair(given: str, what: str = "a setting") -> tuple[str, Any]:

@@ -1,11 +1,10 @@
-"""What every command prints with ``--json``: the one definition, from which ``whyformer schema`` is generated."""
+"""What every command prints with ``--json``: the one definition, of which :mod:`.schema` makes a JSON Schema."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
-from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from whyformer.baselines import names_for
 from whyformer.explanation.geometry import Box
@@ -121,7 +120,7 @@ class GenerationCandidate(_Record):
 
 
 class GenerationOutput(_Record):
-    """With --generate or --continuation: every token of an answer; explanations is then empty."""
+    """Every token of an answer."""
 
     seen: dict[str, Any] = _optional("Maps of the prompt's pictures at each step, by the name of their part.")
     tokens: list[str] = _required(
@@ -176,7 +175,14 @@ class ExplainOutput(_ExplanationsOutput):
     """The explanations of one input; also what --format json writes to a file."""
 
     command: Literal["explain"]
-    generation: GenerationOutput = _optional()
+    generation: GenerationOutput = _optional("In files of answers: explanations is then empty.")
+
+
+class GenerateOutput(_ExplanationsOutput):
+    """An answer of a language model, each of its tokens explained; explanations is empty."""
+
+    command: Literal["generate"]
+    generation: GenerationOutput
 
 
 class CompareOutput(_ExplanationsOutput):
@@ -454,6 +460,7 @@ class ServeOutput(_Command):
 
 COMMANDS: dict[str, type[_Command]] = {
     "explain": ExplainOutput,
+    "generate": GenerateOutput,
     "compare": CompareOutput,
     "attention": AttentionOutput,
     "perturb": PerturbOutput,
@@ -467,34 +474,3 @@ COMMANDS: dict[str, type[_Command]] = {
     "serve": ServeOutput,
 }
 """Command -> what it prints."""
-
-
-class _Schema(GenerateJsonSchema):
-    """Without titles that repeat a key, and without the defaults of keys that may be missing."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def default_schema(self, schema: Any) -> dict[str, Any]:
-        return self.generate_inner(schema["schema"])
-
-
-def make_schema(command: str | None = None) -> dict[str, Any]:
-    """The JSON Schema of what every command prints with ``--json``, or of what one of :data:`COMMANDS` prints.
-
-    Returns:
-        A schema whose ``$defs`` hold each command under its name, and the parts that commands share.
-    """
-    references, made = models_json_schema(
-        [(kind, "validation") for kind in COMMANDS.values()],
-        title="What whyformer prints with --json",
-        description="One object for each run of a command. schema_version counts up when a key changes its meaning "
-        "or goes away; new keys may appear at any time.",
-        schema_generator=_Schema,
-    )
-    parts = made["$defs"]
-    for name, kind in COMMANDS.items():
-        parts[name] = parts.pop(references[kind, "validation"]["$ref"].rpartition("/")[2])
-    to = [{"$ref": f"#/$defs/{name}"} for name in COMMANDS]
-    whole = {"$schema": GenerateJsonSchema.schema_dialect, **made}
-    return whole | ({"oneOf": to} if command is None else to[list(COMMANDS).index(command)])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.telling import INCOMPLETE, one_line, remark
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.counts import amount
@@ -49,9 +48,6 @@ def each_of(names: Sequence[str], asked: Any, work: Callable[[Any, Argument, dic
     """Do the work for each file; one that cannot be read, or explained, is told and left out (status 3)."""
     from whyformer.inputs.argument import read_argument
 
-    asked.look()
-    opt.chosen_formats(asked.format or "")
-    opt.chosen_methods(asked.method, asked.setting, "")
     loaded: dict[str, Any] = {}
     taken: Counter[str] = Counter()
     failed = 0

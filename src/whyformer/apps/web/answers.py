@@ -107,7 +107,7 @@ def command(view: View) -> str:
     """The same as a command line."""
     ((method, settings),) = view.methods
     text = str(view.source.content)
-    parts = ["whyformer", "explain", "-", "--model", view.place, "--generate", str(view.length), "--method", method]
+    parts = ["whyformer", "generate", "-", "--model", view.place, "-n", str(view.length), "--method", method]
     parts += [] if view.picture is None else ["--image", view.picture.title]
     parts += ["--chat"] if view.chat else []
     for key, value in settings.items():
