@@ -39,7 +39,7 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
             address of this machine (DNS rebinding).
     """
     page = build(handlers)
-    page.queue(max_size=32, default_concurrency_limit=4)
+    page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(PageGate, room=uploads.room, visits=handlers.visits),
