@@ -1,123 +1,45 @@
-"""HTTP for the server and the page: limits of connections and of bodies, and requests that other sites make."""
+"""HTTP for the server and the page: uvicorn and its limits, and what both refuse."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 
 from whyformer.errors import LoadError
 
-HEAD_SECONDS = 10.0
-"""How long the head of a request may take to arrive."""
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """Names of this machine in the header ``Host``."""
-CONNECTIONS = 256
-BACKLOG = 128
 
 
-class Connection(H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1, with what it lacks: a time limit for the head of a request, and for open sockets a limit that
-    idle connections cannot use up.
-
-    Beyond half of ``limit_concurrency``, a new connection ends the oldest one that waits for its client. At the limit
-    itself, which only requests in progress can reach, uvicorn answers 503.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.since = 0.0
-        self.timer: asyncio.TimerHandle | None = None
-
-    @property
-    def waits_for_client(self) -> bool:
-        """Whether the client has to go on: with a request, with its body, or by reading the response."""
-        cycle = self.cycle
-        return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.expect_head()
-        if len(self.connections) > self.limit_concurrency // 2:
-            oldest = min((one for one in self.connections if one.waits_for_client), key=lambda one: one.since)
-            if oldest is not self:
-                self.connections.discard(oldest)  # now, for others that connect before it is lost
-                oldest.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.stop_timer()
-        super().connection_lost(exc)
-
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.stop_timer()
-
-    def on_response_complete(self) -> None:
-        self.expect_head()
-        super().on_response_complete()
-
-    def shutdown(self) -> None:
-        """End, unless a whole request waits for its response."""
-        if self.waits_for_client or self.cycle.response_started:
-            self.transport.close()
-        else:
-            super().shutdown()
-
-    def expect_head(self) -> None:
-        self.stop_timer()
-        self.since = self.loop.time()
-        self.timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-
-
-class Server(uvicorn.Server):  # type: ignore[misc]
-    """uvicorn with :class:`Connection`, quiet, and within limits.
+def server(app: Any, connections: int, grace: float) -> uvicorn.Server:
+    """uvicorn, quiet and within limits.
 
     Args:
+        connections: the most at once; a request beyond is answered 503.
         grace: seconds that requests may take to finish when the server ends.
-        connections: the most sockets; fewer where the system allows the process few open files.
     """
-
-    def __init__(self, app: Any, grace: float, connections: int = CONNECTIONS) -> None:
-        files = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
-        backlog = BACKLOG
-        if files > 0:
-            # accepted sockets may be open for some rounds of the event loop before they are counted
-            connections, backlog = min(connections, files // 2), max(1, min(backlog, files // 16))
-        config = uvicorn.Config(
-            app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
-            h11_max_incomplete_event_size=64 * 1024, limit_concurrency=connections, backlog=backlog,
-            timeout_graceful_shutdown=grace,
-        )  # fmt: skip
-        super().__init__(config)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.ensure_future(self._close_connections())
-        try:
-            await super().shutdown(sockets)
-        finally:
-            closing.cancel()
-
-    async def _close_connections(self) -> None:
-        """Again and again: some were accepted only just now, and some begin to stream after the server was to end."""
-        while True:
-            for connection in list(self.server_state.connections):
-                connection.shutdown()
-            await asyncio.sleep(0.1)
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=64 * 1024,
+        limit_concurrency=connections,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=grace,
+    )
+    return uvicorn.Server(config)
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
@@ -145,6 +67,45 @@ def is_foreign(headers: Headers) -> bool:
     if headers.get("sec-fetch-site") == "cross-site":
         return True
     return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+
+
+class SecurityMiddleware:
+    """Refuses what a page of another site sends (403), bodies that are too large (413) or too slow (408).
+
+    Args:
+        size: the most bytes of a body; seconds: for all of it to arrive.
+        headers: for every response.
+    """
+
+    def __init__(self, app: Any, *, size: int, seconds: float, headers: Mapping[str, str] | None = None) -> None:
+        self.app, self.size, self.seconds, self.headers = app, size, seconds, headers or {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                for name, value in self.headers.items():
+                    found.setdefault(name, value)
+            await send(message)
+
+        try:
+            if scope["method"] not in ("GET", "HEAD", "OPTIONS") and is_foreign(Headers(scope=scope)):
+                raise HTTPException(403, "requests from pages of other sites are refused")
+            body = [await read_body(scope, receive, self.size, self.seconds)]
+        except HTTPException as error:
+            await JSONResponse({"detail": error.detail}, error.status_code)(scope, receive, with_headers)
+            return
+        except ClientDisconnect:
+            return
+
+        async def replay() -> Any:
+            return {"type": "http.request", "body": body.pop(), "more_body": False} if body else await receive()
+
+        await self.app(scope, replay, with_headers)
 
 
 async def read_body(scope: Any, receive: Any, size: int, seconds: float) -> bytes:

@@ -11,7 +11,7 @@ import uvicorn
 
 from waiting import HANG, wait_for
 from whyformer.apps.server import Limits
-from whyformer.apps.server.service import build
+from whyformer.apps.server.app import build
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.models import load

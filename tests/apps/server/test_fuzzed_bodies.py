@@ -16,7 +16,7 @@ from PIL import Image
 
 from mutations import ODD, damaged, mutated
 from whyformer.apps.server import Limits
-from whyformer.apps.server.service import build
+from whyformer.apps.server.app import build
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
 from whyformer.models import load

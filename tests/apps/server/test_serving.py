@@ -27,10 +27,17 @@ import whyformer
 from waiting import HANG, wait_for
 from whyformer.apps import http
 from whyformer.apps.cli.schema import make_schema
-from whyformer.apps.server import Limits, batches
-from whyformer.apps.server.batches import Asked, Batcher, Full, Refused, TimeIsUp, WhileAwaited
-from whyformer.apps.server.running import check_keys
-from whyformer.apps.server.service import build
+from whyformer.apps.server import Limits, batching
+from whyformer.apps.server.app import build
+from whyformer.apps.server.batching import (
+    Batcher,
+    CancelOnDisconnect,
+    DeadlineExceeded,
+    PendingRequest,
+    QueueFull,
+    RequestError,
+)
+from whyformer.apps.server.serving import require_key_if_public
 from whyformer.errors import InputError
 from whyformer.explainer import Explainer
 from whyformer.jobs.batching import Session
@@ -168,9 +175,9 @@ def test_a_key_is_asked_for(sst2):
         assert client.get("/ready").json()["status"] == "ready"
     for host, keys, words in [("0.0.0.0", (), "needs a key"), ("127.0.0.1", ("short",), "at least 16"), ("::", (), "needs a key")]:
         with pytest.raises(InputError, match=words):
-            check_keys(host, keys)
-    check_keys("0.0.0.0", (KEY,))
-    check_keys("::1", ())
+            require_key_if_public(host, keys)
+    require_key_if_public("0.0.0.0", (KEY,))
+    require_key_if_public("::1", ())
 
 
 def test_without_a_key_it_answers_to_names_of_this_machine_alone(sst2):
@@ -235,8 +242,8 @@ def test_64_clients_at_once_get_their_own_answers(sst2):
     assert count < 128  # some were explained together
 
 
-def waiting(content: str = "a film", seconds: float = HANG, **more) -> Asked:
-    return Asked(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
+def waiting(content: str = "a film", seconds: float = HANG, **more) -> PendingRequest:
+    return PendingRequest(content, more.pop("method", "gae"), more.pop("settings", {}), None, time.monotonic() + seconds)
 
 
 def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch):
@@ -253,7 +260,7 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
     answers = [batcher.submit(waiting())]
     assert begun.wait(HANG)
     answers += [batcher.submit(waiting(f"film {i}")) for i in range(2)]
-    with pytest.raises(Full):
+    with pytest.raises(QueueFull):
         batcher.submit(waiting())
     answers[1].cancel()  # whoever waited for it is gone, and leaves room
     answers.append(batcher.submit(waiting("film 2")))
@@ -265,18 +272,18 @@ def test_a_queue_has_an_end_and_what_was_accepted_is_finished(sst2, monkeypatch)
     assert answers[3].result(HANG).texts == ["film 2"]
     closing.join(HANG)
     assert answers[1].cancelled()
-    with pytest.raises(Full):
+    with pytest.raises(QueueFull):
         batcher.submit(waiting())
 
 
 def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
     batcher, looks = Batcher(sst2, 4, 0.001, 8), itertools.count()
-    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # a clock that goes on when it is read
-    late = batcher.submit(Asked("a film", "integrated_gradients", {"steps": 1000}, None, until=0))
-    with pytest.raises(TimeIsUp):
+    monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: next(looks)))  # a clock that goes on when it is read
+    late = batcher.submit(PendingRequest("a film", "integrated_gradients", {"steps": 1000}, None, deadline=0))
+    with pytest.raises(DeadlineExceeded):
         late.result(HANG)
     assert next(looks) == 2  # after the first step, and none was taken after it
-    with pytest.raises(Refused, match="the text is empty"):
+    with pytest.raises(RequestError, match="the text is empty"):
         batcher.submit(waiting(" ")).result(HANG)
     assert batcher.submit(waiting()).result(HANG).method == "gae"  # and the thread lives
     batcher.close()
@@ -284,12 +291,12 @@ def test_work_that_takes_too_long_is_ended(sst2, monkeypatch):
 
 def test_work_that_nobody_waits_for_ends_at_its_next_step():
     both = [waiting(), waiting()]
-    steps = WhileAwaited(both)(range(9))
+    steps = CancelOnDisconnect(both)(range(9))
     assert next(steps) == 0
     both[0].answer.cancel()
     assert next(steps) == 1
     both[1].answer.cancel()
-    with pytest.raises(TimeIsUp):
+    with pytest.raises(DeadlineExceeded):
         next(steps)
 
 
@@ -320,7 +327,7 @@ def test_of_one_batch_what_was_cancelled_meanwhile_is_not_begun(sst2, monkeypatc
 def running(app, grace: float = HANG):
     """The application behind uvicorn: (its address, a function that ends it, and waits for that)."""
     with http.listen("127.0.0.1", [0]) as sock:
-        server = http.Server(app, grace)
+        server = http.server(app, 256, grace)
         thread = threading.Thread(target=server.run, args=([sock],))
         thread.start()
 

@@ -32,7 +32,7 @@ class Limits:
 
     @property
     def connections(self) -> int:
-        """The most at once: four times the requests that wait or are explained. Beyond half, idle ones are closed."""
+        """The most at once, idle ones too: four times the requests that wait or are explained."""
         return 4 * (self.queue + self.batch)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What stands between the network and gradio: an ASGI middleware that refuses what the page has no use for."""
+"""An ASGI middleware before gradio: other sites, guessed passwords, fetched addresses, large bodies, full disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
 from whyformer.apps.http import is_foreign, read_body
@@ -21,13 +21,8 @@ MOST_JSON = 2 * 2**20
 PATIENCE = 30.0
 """Seconds that a body may take to arrive, and an upload to send its next part."""
 _TRIES, _LONGEST_WAIT, _CLIENTS = 3, 300.0, 10_000
-# what the page and its client send; whatever else gradio answers to (functions beside the queue, recordings, its
-# editor ...) the page has no use for
-_POSTS = re.compile(r"/login|(/gradio_api)?/(queue/join|upload|cancel|reset|call/(v2/)?explain)")
-_CLOSED = re.compile(
-    r"(/gradio_api)?/(proxy=.*|runs|run-history.*|monitoring.*|profiling.*|vibe.*|dev/.*|deep_link|docs|redoc)"
-)
-_GUARDED = re.compile(r"(/gradio_api)?/(openapi\.json|cancel|reset|queue/.*|call/.*|upload.*|stream.*)")
+# where gradio would fetch an address, or send the browser to it
+_FETCHED = re.compile(r".*(file|proxy)=/*(https?|ftp|data):.*", re.IGNORECASE | re.DOTALL)
 _HEADERS = {
     # the page needs nothing from elsewhere, so the browser is told to fetch nothing from elsewhere
     "content-security-policy": (
@@ -45,9 +40,8 @@ class PageGate:
     """Refuses before gradio sees the request:
 
     * a POST that comes from another site, by its ``Origin`` or ``Sec-Fetch-Site`` (403);
-    * a POST to anything but what the page itself uses, such as functions beside the queue (403);
-    * where a login is set, what gradio answers without one (401), and a login after too many wrong ones (429);
-    * whatever makes the server fetch an address: gradio's proxy, and files named by one (403);
+    * where a login is set, a login after too many wrong ones (429);
+    * whatever may make the server fetch an address: gradio's proxy, and files named by one (403);
     * more than 2 MB of JSON (413; uploads have their own limit), bodies that do not arrive (408), and those that are
       no JSON object or, of an upload, no form (400);
     * an upload where there is no room (507).
@@ -124,15 +118,9 @@ class PageGate:
 
     def _refused(self, scope: Any, path: str) -> int:
         """The status with which a request is refused by what stands in its head; 200 if it is not."""
-        headers, posted = Headers(scope=scope), scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if (
-            _CLOSED.fullmatch(path)
-            or _address_in(path)
-            or (posted and (is_foreign(headers) or not _POSTS.fullmatch(path)))
-        ):
+        posted = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        if _FETCHED.fullmatch(path) or (posted and is_foreign(Headers(scope=scope))):
             return 403
-        if _GUARDED.fullmatch(path) and not _known(scope):
-            return 401
         if posted and path == "/login" and time.monotonic() < self.wrong.get(_client(scope), (0, 0.0))[1]:
             return 429
         return 507 if posted and path.endswith("/upload") and not self.room() else 200
@@ -147,23 +135,8 @@ class PageGate:
                 self.wrong.popitem(last=False)
 
 
-def _known(scope: Any) -> bool:
-    """Whether no login is set, or this visitor has one."""
-    app = scope.get("app")
-    if getattr(app, "auth", None) is None:
-        return True
-    cookies = Request(scope).cookies
-    names = (f"access-token-{app.cookie_id}", f"access-token-unsecure-{app.cookie_id}")
-    return any(cookies.get(name) in app.tokens for name in names if cookies.get(name))
-
-
 def _client(scope: Any) -> str:
     return str((scope.get("client") or ("",))[0])
-
-
-def _address_in(path: str) -> bool:
-    _, sign, place = path.partition("file=")
-    return bool(sign) and place.lstrip("/").lower().startswith(("http:", "https:", "ftp:", "data:"))
 
 
 def _judge(body: bytes) -> None:

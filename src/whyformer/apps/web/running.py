@@ -18,7 +18,7 @@ from gradio.networking import setup_tunnel
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from whyformer.apps.http import Server
+from whyformer.apps.http import server
 from whyformer.apps.web.gate import PageGate
 from whyformer.apps.web.handlers import Handlers
 from whyformer.apps.web.page import build, look
@@ -26,8 +26,9 @@ from whyformer.apps.web.uploads import Uploads
 from whyformer.errors import LoadError
 
 USER = "whyformer"
-GRACE = 5.0
-"""Seconds that requests may take to finish when the page ends. What streams, such as progress, ends at once."""
+CONNECTIONS = 256
+GRACE = 2.0
+"""Seconds that requests may take to finish when the page ends; what streams, such as progress, ends then."""
 
 
 def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password: str | None) -> FastAPI:
@@ -38,7 +39,8 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
             address of this machine (DNS rebinding).
     """
     page = build(handlers)
-    page.queue(max_size=32, default_concurrency_limit=4)
+    page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
+    page.run_history = False  # gradio would keep runs in a bucket of the hub
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(PageGate, room=uploads.room, visits=handlers.visits),
@@ -53,17 +55,17 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
 
 def run(app: Any, sock: socket.socket) -> Callable[[], None]:
     """Serve in a thread; returns once requests are answered. The function that comes back ends it."""
-    server = Server(app, GRACE)
+    running = server(app, CONNECTIONS, GRACE)
     # no daemon, as then the threads that explain would be neither: a process that ends under one of torch's aborts
-    thread = threading.Thread(target=server.run, args=([sock],), name="whyformer-page")
+    thread = threading.Thread(target=running.run, args=([sock],), name="whyformer-page")
     thread.start()
-    while not server.started:
+    while not running.started:
         if not thread.is_alive():
             raise LoadError("the page did not start; the log says why")
         time.sleep(0.01)
 
     def end() -> None:
-        server.should_exit = True
+        running.should_exit = True
         thread.join()
 
     return end

@@ -12,7 +12,7 @@ from whyformer.options import DEFAULTS, Options
 SHORTEST_KEY = 16
 
 
-def check_keys(host: str, keys: Collection[str]) -> None:
+def require_key_if_public(host: str, keys: Collection[str]) -> None:
     """Refuse to answer to other machines without a key, and keys that can be guessed.
 
     Raises:
@@ -25,10 +25,15 @@ def check_keys(host: str, keys: Collection[str]) -> None:
 
 
 def serve(
-    model: str, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (), limits: Limits | None = None,
+    model: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    keys: tuple[str, ...] = (),
+    limits: Limits | None = None,
     options: Options = DEFAULTS,
     started: Callable[[str], None] = lambda address: None,
-) -> None:  # fmt: skip
+) -> None:
     """Serve explanations of one model until SIGINT or SIGTERM.
 
     Args:
@@ -41,10 +46,10 @@ def serve(
         InputError: others could reach it, and there is no key. LoadError: the model, or the port.
         MissingExtra: fastapi or uvicorn is not installed.
     """
-    check_keys(host, keys)
+    require_key_if_public(host, keys)
     try:
-        from whyformer.apps.http import LOCAL, Server, listen
-        from whyformer.apps.server.service import build
+        from whyformer.apps.http import LOCAL, listen, server
+        from whyformer.apps.server.app import build
     except ImportError as error:
         raise MissingExtra('the server needs fastapi and uvicorn: pip install "whyformer[serve]"') from error
     from whyformer.explainer import Explainer
@@ -57,4 +62,4 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     with listen(host, [port]) as sock:
         app = build(session, loaded.modality, limits, keys, (*LOCAL, shown), lambda: started(f"http://{shown}:{port}"))
-        Server(app, limits.grace, limits.connections).run([sock])
+        server(app, limits.connections, limits.grace).run([sock])

@@ -20,15 +20,15 @@ from whyformer.jobs.rows import Row
 from whyformer.methods import find
 
 
-class Full(Exception):  # noqa: N818 - the client may try again
+class QueueFull(Exception):  # noqa: N818 - the client may try again
     """As many requests wait as are allowed."""
 
 
-class TimeIsUp(Exception):  # noqa: N818 - told as such
+class DeadlineExceeded(Exception):  # noqa: N818 - told as such
     """The work would take longer than a request may."""
 
 
-class Refused(Exception):  # noqa: N818 - the client can mend it
+class RequestError(Exception):
     """There is no explanation; the message says why. ``large``: it would take too much memory."""
 
     def __init__(self, reason: str, large: bool = False) -> None:
@@ -37,20 +37,20 @@ class Refused(Exception):  # noqa: N818 - the client can mend it
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """One request: its content, what is asked of it, until when, and the answer, which is cancelled once nobody waits
+class PendingRequest:
+    """A request: its content, what is asked of it, its deadline, and the answer, which is cancelled once nobody waits
     for it."""
 
     content: Any
     method: str
     settings: dict[str, Any]
     target: int | str | None
-    until: float
+    deadline: float
     answer: Future[Explanation] = field(default_factory=Future)
 
     @property
-    def kind(self) -> str:
-        """What requests of one batch have in common."""
+    def batch_key(self) -> str:
+        """Requests with the same key are explained in one batch."""
         return json.dumps([type(self.content).__name__, self.method, self.settings, self.target], default=str)
 
 
@@ -68,10 +68,10 @@ class Batcher:
     """
 
     def __init__(
-        self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None,
-    ) -> None:  # fmt: skip
+        self, session: Session, size: int, wait: float, length: int, seen: Callable[[int], None] = lambda size: None
+    ) -> None:
         self.session, self.size, self.wait, self.length, self.seen = session, size, wait, length, seen
-        self.waiting: deque[Asked] = deque()
+        self.waiting: deque[PendingRequest] = deque()
         self.open = True
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="whyformer-batches", daemon=True)
@@ -82,19 +82,19 @@ class Batcher:
         """Whether as many requests wait as are allowed."""
         return len(self.waiting) >= self.length
 
-    def submit(self, asked: Asked) -> Future[Explanation]:
+    def submit(self, request: PendingRequest) -> Future[Explanation]:
         """The explanation that will be.
 
         Raises:
-            Full: too many wait, or the server is about to end.
+            QueueFull: too many wait, or the server is about to end.
         """
         with self._changed:
             if not self.open or self.full:
-                raise Full
-            self.waiting.append(asked)
+                raise QueueFull
+            self.waiting.append(request)
             self._changed.notify()
-        asked.answer.add_done_callback(lambda answer: self._remove(asked))
-        return asked.answer
+        request.answer.add_done_callback(lambda answer: self._remove(request))
+        return request.answer
 
     def close(self, seconds: float | None = None) -> None:
         """Take no more, finish what was accepted, and end; wait at most so many seconds for it."""
@@ -103,20 +103,20 @@ class Batcher:
             self._changed.notify()
         self._thread.join(seconds)
 
-    def _remove(self, asked: Asked) -> None:
+    def _remove(self, request: PendingRequest) -> None:
         with self._changed, suppress(ValueError):  # it is no longer in the queue
-            self.waiting.remove(asked)
+            self.waiting.remove(request)
 
     def _work(self) -> None:
         while together := self._next():
-            kinds: dict[str, list[Asked]] = {}
+            kinds: dict[str, list[PendingRequest]] = {}
             for one in together:
-                kinds.setdefault(one.kind, []).append(one)
+                kinds.setdefault(one.batch_key, []).append(one)
             for alike in kinds.values():
                 if awaited := [one for one in alike if not one.answer.cancelled()]:
                     self._explain(awaited)
 
-    def _next(self) -> list[Asked]:
+    def _next(self) -> list[PendingRequest]:
         """The requests of the next batch; none once the queue is closed and empty."""
         with self._changed:
             while True:
@@ -127,18 +127,19 @@ class Batcher:
                 if together := [self.waiting.popleft() for _ in range(min(self.size, len(self.waiting)))]:
                     return together
 
-    def _explain(self, alike: list[Asked]) -> None:
+    def _explain(self, alike: list[PendingRequest]) -> None:
         self.seen(len(alike))
         first = alike[0]
         try:
             session = replace(
-                self.session, methods=((find(first.method), first.settings),),
+                self.session,
+                methods=((find(first.method), first.settings),),
                 targets="predicted" if first.target is None else [first.target],
-                progress=WhileAwaited(alike),
-            )  # fmt: skip
+                progress=CancelOnDisconnect(alike),
+            )
             reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
             found = self._halving(session, reads)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is the answer to these requests, and the thread goes on
             for one in alike:
                 _answer(one, None, error)
             return
@@ -156,29 +157,29 @@ class Batcher:
             return [(next(iter(x.explanations), None), next(iter(x.failures), None)) for x in found]
 
 
-def _answer(asked: Asked, explanation: Explanation | None, error: Exception | None) -> None:
-    if not asked.answer.set_running_or_notify_cancel():
+def _answer(request: PendingRequest, explanation: Explanation | None, error: Exception | None) -> None:
+    if not request.answer.set_running_or_notify_cancel():
         return
     if explanation is not None:
-        asked.answer.set_result(explanation)
+        request.answer.set_result(explanation)
     else:
-        asked.answer.set_exception(error)
+        request.answer.set_exception(error)
 
 
 def _reason(failure: Failure) -> Exception:
-    if failure.kind == TimeIsUp.__name__:
-        return TimeIsUp()
-    return Refused(failure.reason, failure.kind == TooLarge.__name__)
+    if failure.kind == DeadlineExceeded.__name__:
+        return DeadlineExceeded()
+    return RequestError(failure.reason, failure.kind == TooLarge.__name__)
 
 
 @dataclass(frozen=True)
-class WhileAwaited:
+class CancelOnDisconnect:
     """A progress that ends the work once nobody waits for it."""
 
-    asked: list[Asked]
+    requests: list[PendingRequest]
 
     def __call__(self, work: Iterable[Any], description: str = "working", total: int | None = None) -> Iterator[Any]:
         for item in work:
-            if all(one.answer.cancelled() or time.monotonic() > one.until for one in self.asked):
-                raise TimeIsUp
+            if all(one.answer.cancelled() or time.monotonic() > one.deadline for one in self.requests):
+                raise DeadlineExceeded
             yield item
