@@ -178,7 +178,7 @@ def test_a_model_is_nobodys_memory(handlers):
 
 # -- doors beside the page -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", [
-    "run/explain", "run/look", "run/look_1", "run/show_maps", "run/stop", "run/predict", "api/explain", "api/look", "run/download", "profiling/clear",
+    "run/explain", "run/look", "run/look_1", "run/show_maps", "run/stop", "run/predict", "api/explain", "api/look", "run/download", "profiling/clear", "run-history/connect",
 ])  # fmt: skip
 def test_functions_cannot_be_called_beside_the_queue(site, path):
     for prefix in ("/gradio_api/", "/"):

@@ -40,7 +40,6 @@ def application(handlers: Handlers, uploads: Uploads, hosts: list[str], password
     """
     page = build(handlers)
     page.queue(max_size=32, default_concurrency_limit=4, api_open=False)
-    page.run_history = False  # gradio would keep runs in a bucket of the hub
     middleware = [
         Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
         Middleware(PageGate, room=uploads.room, visits=handlers.visits),

@@ -67,6 +67,7 @@ def serve(
     """
     public = check_door(host, share, password)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["GRADIO_RUN_HISTORY"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     limits = limits or PageLimits()
     with contextlib.ExitStack() as stack:
