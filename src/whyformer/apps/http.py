@@ -31,7 +31,7 @@ def server(app: Any, connections: int, grace: float) -> uvicorn.Server:
         app,
         http="h11",
         ws="none",
-        log_level="critical",
+        log_level="error",
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=64 * 1024,

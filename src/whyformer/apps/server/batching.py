@@ -139,7 +139,7 @@ class Batcher:
             )
             reads = [Read(Row(i, str(i), partial(str, i)), one.content) for i, one in enumerate(alike)]
             found = self._halving(session, reads)
-        except Exception as error:  # noqa: BLE001 - it is the answer to these requests, and the thread goes on
+        except Exception as error:  # it is the answer to these requests, and the thread goes on
             for one in alike:
                 _answer(one, None, error)
             return
