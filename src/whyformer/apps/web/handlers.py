@@ -125,8 +125,10 @@ class Handlers:
                 if asked.model and not self.catalogue.has(asked.model):
                     yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
                 if asked.kind == "answer":
-                    blocks = controls.blocks_of(self.catalogue.load(asked.model))
-                    form = controls.form(asked.methods, controls.read_form(asked.settings), blocks)
+                    # checked as Explain does it: this may come after the answer to Explain, and stay
+                    loaded, _ = answers.view_of(self, asked)
+                    given = controls.read_form(asked.settings)
+                    form = controls.form(asked.methods, given, controls.blocks_of(loaded))
                     yield "", gr.skip(), form, status("Ready: press Explain.")
                     return
                 _, _, prediction = self.ready(session, asked)
