@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 SCREENSHOTS = ROOT / "screenshots"
 AXE = Path(os.environ.get("WHYFORMER_AXE", ROOT / "node_modules" / "axe-core" / "axe.min.js"))
 PATIENCE = int(os.environ.get("WHYFORMER_PATIENCE", 240_000))
-"""Milliseconds: the machine may be busy. Less than HANG."""
+"""Milliseconds: the machine may be busy. Less than HANG, so that what never comes fails as what was waited for."""
 LISTENS = "!window.gradio_config || 'ready' in document.documentElement.dataset"
 STILL = "document.getAnimations().every((one) => one.playState !== 'running' || one.effect.getComputedTiming().iterations === Infinity)"
 _HERE = re.compile(r"(http://127\.0\.0\.1[:/]|data:|blob:|file:)")

@@ -135,7 +135,7 @@ def test_values_are_read_by_pointer_and_by_keyboard(site, visit):
     page.mouse.move(0, 0)
     assert line.inner_text().strip() == ""
     page.locator("#wf-explain").focus()
-    for _ in range(12):
+    for _ in range(20):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.className") == "wf-map":
             break
@@ -404,6 +404,32 @@ def test_an_example_is_explained_without_scrolling(site, visit, size, shoot):
     page.wait_for_function("document.querySelector('#wf-says').innerText.includes('positive')")
     assert page.locator("#wf-sentence textarea").input_value() == "Warm, funny, and full of life."
     assert page.locator("#wf-explain").bounding_box()["y"] < size[1] - 40
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844)], ids=["wide", "phone"])
+def test_a_bar_is_a_button_that_explains_its_class(site, visit, size):
+    page = visit(site, *size)
+    page.locator(".wf-example").first.click()
+    bars = page.locator(".wf-class")
+    bars.nth(4).wait_for()
+    assert not page.locator("#wf-cancel").is_visible()  # nothing runs
+    explain(page)
+    assert page.locator(".wf-map").count() == 1
+    bars.nth(1).focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('.wf-map').length === 2")
+    finished(page)
+    assert not page.locator("#wf-cancel").is_visible()
+    assert [bar.get_attribute("aria-pressed") for bar in bars.all()] == ["true", "true", "false", "false", "false"]
+    assert page.locator("#wf-classes .token").count() == 2
+    bars.nth(0).click()
+    page.wait_for_function("document.querySelectorAll('.wf-map').length === 1")
+    finished(page)
+    assert f"“{bars.nth(1).locator('bdi').inner_text()}”" in page.locator(".wf-cell bdi").first.inner_text()
+    page.locator(".wf-example").nth(1).click()  # another input: nothing is shown of the one before
+    page.locator(".wf-map").wait_for(state="detached")
+    assert not page.locator("#wf-more").is_visible()
+    assert not page.locator("#wf-looks").is_visible()
 
 
 def test_progress_stands_beside_everything(site, visit, monkeypatch):

@@ -163,6 +163,15 @@ def test_what_does_not_fit_is_one_sentence(visitor, case):
     assert visitor.session.results == []
 
 
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_nothing_is_called_ready_that_explain_refuses(visitor, case):
+    """What is said of a new input may arrive after what Explain said of it, and then stays."""
+    given, more, said = case
+    *_, shown = visitor.handlers.look(visitor.session, *visitor.entered(given, **more))
+    assert "Ready" not in shown[-1]
+    assert said in shown[-1] or not given.strip()
+
+
 def test_the_answer_is_seen_while_it_is_written(writer, monkeypatch):
     monkeypatch.setattr("whyformer.apps.web.work.PAUSE", -1.0)
     said = []

@@ -45,6 +45,8 @@ def view_of(handlers: Handlers, asked: PageInput) -> tuple[Loaded, View]:
         raise InputError(f"{asked.model} reads {loaded.reads} and writes nothing: choose a model that generates text")
     if picture is not None and loaded.modality != "both":
         raise InputError(f"{asked.model} reads no pictures: choose another model, or take the picture away")
+    if not getattr(loaded.model, "can_generate", lambda: True)():
+        raise InputError(f"{asked.model} cannot generate text: choose a model that generates text")
     if picture is not None and asked.chat:
         raise InputError("a prompt with a picture is written down as the model's processor does it: untick the message")
     given = controls.read_form(asked.settings).get(method.name, {})

@@ -107,6 +107,11 @@ class Handlers:
             return (gr.skip() if place is None else str(place)), prompt or gr.skip()
         return gr.skip(), examples.sentence(number) or gr.skip()
 
+    def chosen(self, classes: Any, event: gr.EventData) -> Any:
+        """The classes to explain after a click on a bar."""
+        given = getattr(event, "classes", None)
+        return [str(one) for one in given] if isinstance(given, list) and given else gr.skip()
+
     def uploaded(self, model: Any, chosen: bool) -> Any:
         """The model for a picture of the visitor's own: none, until one was chosen, for those that the page begins with
         would answer for any photograph as if it were handwritten digits."""
@@ -125,8 +130,10 @@ class Handlers:
                 if asked.model and not self.catalogue.has(asked.model):
                     yield gr.skip(), gr.skip(), gr.skip(), self.loading(asked)
                 if asked.kind == "answer":
-                    blocks = controls.blocks_of(self.catalogue.load(asked.model))
-                    form = controls.form(asked.methods, controls.read_form(asked.settings), blocks)
+                    # checked as Explain does it: this may come after the answer to Explain, and stay
+                    loaded, _ = answers.view_of(self, asked)
+                    given = controls.read_form(asked.settings)
+                    form = controls.form(asked.methods, given, controls.blocks_of(loaded))
                     yield "", gr.skip(), form, status("Ready: press Explain.")
                     return
                 _, _, prediction = self.ready(session, asked)
@@ -140,7 +147,8 @@ class Handlers:
         choices = [(name, f"#{i}") for i, name in (best | rest).items()]
         kept = [c for c in asked.classes if c in dict(choices).values()]
         form = controls.form(asked.methods, controls.read_form(asked.settings), prediction.blocks)
-        says = piece("classes", classes=prediction.top(), numeric=numeric)
+        chosen = kept or [f"#{prediction.order[0]}"]
+        says = piece("classes", classes=prediction.top(), numeric=numeric, chosen=chosen)
         yield says, gr.update(choices=choices, value=kept), form, status("Ready: press Explain.")
 
     def loading(self, asked: PageInput) -> str:

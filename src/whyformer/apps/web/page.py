@@ -27,6 +27,9 @@ _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospace")
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
+# at once, and in the browser alone: an answer of the server might come after what Explain shows
+_CLEAR = "() => window.whyformerEmpty"
+_WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # once the page stands
 _HASH = "async (mine) => (await new Promise((go) => setTimeout(go, location.hash ? 300 : 0)), [mine, location.hash])"
@@ -107,6 +110,8 @@ def build(handlers: Handlers) -> gr.Blocks:
         )
         for event in (picture.clear, sentence.blur, model.input, truncate.input):
             event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
+        changed = [kind.input, picture.upload, picture.clear, sentence.input, model.input, truncate.input, tries.click]
+        gr.on(changed, None, None, board, js=_CLEAR, **quiet)
         chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
         def tried(kind: str, named: str | None, event: gr.EventData) -> tuple[Any, ...]:
@@ -128,11 +133,15 @@ def build(handlers: Handlers) -> gr.Blocks:
         def show_maps_again(*given: Any, progress: gr.Progress = gr.Progress()) -> Any:  # noqa: B008
             yield from handlers.again(*given, progress=progress)
 
+        go.click(None, None, status, js=_WAIT, **quiet)
         running = [go.click(show_maps, entered, results, js=_WITH_FORM, trigger_mode="once", **shown)]
         running += [
             event(show_maps_again, entered, results, js=_WITH_FORM, trigger_mode="always_last", **shown)
             for event in (classes.input, form.input)
         ]
+        clicked_class = says.click(handlers.chosen, classes, classes, **light)
+        running.append(clicked_class.then(show_maps, entered, results, js=_WITH_FORM, **shown))
+        classes.change(None, classes, None, js="(chosen) => window.whyformerPress(chosen)")
         cancel.click(handlers.stop, session, status, cancels=running, **light)
         drawing = [session, style, opacity, keep]
         for event in (style.input, opacity.release, keep.release):

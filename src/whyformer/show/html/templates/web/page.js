@@ -166,8 +166,23 @@
     return [];
   };
 
-  // where the maps stand below the controls, as on a phone, the first of them comes into sight
   let asked = false;
+  // the bars of the likeliest classes: pressed is what is explained, without a choice the first; the last one stays
+  const bars = () => [...document.querySelectorAll(".wf-class")];
+  window.whyformerPress = (chosen) => {
+    const pressed = chosen?.length ? chosen : bars().slice(0, 1).map((bar) => bar.dataset.class);
+    for (const bar of bars()) bar.setAttribute("aria-pressed", pressed.includes(bar.dataset.class));
+    return [];
+  };
+  window.whyformerToggle = (bar) => {
+    const pressed = bars().filter((one) => (one.getAttribute("aria-pressed") === "true") !== (one === bar));
+    asked = true;
+    return (pressed.length ? pressed : [bar]).map((one) => one.dataset.class);
+  };
+  window.whyformerEmpty = '<p class="wf-empty">The maps appear here.</p>';
+  window.whyformerWaiting = '<p class="wf-status wf-busy" role="status">Waiting for the model …</p>';
+
+  // where the maps stand below the controls, as on a phone, the first of them comes into sight
   document.addEventListener("click", (event) => (asked ||= !!close("#wf-explain", event.target)));
   new MutationObserver(() => {
     const board = document.querySelector("#wf-board");
