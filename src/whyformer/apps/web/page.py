@@ -169,8 +169,8 @@ def build(handlers: Handlers) -> gr.Blocks:
             yield from restore(handlers, mine, fragment, progress)
 
         shown_again = [parts[name] for name in PARTS]
-        first = [kind.input, picture.upload, picture.clear, sentence.blur, model.input, truncate.input, chosen.input]
-        gr.on([*first, classes.input, form.input, tries.click, go.click, page.load], _linger, **light)
+        asked = [*changed, sentence.blur, chosen.input, classes.input, form.input, says.click, go.click, page.load]
+        gr.on(asked, _linger, **light)
         page.load(None, js="() => window.whyformerReady()")
         page.load(show_again, [session, slot], shown_again, js=_HASH, **shown)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)
