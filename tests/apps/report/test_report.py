@@ -109,12 +109,14 @@ def test_pictures_are_small_and_can_be_seen(tmp_path):
     large = torch.randint(0, 255, (1, 1200, 1600, 3), dtype=torch.uint8)
     named(picture(size=(1200, 1600), pictures=large), "m").save(tmp_path / "large.safetensors")
     page = made(tmp_path / "large.safetensors", tmp_path)
+    thumbnails = [image for image in page.all("img") if image["alt"] in ("input", "map")]
+    assert len(thumbnails) == 2
     for image in page.all("img"):
         assert image["alt"]
         data = base64.b64decode(image["src"].partition(",")[2])
         assert len(data) < 60_000
         with Image.open(io.BytesIO(data)) as shown:
-            assert shown.size == (384, 288)
+            assert shown.size == ((128, 96) if image in thumbnails else (384, 288))
 
 
 def test_more_pictures_are_compressed_more(tmp_path):
@@ -152,6 +154,20 @@ def test_a_map_of_no_class_is_drawn_once(tmp_path):
     assert sum("rollout: what speaks" in image["alt"] for image in page.all("img")) == 2
 
 
+def test_what_two_commands_saved_alike_is_shown_once(tmp_path):
+    """The same input, method, settings and target; other scores, settings or targets are maps of their own."""
+    for name, e in (("a", picture()), ("b", picture()), ("c", sentence()), ("d", sentence())):
+        e.save(tmp_path / f"{name}.safetensors")
+    page = made(tmp_path, tmp_path)
+    assert "2 inputs, 2 maps." in page.text
+    assert all(f"{name}.safetensors" in page.text for name in "abcd")
+    assert len([a for a in page.all("a") if a["href"] in ("#i1", "#i2")]) == 2
+    e = picture()
+    for name, other in (("e", replace(e, scores=e.scores * 2)), ("f", replace(e, settings={"start_layer": 3})), ("g", picture(target=0))):
+        other.save(tmp_path / f"{name}.safetensors")
+    assert write_report(tmp_path, tmp_path / "r.html").explanations == 5
+
+
 def test_warnings_and_diagnostics_are_shown(tmp_path):
     e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": [["the audit found <odd> things"]], "class_specific": False})
     e.save(tmp_path / "e.safetensors")
@@ -175,7 +191,7 @@ def test_a_picture_from_the_command_line(tmp_path):
     written = write_report(tmp_path / "o", tmp_path / "r.html")
     assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
     page = Page(written.path.read_text())
-    assert len(page.all("img")) == 3
+    assert len(page.all("img")) == 3 + 2  # with a thumbnail of the picture and of one map
     assert "474,378" in page.text
     assert "apache-2.0" in page.text
 
