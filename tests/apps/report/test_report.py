@@ -22,7 +22,6 @@ from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.apps import cli
 from whyformer.apps.report import write_report
-from whyformer.apps.report.facts import card
 from whyformer.errors import InputError, LoadError
 from whyformer.show import encode, figure, page
 
@@ -192,8 +191,7 @@ def test_a_picture_from_the_command_line(tmp_path):
     assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
     page = Page(written.path.read_text())
     assert len(page.all("img")) == 3 + 2  # with a thumbnail of the picture and of one map
-    assert "474,378" in page.text
-    assert "apache-2.0" in page.text
+    assert "10 classes: 0, 1, 2" in page.text
 
 
 def test_nothing_that_was_written_by_others_is_markup(tmp_path):
@@ -378,19 +376,21 @@ def test_a_report_does_not_tell_where_things_lie(tmp_path):
 
 
 # -- models ------------------------------------------------------------------------------------------------------
-def test_cards_of_models(tmp_path):
-    digits = card("bundled:digits")
-    assert (digits.architecture, digits.parameters, digits.licence) == ("ViTForImageClassification", 474_378, "apache-2.0")
-    assert digits.classes == tuple("0123456789")
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "id2label": {"1": "b", "0": "a"}}))
-    here = card(str(tmp_path))  # a folder that a file names is not opened
-    assert (here.architecture, here.parameters, here.licence, here.classes) == (None, None, None, ())
-
-
-@pytest.mark.parametrize("name", ["owner/never-downloaded", "bundled:../..", "", "no such\x00name", "../../etc", "a/b/c/d", "ViTModel"])
-def test_a_model_that_is_not_here(name):
-    known = card(name, {0: "cat"})
-    assert (known.parameters, known.licence, known.classes) == (None, None, ("cat",))
+def test_models_are_described_by_what_was_stored(tmp_path):
+    named(picture(), "bundled:digits").save(tmp_path / "a.safetensors")  # not the real one: its own classes would be 0 to 9
+    named(replace(picture(), labels=None), "owner/never-downloaded").save(tmp_path / "b.safetensors")
+    named(sentence(), str(tmp_path / "my-model")).save(tmp_path / "c.safetensors")
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps({"architectures": ["Opened"], "id2label": {"0": "opened"}}))
+    text = made([tmp_path / f"{name}.safetensors" for name in "abc"], tmp_path).text
+    models = text[text.rindex("Models") : text.rindex("As it was stored")]
+    rows = {name: models.index(name) for name in ("bundled:digits", "owner/never-downloaded", "my-model")}
+    assert list(rows) == sorted(rows, key=rows.get)
+    first, second, third = models[: rows["owner/never-downloaded"]], models[rows["owner/never-downloaded"] : rows["my-model"]], models[rows["my-model"] :]
+    assert "picture 32 × 48" in first and "3 classes: cat, dog, emu" in first
+    assert "3, without names" in second
+    assert "positive" in third
+    assert "pened" not in text
 
 
 def test_what_was_measured_of_a_map_stands_under_it(tmp_path):

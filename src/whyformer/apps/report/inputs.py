@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.facts import title
+from whyformer.apps.report.models import title
 from whyformer.apps.report.reading import Saved
 from whyformer.show.layout import input_of, method_names
 from whyformer.show.words import figure_of, measured, short, target_name

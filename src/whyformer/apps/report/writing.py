@@ -12,8 +12,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.facts import models, versions_of
 from whyformer.apps.report.inputs import InputSection, inputs_of, once
+from whyformer.apps.report.models import models, versions_of
 from whyformer.apps.report.pictures import drawn, encoded, room, thumbnail
 from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
