@@ -17,6 +17,10 @@ def report(tmp_path: Path) -> str:
     return write_report(collect(tmp_path / "in"), tmp_path / "report.html").path.as_uri()
 
 
+def unfold(page) -> None:
+    page.get_by_text("Table of all maps").click()
+
+
 def rows(page, table: str = "All maps") -> list[list[str]]:
     """Texts of the cells of the rows that can be seen."""
     found = page.get_by_role("region", name=table).locator("tbody tr:visible")
@@ -33,23 +37,28 @@ def test_it_opens_without_a_request_or_a_complaint(page, report):
     assert page.complaints == []
     assert page.get_by_role("heading", name="Explanations").is_visible()
     widths = page.eval_on_selector_all("img", "images => images.map(image => image.naturalWidth)")
-    assert len(widths) == 6
+    assert len(widths) == 6 + 4  # the thumbnails of two pictures and their maps
     assert min(widths) > 0
+
+
+def shares(page) -> list[float]:
+    return [float(text.rpartition("(")[2].removesuffix(" %)")) for text in column(page, 3)]
 
 
 def test_columns_sort_up_and_down_by_their_figures(page, report):
     page.goto(report)
-    before = column(page, 4)
-    button = page.get_by_role("region", name="All maps").get_by_role("button", name="probability", exact=True)
+    unfold(page)
+    before = column(page, 3)
+    button = page.get_by_role("region", name="All maps").get_by_role("button", name="target (p)", exact=True)
     button.click()
-    shown = [float(text.removesuffix(" %")) for text in column(page, 4)]
+    shown = shares(page)
     assert shown == sorted(shown)
     assert len(set(shown)) > 1
-    assert column(page, 4) != before or before == sorted(before)
+    assert column(page, 3) != before or before == sorted(before)
     button.focus()
     page.keyboard.press("Enter")
-    assert [float(text.removesuffix(" %")) for text in column(page, 4)] == sorted(shown, reverse=True)
-    assert page.locator('th[aria-sort="descending"]').inner_text().startswith("probability")
+    assert shares(page) == sorted(shown, reverse=True)
+    assert page.locator('th[aria-sort="descending"]').inner_text().startswith("target (p)")
 
 
 def test_a_table_of_figures_sorts_numbers_as_numbers_and_gaps_last(page, report):
@@ -65,11 +74,14 @@ def test_a_table_of_figures_sorts_numbers_as_numbers_and_gaps_last(page, report)
 
 def test_filters_hide_rows_maps_and_cards(page, report):
     page.goto(report)
+    unfold(page)
     assert page.locator("article:visible").count() == 5
+    tiles = page.locator(".sheet li:visible")
+    assert tiles.count() == 4
     page.get_by_role("combobox", name="Method").select_option("rollout")
     assert set(column(page, 2)) == {"rollout"}
     assert page.locator("figure:visible figcaption").count() == 2
-    assert page.locator("#explanations article:visible").count() == 2
+    assert page.locator("#explanations article:visible").count() == tiles.count() == 2
     assert page.locator("output").inner_text() == "2 of 6 maps"
     page.get_by_role("combobox", name="Model").select_option("tiny-bert")
     assert len(rows(page)) == 1
@@ -84,7 +96,7 @@ def test_filters_hide_rows_maps_and_cards(page, report):
     assert page.url.startswith("file:")
     page.get_by_role("searchbox", name="Text").fill("")
     page.get_by_role("combobox", name="Class").select_option("cat")
-    assert set(column(page, 3)) == {"cat"}
+    assert {text.partition(" (")[0] for text in column(page, 3)} == {"cat"}
 
 
 def test_the_keyboard_reaches_everything(page, report):
@@ -139,7 +151,7 @@ def test_it_reads_without_its_script(browser, report):
     assert not page.locator(".filters").is_visible()
     assert page.locator("article").count() == 5
     assert page.locator("[data-sort]:enabled").count() == 0
-    page.locator("summary").first.click()
+    page.locator("article summary").first.click()
     assert page.get_by_text("start_layer=0").first.is_visible()
     context.close()
 
@@ -164,3 +176,18 @@ def test_nothing_serious_for_axe(page, report, axe, scheme):
     page.goto(report)
     page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
     assert axe(page) == []
+
+
+def test_a_tile_leads_to_its_maps_which_stand_in_line(page, tmp_path):
+    long = "a name of a class that is far too long for the line that it stands on, " * 3
+    for method, target in (("rollout", 0), ("transformer_attribution", 1), ("gae", 1)):
+        e = named(picture(labels={0: "cat", 1: long, 2: "emu"}, target=target), "tiny-vit", method)
+        e.save(tmp_path / f"{method}.safetensors")
+    page.goto(write_report(tmp_path, tmp_path / "report.html").path.as_uri())
+    page.locator(".sheet a").click()
+    assert page.evaluate("document.querySelector(':target').tagName") == "ARTICLE"
+    tops = page.eval_on_selector_all(".tiles figure", "all => all.map(f => f.querySelector('img').getBoundingClientRect().top - f.getBoundingClientRect().top)")
+    assert len(tops) == 3
+    assert max(tops) - min(tops) < 1
+    figure = page.locator(".tiles figcaption .n").last
+    assert figure.bounding_box()["width"] > 20  # the name is cut, never the probability

@@ -22,7 +22,6 @@ from show.made import ATTACK, picture, sentence
 from whyformer import Explanation
 from whyformer.apps import cli
 from whyformer.apps.report import write_report
-from whyformer.apps.report.facts import card
 from whyformer.errors import InputError, LoadError
 from whyformer.show import encode, figure, page
 
@@ -109,12 +108,14 @@ def test_pictures_are_small_and_can_be_seen(tmp_path):
     large = torch.randint(0, 255, (1, 1200, 1600, 3), dtype=torch.uint8)
     named(picture(size=(1200, 1600), pictures=large), "m").save(tmp_path / "large.safetensors")
     page = made(tmp_path / "large.safetensors", tmp_path)
+    thumbnails = [image for image in page.all("img") if image["alt"] in ("input", "map")]
+    assert len(thumbnails) == 2
     for image in page.all("img"):
         assert image["alt"]
         data = base64.b64decode(image["src"].partition(",")[2])
         assert len(data) < 60_000
         with Image.open(io.BytesIO(data)) as shown:
-            assert shown.size == (384, 288)
+            assert shown.size == ((128, 96) if image in thumbnails else (384, 288))
 
 
 def test_more_pictures_are_compressed_more(tmp_path):
@@ -152,6 +153,20 @@ def test_a_map_of_no_class_is_drawn_once(tmp_path):
     assert sum("rollout: what speaks" in image["alt"] for image in page.all("img")) == 2
 
 
+def test_what_two_commands_saved_alike_is_shown_once(tmp_path):
+    """The same input, method, settings and target; other scores, settings or targets are maps of their own."""
+    for name, e in (("a", picture()), ("b", picture()), ("c", sentence()), ("d", sentence())):
+        e.save(tmp_path / f"{name}.safetensors")
+    page = made(tmp_path, tmp_path)
+    assert "2 inputs, 2 maps." in page.text
+    assert all(f"{name}.safetensors" in page.text for name in "abcd")
+    assert len([a for a in page.all("a") if a["href"] in ("#i1", "#i2")]) == 2
+    e = picture()
+    for name, other in (("e", replace(e, scores=e.scores * 2)), ("f", replace(e, settings={"start_layer": 3})), ("g", picture(target=0))):
+        other.save(tmp_path / f"{name}.safetensors")
+    assert write_report(tmp_path, tmp_path / "r.html").explanations == 5
+
+
 def test_warnings_and_diagnostics_are_shown(tmp_path):
     e = replace(sentence(), diagnostics={"conservation": {"sum": [0.987654]}, "warnings": [["the audit found <odd> things"]], "class_specific": False})
     e.save(tmp_path / "e.safetensors")
@@ -175,9 +190,8 @@ def test_a_picture_from_the_command_line(tmp_path):
     written = write_report(tmp_path / "o", tmp_path / "r.html")
     assert (written.inputs, written.explanations, written.skipped) == (1, 2, [])
     page = Page(written.path.read_text())
-    assert len(page.all("img")) == 3
-    assert "474,378" in page.text
-    assert "apache-2.0" in page.text
+    assert len(page.all("img")) == 3 + 2  # with a thumbnail of the picture and of one map
+    assert "10 classes: 0, 1, 2" in page.text
 
 
 def test_nothing_that_was_written_by_others_is_markup(tmp_path):
@@ -362,19 +376,21 @@ def test_a_report_does_not_tell_where_things_lie(tmp_path):
 
 
 # -- models ------------------------------------------------------------------------------------------------------
-def test_cards_of_models(tmp_path):
-    digits = card("bundled:digits")
-    assert (digits.architecture, digits.parameters, digits.licence) == ("ViTForImageClassification", 474_378, "apache-2.0")
-    assert digits.classes == tuple("0123456789")
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "id2label": {"1": "b", "0": "a"}}))
-    here = card(str(tmp_path))  # a folder that a file names is not opened
-    assert (here.architecture, here.parameters, here.licence, here.classes) == (None, None, None, ())
-
-
-@pytest.mark.parametrize("name", ["owner/never-downloaded", "bundled:../..", "", "no such\x00name", "../../etc", "a/b/c/d", "ViTModel"])
-def test_a_model_that_is_not_here(name):
-    known = card(name, {0: "cat"})
-    assert (known.parameters, known.licence, known.classes) == (None, None, ("cat",))
+def test_models_are_described_by_what_was_stored(tmp_path):
+    named(picture(), "bundled:digits").save(tmp_path / "a.safetensors")  # not the real one: its own classes would be 0 to 9
+    named(replace(picture(), labels=None), "owner/never-downloaded").save(tmp_path / "b.safetensors")
+    named(sentence(), str(tmp_path / "my-model")).save(tmp_path / "c.safetensors")
+    (tmp_path / "my-model").mkdir()
+    (tmp_path / "my-model" / "config.json").write_text(json.dumps({"architectures": ["Opened"], "id2label": {"0": "opened"}}))
+    text = made([tmp_path / f"{name}.safetensors" for name in "abc"], tmp_path).text
+    models = text[text.rindex("Models") : text.rindex("As it was stored")]
+    rows = {name: models.index(name) for name in ("bundled:digits", "owner/never-downloaded", "my-model")}
+    assert list(rows) == sorted(rows, key=rows.get)
+    first, second, third = models[: rows["owner/never-downloaded"]], models[rows["owner/never-downloaded"] : rows["my-model"]], models[rows["my-model"] :]
+    assert "picture 32 × 48" in first and "3 classes: cat, dog, emu" in first
+    assert "3, without names" in second
+    assert "positive" in third
+    assert "pened" not in text
 
 
 def test_what_was_measured_of_a_map_stands_under_it(tmp_path):

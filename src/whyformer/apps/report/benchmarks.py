@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import TemplateError
 from markupsafe import Markup
 
-from whyformer.apps.report.facts import title
+from whyformer.apps.report.models import title
 from whyformer.apps.report.pictures import drawing
 from whyformer.errors import InputError, LoadError
 from whyformer.explanation.schemas import HeldBenchmark, checked

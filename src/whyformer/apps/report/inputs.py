@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from whyformer.apps.report.facts import title
+from whyformer.apps.report.models import title
 from whyformer.apps.report.reading import Saved
 from whyformer.show.layout import input_of, method_names
-from whyformer.show.words import agnostic, figure_of, short, target_name
+from whyformer.show.words import figure_of, measured, short, target_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -60,7 +60,7 @@ class InputSection:
     @property
     def files(self) -> str:
         """Where its maps were found."""
-        found = list(dict.fromkeys(m.source.file for m in self.maps))
+        found = list(dict.fromkeys(file for m in self.maps for file in m.source.file.split("\n")))
         return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more"
 
     def searched(self, shown: Shown) -> str:
@@ -71,16 +71,32 @@ class InputSection:
 
 
 def once(saved: Sequence[Saved]) -> list[Saved]:
-    """A map that speaks of no class once for each input, though it may be saved with each of several classes."""
-    seen: set[Hashable] = set()
-    kept = []
+    """Each map once, with all files that hold it: the same input, method, settings, target and scores.
+
+    A map that speaks of no class may have been saved with each of several classes. Of two the one that was measured
+    stays. Scores that differ by more than 1e-3 of the largest are two maps: other weights, or another version.
+    """
+    groups: dict[Hashable, list[Saved]] = {}
     for one in saved:
         e = one.e
-        key = (e.model, input_of(e), e.method, str(e.settings), e.scores.numpy().tobytes())
-        if not agnostic(e) or key not in seen:
-            kept.append(one)
-        seen.add(key)
-    return kept
+        key = (e.model, input_of(e), e.input, method_names([e])[0], e.method, str(e.settings), target_name(e))
+        same = groups.setdefault(key, [])
+        found = next((k for k, other in enumerate(same) if _alike(e, other.e)), None)
+        if found is None:
+            same.append(one)
+            continue
+        kept = one if measured(e) and not measured(same[found].e) else same[found]
+        files = dict.fromkeys([*same[found].file.split("\n"), one.file])
+        same[found] = replace(kept, title=same[found].title, file="\n".join(files))
+    order = {id(one.e): place for place, one in enumerate(saved)}
+    return sorted((one for same in groups.values() for one in same), key=lambda one: order[id(one.e)])
+
+
+def _alike(a: Explanation, b: Explanation) -> bool:
+    if a.scores.shape != b.scores.shape:
+        return False
+    most = float(max(a.scores.abs().max(), b.scores.abs().max()))
+    return float((a.scores.double() - b.scores.double()).abs().max()) <= 1e-3 * most
 
 
 def inputs_of(saved: Sequence[Saved]) -> list[InputSection]:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 LONGEST = 384
 """Pixels of the longer side: sharp at the 240 CSS pixels at which a page shows a map."""
-_ROOM = 2_600_000  # bytes of all pictures together, before base64, for up to 50 inputs
+THUMB = 128
+"""Pixels of the longer side of a thumbnail, shown at about 90 CSS pixels."""
+_ROOM = 2_100_000  # bytes of all pictures but thumbnails together, before base64, for up to 50 inputs
 
 
 def shrunk(e: Explanation, longest: int) -> Explanation:
@@ -66,6 +68,12 @@ def drawn(e: Explanation, most: int) -> Markup:
     return encoded(Image.fromarray(painting.overlay(e, longest=LONGEST)), most)
 
 
+def thumbnail(shown: Explanation | Image.Image) -> Markup:
+    """A picture, or the map on it, as small as the contact sheet shows it."""
+    small = shown if isinstance(shown, Image.Image) else Image.fromarray(painting.overlay(shown, longest=THUMB))
+    return data_uri(_compressed(small.convert("RGB"), THUMB, "JPEG", 72), "jpeg")
+
+
 def drawing(data: bytes) -> Markup | None:
     """A line drawing (a benchmark's curves) without loss, or None if it cannot be read."""
     try:
@@ -77,7 +85,7 @@ def drawing(data: bytes) -> Markup | None:
     return data_uri(painting.encoded(flat, optimize=True))
 
 
-def _compressed(picture: Image.Image, longest: int, kind: str) -> bytes:
+def _compressed(picture: Image.Image, longest: int, kind: str, quality: int = 82) -> bytes:
     small = picture.copy()
     small.thumbnail((longest, longest), Image.Resampling.LANCZOS)
-    return painting.encoded(small, kind, quality=82, **({"method": 4} if kind == "WEBP" else {"optimize": True}))
+    return painting.encoded(small, kind, quality=quality, **({"method": 4} if kind == "WEBP" else {"optimize": True}))

@@ -44,7 +44,8 @@ class Saved:
 
     Attributes:
         title: what the input is called.
-        file: where it was found, below what was asked for; versions: of the packages that made it.
+        file: where it was found, below what was asked for, a line for each place.
+        versions: of the packages that made it.
     """
 
     e: Explanation

@@ -12,9 +12,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from whyformer.apps.report.facts import models, versions_of
 from whyformer.apps.report.inputs import InputSection, inputs_of, once
-from whyformer.apps.report.pictures import drawn, encoded, room
+from whyformer.apps.report.models import models, versions_of
+from whyformer.apps.report.pictures import drawn, encoded, room, thumbnail
 from whyformer.apps.report.reading import Answer, Contents, Saved, Skipped, nothing, read
 from whyformer.errors import InputError, WhyformerError
 from whyformer.explanation.versions import versions
@@ -142,5 +142,5 @@ def _page(contents: Contents, inputs: Sequence[InputSection], title: str, track:
         maps=[one for its in inputs for one in its.maps], targets=[target_name(one.e) for one in saved],
         skipped=facts.pop("left-out"),
         track=lambda work: track(work, "drawing", len(inputs)),
-        drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), **facts,
+        drawn=partial(drawn, most=most), encoded=partial(encoded, most=most), thumbnail=thumbnail, **facts,
     )  # fmt: skip

@@ -39,7 +39,9 @@
         shown += good;
       }
       for (const card of all(".maps")) {
-        card.closest("article").hidden = all("figure", card).every((figure) => figure.hidden);
+        const article = card.closest("article");
+        article.hidden = all("figure", card).every((figure) => figure.hidden);
+        document.querySelector(`.sheet a[href="#${article.id}"]`).parentElement.hidden = article.hidden;
       }
       form.querySelector("output").textContent = `${shown} of ${rows.length} maps`;
     };

@@ -1,0 +1,81 @@
+"""The models and the versions behind a report, by what explanations, answers and benchmarks stored when they were made.
+
+No file of a model is looked for: a report is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whyformer.show.words import visible
+
+if TYPE_CHECKING:
+    from whyformer.apps.report.benchmarks import BenchmarkSection
+    from whyformer.apps.report.reading import Answer, Saved
+
+
+@dataclass
+class Model:
+    """What is known of a model; empty or None where nothing in the report stored it.
+
+    Attributes:
+        inputs: kinds of inputs, such as "picture 224 x 224". classes: their names, in the model's order.
+        outputs: how many it has. maps: how many maps and answers there are of it.
+    """
+
+    title: str
+    inputs: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
+    outputs: int | None = None
+    maps: int = 0
+
+
+def title(name: str) -> str:
+    """What a model is called in a report that others may read: of a folder's path only its last part."""
+    return visible(Path(name).name if Path(name).is_absolute() else name)
+
+
+def models(
+    saved: Sequence[Saved], benchmarks: Sequence[BenchmarkSection], answers: Sequence[Answer] = ()
+) -> list[Model]:
+    """Each model of the explanations, the answers (whose labels are words, not classes) and the benchmarks."""
+    found: dict[str, Model] = {}
+
+    def of(name: str | None) -> Model | None:
+        return found.setdefault(name, Model(title(name))) if name else None
+
+    for one in saved:
+        if (model := of(one.e.model)) is not None:
+            model.maps += 1
+            model.inputs = list(dict.fromkeys([*model.inputs, _input(one)]))
+            model.outputs = model.outputs or one.e.logits.shape[-1]
+            model.classes = model.classes or [name for _, name in sorted((one.e.labels or {}).items())]
+    for answer in answers:
+        if (model := of(answer.g.model)) is not None:
+            model.maps += 1
+            model.inputs = list(dict.fromkeys([*model.inputs, "text and pictures" if answer.g.seen else "text"]))
+    for benchmark in benchmarks:
+        of(benchmark.model)
+    return list(found.values())
+
+
+def _input(one: Saved) -> str:
+    e = one.e
+    if e.level == "token":
+        return "text" if e.texts is not None else "tokens"
+    return "picture" if e.image_size is None else f"picture {e.image_size[0]} × {e.image_size[1]}"
+
+
+def versions_of(saved: Sequence[Saved | Answer], benchmarks: Sequence[BenchmarkSection]) -> list[str]:
+    """The versions that made the explanations; a benchmark's stand among its conventions."""
+    found = Counter(
+        ", ".join(f"{name} {number}" for name, number in one.versions.items()) or "not stored" for one in saved
+    )
+    for benchmark in benchmarks:
+        if benchmark.versions:
+            found[benchmark.versions] += 0
+    return [f"{said}{f' ({count} maps)' if count else ' (benchmarks)'}" for said, count in found.items()]
