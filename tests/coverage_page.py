@@ -1,4 +1,4 @@
-"""``docs/coverage.md`` out of the outcomes: ``python tests/coverage_page.py`` runs everything and writes it;
+"""``docs/measurements/coverage.md`` out of the outcomes: ``python tests/coverage_page.py`` runs everything and writes it;
 ``python tests/coverage_page.py bert llava`` runs these families and prints their part of it."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from architectures import KINDS, LEFT_OUT, listed
 from outcomes import BROKEN, MEANINGLESS, NOT_YET, REFUSED, WORKS, WRONG, Cell, study
 
-PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
+PAGE = Path(__file__).parents[1] / "docs" / "measurements" / "coverage.md"
 # one or two of each mechanism; those left out are built on these
 SHOWN = [
     "input_x_gradient", "integrated_gradients", "lrp", "lrp_ah_ln", "transformer_attribution", "gae", "rollout", "raw_attention",

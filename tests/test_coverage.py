@@ -1,4 +1,4 @@
-"""Each architecture explained by each method comes to what ``docs/coverage.md`` says; a few always, all with ``-m whole``."""
+"""Each architecture explained by each method comes to what ``docs/measurements/coverage.md`` says; a few always, all with ``-m whole``."""
 
 from __future__ import annotations
 

@@ -86,6 +86,24 @@ def test_links_lead_somewhere(page):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = (re.sub(r"[^\w\s-]", "", title.lower()) for title in re.findall(r"^#+ +(.*)$", text, re.MULTILINE))
+    return {title.replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_to_sections_lead_to_a_heading(page):
+    for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
+def test_the_index_lists_every_page():
+    listed = set(re.findall(r"\]\(([^):#]+\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]} - {"index.md"} <= listed
+
+
 def test_the_patent_note_is_there():
     for name in ("README.md", "docs/how-it-works.md"):
         assert "patents in some" in (ROOT / name).read_text(encoding="utf-8")

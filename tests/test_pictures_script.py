@@ -18,7 +18,7 @@ SCRIPT = ROOT / "scripts" / "pictures"
 
 def test_every_picture_of_the_docs_is_in_it():
     named = set(re.findall(r"""(?:\$images/|draw\(")([\w.]+)""", SCRIPT.read_text()))
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     shown = {place for page in pages for place in re.findall(r"!\[[^\]]*\]\([^)]*images/([\w.]+)\)", page.read_text())}
     assert named == shown == {path.name for path in (ROOT / "docs" / "images").iterdir()}
 

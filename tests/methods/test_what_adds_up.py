@@ -1,4 +1,4 @@
-"""What the scores of a text add up to, as docs/index.md says of each method."""
+"""What the scores of a text add up to, as docs/explanations.md says of each method."""
 
 from __future__ import annotations
 

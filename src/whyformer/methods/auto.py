@@ -34,14 +34,14 @@ CHOICES: dict[tuple[str, Purpose], list[tuple[str, dict[str, Any]]]] = {
     ("language model of several inputs", "localise"): _LANGUAGE[1:],
 }
 """(kind of input, purpose) -> methods with settings, the best first; the next is taken where one does not apply. What
-this rests on is in docs/results.md."""
+this rests on is in docs/measurements/results.md."""
 
 
 @method(
     "the method that measured best for this kind of input and purpose; the result names it",
     family="propagation",
     level="patch, pixel or token",
-    citation="measured: docs/results.md",
+    citation="measured: docs/measurements/results.md",
     anywhere=True,
     checkpoint=True,
 )
