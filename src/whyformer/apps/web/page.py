@@ -28,7 +28,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "DejaVu Sans Mono", "monospa
 # the settings are plain form fields; what stands in them goes along with each request as the last value
 _WITH_FORM = "(...given) => [...given.slice(0, -1), window.whyformerSettings()]"
 # at once, and in the browser alone: an answer of the server might come after what Explain shows
-_CLEAR = "() => window.whyformerEmpty"
+_CLEAR, _CLEAR_FOR = "() => window.whyformerClear()", "(model) => window.whyformerModel(model)"
 _WAIT = "() => window.whyformerWaiting"
 _SAVE = "(file) => window.whyformerSave(file)"
 # once the page stands
@@ -110,8 +110,9 @@ def build(handlers: Handlers) -> gr.Blocks:
         )
         for event in (picture.clear, sentence.blur, model.input, truncate.input):
             event(handlers.look, entered, seen, js=_WITH_FORM, trigger_mode="always_last", **shown)
-        changed = [kind.input, picture.upload, picture.clear, sentence.input, model.input, truncate.input, tries.click]
+        changed = [kind.input, picture.upload, picture.clear, sentence.input, truncate.input, tries.click]
         gr.on(changed, None, None, board, js=_CLEAR, **quiet)
+        model.input(None, model, board, js=_CLEAR_FOR, **quiet)
         chosen.input(handlers.settings, entered, form, js=_WITH_FORM, trigger_mode="always_last", **working)
 
         def tried(kind: str, named: str | None, event: gr.EventData) -> tuple[Any, ...]:
@@ -169,8 +170,8 @@ def build(handlers: Handlers) -> gr.Blocks:
             yield from restore(handlers, mine, fragment, progress)
 
         shown_again = [parts[name] for name in PARTS]
-        asked = [*changed, sentence.blur, chosen.input, classes.input, form.input, says.click, go.click, page.load]
-        gr.on(asked, _linger, **light)
+        asked = [*changed, model.input, sentence.blur, chosen.input, classes.input, form.input, says.click, go.click]
+        gr.on([*asked, page.load], _linger, **light)
         page.load(None, js="() => window.whyformerReady()")
         page.load(show_again, [session, slot], shown_again, js=_HASH, **shown)
         gr.api(endpoint(handlers), api_name="explain", concurrency_id="model", concurrency_limit=1)

@@ -179,7 +179,15 @@
     asked = true;
     return (pressed.length ? pressed : [bar]).map((one) => one.dataset.class);
   };
-  window.whyformerEmpty = '<p class="wf-empty">The maps appear here.</p>';
+  // a new input clears the result; so does another model, but not a list of models that is left as it was
+  const empty = '<p class="wf-empty">The maps appear here.</p>';
+  let chosen = null;
+  window.whyformerClear = () => ((chosen = null), empty);
+  window.whyformerModel = (model) => {
+    if (model === chosen) return { __type__: "update" };
+    chosen = model;
+    return empty;
+  };
   window.whyformerWaiting = '<p class="wf-status wf-busy" role="status">Waiting for the model …</p>';
 
   // where the maps stand below the controls, as on a phone, the first of them comes into sight
