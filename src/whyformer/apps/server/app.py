@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException as StarletteException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -174,9 +174,14 @@ async def explain_picture(
     service: Served,
     method: str = DEFAULT_METHOD,
     target: str | None = None,
+    settings: Annotated[str, Query(description="Of the method, where not the defaults: a JSON object.")] = "{}",
     format: Format = "json",  # noqa: A002
 ) -> Response:
     """Explain a picture, which is the body."""
+    try:
+        given = TypeAdapter(dict[str, Any]).validate_json(settings)
+    except ValidationError as error:
+        raise HTTPException(422, "settings is a JSON object, such as {\"start_layer\": 1}") from error
     limits, until = service.limits, time.monotonic() + service.limits.seconds
     raw = io.BytesIO(await request.body())
     try:
@@ -186,7 +191,7 @@ async def explain_picture(
     except WhyformerError as error:
         raise HTTPException(400, str(error)) from error
     number = int(target) if target is not None and target.isascii() and target.isdigit() else target
-    return await service.respond(request, PendingRequest(picture, method, {}, number, until), format, "picture")
+    return await service.respond(request, PendingRequest(picture, method, given, number, until), format, "picture")
 
 
 @router.get("/v1/methods", responses={401: REFUSALS[401]})
