@@ -43,6 +43,17 @@ def test_the_token_that_is_read_does_not_drown_the_others() -> None:
     np.testing.assert_allclose(answers.served(g)[:, 1], [-1 / 3, 1])
 
 
+@pytest.mark.parametrize("noise", [1e-7, 0.01])
+def test_a_step_of_which_nothing_has_much_of_a_score_is_pale(noise: float) -> None:
+    g = made()
+    weak = replace(g, matrix=g.matrix * torch.tensor([[1.0], [noise]]))
+    before, after = answers.unit(g), answers.unit(weak)
+    np.testing.assert_allclose(after[0], before[0])  # the others stay as they are
+    assert np.abs(after[1, :2]).max() == pytest.approx(10 * noise * 3 / 2)  # of the larger of both, 2 beside 3
+    zero = replace(g, matrix=g.matrix * 0)
+    assert not answers.unit(zero).any()
+
+
 def test_reasons_are_the_strongest_words_and_the_one_that_is_read_comes_last() -> None:
     assert [r.text for r in answers.reasons(made(), 0)] == ["One", "two", "three"]
     assert [r.text for r in answers.reasons(made(), 0, 2)] == ["One", "two"]

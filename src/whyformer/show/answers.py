@@ -72,22 +72,28 @@ def signed(g: Generation) -> bool:
     return known or any(colours.scale(row).signed for row in array(g.matrix))
 
 
-def scale_of(g: Generation, step: int) -> colours.Scale:
-    """The scale of one step: up to its largest |score|, that of the token at which it is read left out.
+def scales(g: Generation) -> list[colours.Scale]:
+    """The scale of each step: up to its largest |score|, or a tenth of the largest of all steps if that is more, so
+    that a step whose scores are next to nothing is pale.
 
-    The last token before a step often has by far the highest score, for it is read there; it is drawn like the next
-    largest, and the ends of the scale say that there is more.
+    The most recent token usually dominates, for the step is read there. It is left out of the limit, and drawn in full
+    colour where it lies beyond.
     """
-    row = array(g.matrix[step])[: g.start + step]
-    others = row[:-1] if len(row) > 1 and np.abs(row[:-1]).max() > 0 else row
-    made, limit = colours.scale(row), colours.scale(others).limit
-    return colours.Scale(limit, made.signed, clipped=limit < made.limit)
+    rows = [array(row)[: g.start + step] for step, row in enumerate(g.matrix)]
+    limits = [colours.scale(row[:-1]).limit or colours.scale(row).limit for row in rows]
+    least, whole = max(limits) / 10, [colours.scale(row) for row in rows]
+    found = [(max(limit, least), one) for limit, one in zip(limits, whole, strict=True)]
+    return [colours.Scale(limit, one.signed, clipped=limit < one.limit) for limit, one in found]
+
+
+def scale_of(g: Generation, step: int) -> colours.Scale:
+    """The scale of one step, see :func:`scales`."""
+    return scales(g)[step]
 
 
 def unit(g: Generation) -> Array:
     """``[T, N]`` the matrix with each row on its scale, -1 to 1."""
-    rows = array(g.matrix)
-    return np.stack([scale_of(g, t).unit(row) for t, row in enumerate(rows)])
+    return np.stack([one.unit(array(row)) for one, row in zip(scales(g), g.matrix, strict=True)])
 
 
 def served(g: Generation) -> Array:

@@ -21,11 +21,11 @@ _MOST = 90  # columns; beyond that words, then sentences
 
 def claim(g: Generation) -> str:
     """What the colours of the matrix mean."""
-    return f"{colours.legend(answers.signed(g), 'what was written')}; each row by its own largest score"
+    return f"{colours.legend(answers.signed(g), 'what was written')}; weak rows are paler"
 
 
 def figure(g: Generation, most: int = _MOST, bare: bool = False) -> Figure:
-    """The matrix, each row on its own scale; in words, or sentences, where there are too many tokens to read.
+    """The matrix, each row on the scale of its step; in words, or sentences, where there are too many tokens to read.
 
     Args:
         most: columns, beyond which words are merged.

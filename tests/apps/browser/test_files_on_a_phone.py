@@ -15,7 +15,7 @@ from whyformer.show import page as page_of
 from whyformer.show.html import answer
 
 pytestmark = pytest.mark.slow
-LEGEND = "orange: for what was written, blue: against it; each row by its own largest score"
+LEGEND = "orange: for what was written, blue: against it; weak rows are paler"
 
 
 def answered(words, scores=(1.0, -0.5)):
