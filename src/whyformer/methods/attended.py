@@ -28,6 +28,7 @@ from whyformer.tape.mixing import mixes
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
+from whyformer.tape.sharing import find_copies, split_keys
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.trunk import Trunk
@@ -39,8 +40,6 @@ __all__ = [
     "MapPass",
     "NamedAttention",
     "Walked",
-    "attends_once",
-    "attends_to_itself",
     "has_one_resolution",
     "map_pass",
 ]
@@ -170,6 +169,27 @@ class MapPass:
         rows, products = self.layout.rows, {p.product for a in self.layout.attentions for p in a.pieces}
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
         return {self.inputs.get(f.source, f.source) for f in families if f.source and f.value not in products}
+
+    @cached_property
+    def copies(self) -> list[tuple[Key, Key, Tensor]]:
+        """:func:`~whyformer.tape.sharing.find_copies` with the names of the streams."""
+        return [(self.name_of(s), self.name_of(t), same) for s, t, same in find_copies(self.layout.streams)]
+
+    @cached_property
+    def looked_at(self) -> dict[int, dict[Key, Tensor | None]]:
+        """Number of each attention -> names of the streams that its keys are rows of, each with ``[B, K, N]``, True
+        where a key is a row of the stream; None where the keys are the rows in their order. Keys that are made of an
+        input but are rows of no stream have the name of the keys."""
+        found: dict[int, dict[Key, Tensor | None]] = {}
+        for number, attention in self.attentions.items():
+            parts, rest = split_keys(attention, self.block_of(number)[0], self.layout.streams)
+            assert attention.keys is not None
+            found[number] = {self.name_of(stream): same for stream, same in parts}
+            if not parts:
+                found[number][self.named[number].keys] = None
+            elif self.sources_of(attention.keys[rest]):
+                found[number][self.named[number].keys] = torch.diag_embed(rest)
+        return found
 
     @property
     def keys(self) -> list[Key]:
@@ -445,16 +465,6 @@ def _all(watchers: Sequence[Seen], *flows: Tensor | None) -> None:
         watcher(*flows)
 
 
-def attends_once(stream: Stream) -> bool:
-    """Return True if the rows of a stream attend once in each of its blocks."""
-    return not stream.others and all(len(block.attentions) == 1 for block in stream.blocks)
-
-
-def attends_to_itself(stream: Stream) -> bool:
-    """Return True if the rows of a stream look at themselves only, once in each of its blocks."""
-    return attends_once(stream) and all(block.attentions[0].is_self for block in stream.blocks)
-
-
 def has_one_resolution(layout: Layout) -> bool:
     """Return False if the rows of an input attend, are merged, and attend again."""
     blocks = [stream for stream in layout.streams if stream.blocks and not stream.is_learned]
@@ -482,12 +492,17 @@ def map_pass(
 
 def _leading(layout: Layout) -> list[Attention]:
     """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
-    reached = {id(stream.rows) for stream in layout.streams if stream.is_read}
+    reached, copies = {id(stream.rows) for stream in layout.streams if stream.is_read}, find_copies(layout.streams)
+    by_rows = {id(stream.rows): stream for stream in layout.streams}
     found = []
     for attention in reversed(layout.attentions):
+        reached.update(id(t.rows) for s, t, _ in copies if id(s.rows) in reached)
         if attention.queries is None or id(attention.queries) in reached:
-            reached.add(id(attention.keys))
             found.append(attention)
+            reached.add(id(attention.keys))
+            if attention.keys is not None and id(attention.queries) in by_rows:
+                parts, _ = split_keys(attention, by_rows[id(attention.queries)], layout.streams)
+                reached.update(id(stream.rows) for stream, _ in parts)
     return found
 
 

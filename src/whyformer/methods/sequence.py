@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whyformer.errors import ModelError
-from whyformer.methods.attended import MapPass, Seen, Walked, attends_to_itself
+from whyformer.methods.attended import MapPass, Seen, Walked
 from whyformer.methods.passes import record_pass
 from whyformer.tape.streams import Stream, is_passed
 from whyformer.tape.walking import Composite
@@ -109,7 +109,7 @@ def attended_pass(passed: MapPass, name: str | None = None) -> AttendedPass | No
     before = [s for s in layout.streams if s is not stream and set(s.names) == set(stream.names)]
     if name is None and len(before) + 1 < len(layout.streams):
         return None
-    if not attends_to_itself(stream):
+    if not stream.attends_to_itself:
         return None
     names, first = () if len(layout.streams) == 1 else stream.names, sum(len(s.blocks) for s in before)
     attentions = {i: block.attentions[0] for i, block in enumerate(stream.blocks, first)}

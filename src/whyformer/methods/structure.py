@@ -12,8 +12,6 @@ from whyformer.methods.attended import (
     Key,
     MapPass,
     NamedAttention,
-    attends_once,
-    attends_to_itself,
     has_one_resolution,
 )
 from whyformer.tape.streams import Stream
@@ -78,21 +76,22 @@ class Structure:
             return True
         sources = self.passed.sources_of
         names = {name for a in self.passed.layout.attentions for side in (a.queries, a.keys) for name in sources(side)}
-        return names <= {self.main} and len(self.sources) == 1 and all(map(attends_once, self.streams))
+        return names <= {self.main} and len(self.sources) == 1 and all(s.attends_once for s in self.streams)
 
     def alone(self, name: str) -> Key | None:
         """Return the name of the rows that hold an input and are read out, if these look at themselves only, once in
         each of their blocks."""
-        found = [key for key, stream in self.ends.items() if name in key and attends_to_itself(stream)]
+        found = [key for key, stream in self.ends.items() if name in key and stream.attends_to_itself]
         return found[0] if len(found) == 1 else None
 
     @property
     def reached(self) -> set[Key]:
         """Names of the rows from which attention leads to the target."""
         found = set(self.ends)
-        for attention in reversed(list(self.attentions.values())):
+        for number, attention in reversed(self.attentions.items()):
+            found.update(learned for stream, learned, _ in self.passed.copies if stream in found)
             if attention.queries in found:
-                found.add(attention.keys)
+                found.update(self.passed.looked_at[number])
         return found
 
     def elements_of(self, name: str) -> Tensor | None:

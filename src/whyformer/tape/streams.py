@@ -82,6 +82,16 @@ class Stream:
         """Number of its last state."""
         return self.blocks[-1].exit
 
+    @property
+    def attends_once(self) -> bool:
+        """True if the rows attend once in each block."""
+        return not self.others and all(len(block.attentions) == 1 for block in self.blocks)
+
+    @property
+    def attends_to_itself(self) -> bool:
+        """True if the rows look at themselves only, once in each block."""
+        return self.attends_once and all(block.attentions[0].is_self for block in self.blocks)
+
 
 def spine(program: Program) -> list[int]:
     """Return the values through which all paths from the roots to the output pass, in the order of execution."""

@@ -116,6 +116,10 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
                     "what some of its rows look at changes from block to block (their keys are joined with others)",
                     verdict="is not supported yet",
                 )
+            if isinstance(step, streams.Copies):
+                for pair in [pair for pair in before if pair[0] == q]:
+                    add((s, pair[1]), one.to(before[pair].dtype) @ before[pair])
+                continue
             if s == q:
                 for pair in [pair for pair in before if pair[0] == s]:
                     add(pair, one @ before[pair])

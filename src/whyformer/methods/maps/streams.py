@@ -20,6 +20,10 @@ from whyformer.tape.walking import GRADIENT, Composite
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
 
 
+class Copies(Step):
+    """A step in which rows of one stream enter another: 1 where the query is the key, else 0."""
+
+
 @dataclass(frozen=True)
 class Paths:
     """What attentions let through, from the rows that are read out down to the rows that enter.
@@ -46,10 +50,11 @@ class Paths:
             for queries in {q for q, _ in step if q in before}:
                 own = {k: one for (q, k), one in step.items() if q == queries}
                 row = before[queries]
-                if normalize_rows:
+                if normalize_rows and not isinstance(step, Copies):
                     sums = int(identity) + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
                     row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
-                rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
+                if not isinstance(step, Copies):
+                    rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
                 for keys, one in own.items():
                     moved = torch.bmm(row[:, None].to(one.dtype), one)[:, 0]
                     rows[keys] = rows[keys] + moved if keys in rows else moved
@@ -58,7 +63,7 @@ class Paths:
     def mean_of_rows(self) -> dict[Key, Tensor]:
         """``[B, N]`` mean over the steps of r Ē, from each stream that is read out to its own rows and to others'."""
         found: dict[Key, list[Tensor]] = defaultdict(list)
-        for step in self.steps:
+        for step in (step for step in self.steps if not isinstance(step, Copies)):
             for (queries, keys), one in step.items():
                 if queries in self.readouts:
                     row = self.readouts[queries].to(one.dtype)
@@ -137,15 +142,35 @@ class StreamTask:
         """Number of each attention whose map is needed -> its layer."""
         return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
 
+    def parts(self, number: int, fused: Tensor) -> Step:
+        """The map of an attention, heads fused, cut into those of the streams that its keys are rows of."""
+        queries, sides = self.attentions[number].queries, self.passed.looked_at[number]
+        return {
+            (queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()
+        }
+
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
         """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one
         depth are heads of one."""
         heads: dict[int, dict[tuple[Key, Key], list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         for number, fused in sorted(maps.items()):
-            attention = self.attentions[number]
-            heads[attention.depth][attention.queries, attention.keys].append(fused)
-        listed = [heads[depth] for depth in sorted(heads)]
-        return [{p: torch.stack(some).mean(0) if len(some) > 1 else some[0] for p, some in s.items()} for s in listed]
+            for pair, one in self.parts(number, fused).items():
+                heads[self.attentions[number].depth][pair].append(one)
+        return self.in_order(
+            {
+                depth: {p: torch.stack(some).mean(0) if len(some) > 1 else some[0] for p, some in step.items()}
+                for depth, step in heads.items()
+            }
+        )
+
+    def in_order(self, steps: Mapping[int, Step]) -> list[Step]:
+        """Steps by the depth of their attentions, and before those of a stream the rows that enter it from others."""
+        copies: dict[int, Copies] = {}
+        for queries, keys, same in self.passed.copies:
+            depth = min(a.depth for a in self.attentions.values() if a.queries == queries)
+            copies.setdefault(depth, Copies())[queries, keys] = same
+        listed = (some.get(depth) for depth in sorted({*steps, *copies}) for some in (copies, steps))
+        return [step for step in listed if step is not None]
 
     def paths(self, maps: Mapping[int, Tensor], readouts: Mapping[Key, Tensor]) -> Paths:
         """Those over fused maps, by the number of their attention."""

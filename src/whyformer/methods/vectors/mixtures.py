@@ -45,6 +45,11 @@ class Mixture:
         """The same without the residual."""
         return replace(self, residual=None)
 
+    def of_keys(self, same: Tensor) -> Mixture:
+        """Return the mixture of some of the keys; ``same`` is ``[B, K, M]``, True where a key is one of these M."""
+        same = same.to(self.parts)
+        return replace(self, weights=self.weights @ same[:, None], parts=same.mT[:, None] @ self.parts)
+
     def by_heads(self) -> Tensor:
         """Return ‖α^h_ij f_h(x_j)‖, ``[B, H, N, N]``."""
         return self.weights * self.parts.norm(dim=-1)[:, :, None]

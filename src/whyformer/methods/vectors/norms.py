@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 from whyformer.methods.maps import streams
 from whyformer.methods.maps.aggregation import Aggregation, Choices
 from whyformer.methods.registry import OptionalBlock, method
+from whyformer.methods.structure import NOT_YET
 from whyformer.methods.task import Scores, Task
 from whyformer.methods.vectors.mixtures import AttentionVectors, Mixture, Place, SequenceVectors
 
@@ -65,31 +67,30 @@ def _across(task: Task, scope: Scope, how: Aggregation, *, rolled_out: bool) -> 
     chosen = several.wanted(how)
     logits, readouts = several.read_rows()
     vectors = AttentionVectors(task, several.passed)
-    maps: dict[int, Tensor] = {}
-    own: dict[int, Tensor] = {}
+    steps: dict[int, streams.Step] = defaultdict(dict)
     for number in sorted(chosen):
-        attention, mixture = several.attentions[number], vectors.at(number, "norm" if scope == "norm" else "sum")
-        if scope == "heads":
-            maps[number] = how.fuse(mixture.by_heads())
-            continue
-        mixture = mixture if kept else mixture.of_attention
-        if attention.queries != attention.keys and mixture.residual is not None:
-            own[number] = mixture.own_norms()
-            mixture = replace(mixture, residual=None)
-        maps[number] = mixture.norms()
-    alike = [(a.depth, a.queries, a.keys) for a in (several.attentions[n] for n in maps)]
-    if len(set(alike)) < len(alike):  # with a residual and a projection each
-        raise task.refuse(
-            "attentions that are heads of one have projections of their own", verdict="is not supported yet"
-        )
-    steps = several.steps(maps)
-    for number, norms in own.items():
-        queries, keys = several.attentions[number].queries, several.attentions[number].keys
-        step = next(step for step in steps if step.get((queries, keys)) is maps[number])
-        step[queries, queries] = torch.diag_embed(norms)
-    if kept and rolled_out:
-        steps = [streams.normalised(step) for step in steps]
-    return several.scores(streams.reduce(task, how, streams.Paths(steps, readouts), kept=kept), logits)
+        queries, depth = several.attentions[number].queries, several.attentions[number].depth
+        whole = vectors.at(number, "norm" if scope == "norm" else "sum")
+        whole = whole if kept else whole.of_attention
+        sides = several.passed.looked_at[number]
+        parts = {keys: whole if same is None else whole.of_keys(same) for keys, same in sides.items()}
+        made = {(queries, keys): _norms(mixture, scope, how, keys == queries) for keys, mixture in parts.items()}
+        if whole.residual is not None and queries not in parts:
+            made[queries, queries] = torch.diag_embed(whole.own_norms())
+        if not made.keys().isdisjoint(steps[depth]):  # with a residual and a projection each
+            raise task.refuse("attentions that are heads of one have projections of their own", verdict=NOT_YET)
+        steps[depth] |= made
+    ordered = several.in_order(
+        {d: streams.normalised(step) if kept and rolled_out else step for d, step in steps.items()}
+    )
+    return several.scores(streams.reduce(task, how, streams.Paths(ordered, readouts), kept=kept), logits)
+
+
+def _norms(mixture: Mixture, scope: Scope, how: Aggregation, itself: bool) -> Tensor:
+    """``[B, Q, K]`` of a mixture; ``itself`` where the keys are the queries, to which the residual belongs."""
+    if scope == "heads":
+        return how.fuse(mixture.by_heads())
+    return (mixture if itself else mixture.of_attention).norms()
 
 
 def vectors_of(task: Task) -> SequenceVectors:

@@ -139,9 +139,9 @@ def _of_streams(
         depth[entry] = max(depth.get(entry, 0), several.attentions[number].depth)
     steps: dict[int, streams.Step] = defaultdict(dict)
     for number, one in _maps(task, passed, sides, distance, batch_size).items():
-        named, entry = several.attentions[number], passed.block_of(number)[1].entry
-        steps[depth[entry]][named.queries, named.keys] = one
-    paths = streams.Paths([streams.normalised(steps[d]) for d in sorted(steps)], readouts)
+        steps[depth[passed.block_of(number)[1].entry]] |= several.parts(number, one)
+    ordered = several.in_order({d: streams.normalised(step) for d, step in steps.items()})
+    paths = streams.Paths(ordered, readouts)
     return several.scores(streams.reduce(task, how, paths, kept=True), logits, {"block_passes": _count(sides)})
 
 

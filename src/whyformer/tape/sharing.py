@@ -1,0 +1,58 @@
+"""Streams that share rows: rows of one that enter another, and keys that are rows of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from whyformer.tape.streams import Stream
+from whyformer.tape.structure import Attention
+
+__all__ = ["find_copies", "split_keys"]
+
+
+def find_copies(streams: Iterable[Stream]) -> list[tuple[Stream, Stream, Tensor]]:
+    """Return the streams that rows of learned vectors enter, as those of a Q-Former enter a prompt.
+
+    Returns:
+        (the stream, the stream of learned vectors, ``[B, N, M]`` 1 where a row of the first is one of the second, else
+        0) of each pair.
+    """
+    attending = [s for s in streams if s.blocks]
+    pairs = ((s, t) for s in attending for t in attending if t.is_learned and t.last < s.last)
+    found = ((s, t, _same(s.rows, t.rows)) for s, t in pairs)
+    return [(s, t, same.float()) for s, t, same in found if bool(same.any())]
+
+
+def split_keys(
+    attention: Attention, queries: Stream, streams: Sequence[Stream]
+) -> tuple[list[tuple[Stream, Tensor]], Tensor]:
+    """Return the streams that the keys of an attention are rows of, where they are rows of several: the stream of the
+    queries, and streams that end before the attention, the last one first.
+
+    Args:
+        attention: of known queries and keys.
+        queries: the stream of its queries.
+        streams: all streams.
+
+    Returns:
+        (stream, ``[B, K, N]`` True where a key is a row of the stream) of each, none if the keys are all rows of one
+        stream; and ``[B, K]`` True at the other keys.
+    """
+    assert attention.keys is not None
+    found, rest = list[tuple[Stream, Tensor]](), attention.keys
+    attending = [s for s in streams if s.blocks]
+    if not any(s.rows is attention.keys for s in attending):
+        before = [s for s in attending if s is not queries and s.last < attention.map]
+        for stream in (queries, *reversed(before)):
+            same = _same(rest, stream.rows)
+            if bool(same.any()):
+                found.append((stream, same))
+                rest = rest.masked_fill(same.any(2), 0)
+    return found, rest > 0
+
+
+def _same(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``[B, N, M]``, True where a row of the first is one of the second; 0 is no row."""
+    return (first[:, :, None] == second[:, None, :]) & (first > 0)[:, :, None]
