@@ -28,7 +28,7 @@ from whyformer.tape.mixing import mixes
 from whyformer.tape.places import Elements, Places, find_elements, find_places
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.rows import RowSamples
-from whyformer.tape.sharing import find_copies, split_keys
+from whyformer.tape.sharing import split_keys
 from whyformer.tape.streams import Block, Stream, path_to, readout
 from whyformer.tape.structure import Attention
 from whyformer.tape.trunk import Trunk
@@ -141,8 +141,7 @@ class MapPass:
         for number, attention in self.attentions.items():
             stream, block = self.block_of(number)
             layer = stream.blocks.index(block)
-            queries, keys = (names[id(side)] for side in (attention.queries, attention.keys))
-            found[number] = NamedAttention(queries, keys, attention.depth, layer)
+            found[number] = NamedAttention(self.name_of(stream), names[id(attention.keys)], attention.depth, layer)
         return found
 
     @cached_property
@@ -170,10 +169,10 @@ class MapPass:
         families = (rows.families[f] for f in rows.family[numbers].unique().tolist())
         return {self.inputs.get(f.source, f.source) for f in families if f.source and f.value not in products}
 
-    @cached_property
+    @property
     def copies(self) -> list[tuple[Key, Key, Tensor]]:
-        """:func:`~whyformer.tape.sharing.find_copies` with the names of the streams."""
-        return [(self.name_of(s), self.name_of(t), same) for s, t, same in find_copies(self.layout.streams)]
+        """:attr:`Layout.copies` with the names of the streams."""
+        return [(self.name_of(s), self.name_of(t), same) for s, t, same in self.layout.copies]
 
     @cached_property
     def looked_at(self) -> dict[int, dict[Key, Tensor | None]]:
@@ -492,11 +491,11 @@ def map_pass(
 
 def _leading(layout: Layout) -> list[Attention]:
     """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
-    reached, copies = {id(stream.rows) for stream in layout.streams if stream.is_read}, find_copies(layout.streams)
+    reached = {id(stream.rows) for stream in layout.streams if stream.is_read}
     by_rows = {id(stream.rows): stream for stream in layout.streams}
     found = []
     for attention in reversed(layout.attentions):
-        reached.update(id(t.rows) for s, t, _ in copies if id(s.rows) in reached)
+        reached.update(id(t.rows) for s, t, _ in layout.copies if id(s.rows) in reached)
         if attention.queries is None or id(attention.queries) in reached:
             found.append(attention)
             reached.add(id(attention.keys))

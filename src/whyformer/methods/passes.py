@@ -31,6 +31,7 @@ from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, Source
+from whyformer.tape.sharing import find_copies
 from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
@@ -74,6 +75,11 @@ class Layout:
     def roots(self) -> list[int]:
         """The values in which rows begin."""
         return [*self.rows.begun.values(), *self.first_maps]
+
+    @cached_property
+    def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
+        """Return :func:`~whyformer.tape.sharing.find_copies` of the streams."""
+        return find_copies(self.rows, self.attentions, self.streams)
 
     def borders(self, program: Program) -> dict[int, int]:
         """Return (what enters a block -> its number among all) for blocks that no path of a program leads past."""

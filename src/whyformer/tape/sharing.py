@@ -6,23 +6,35 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from whyformer.tape.rows import Rows
 from whyformer.tape.streams import Stream
 from whyformer.tape.structure import Attention
 
-__all__ = ["find_copies", "split_keys"]
+__all__ = ["find_copies", "same_rows", "split_keys"]
 
 
-def find_copies(streams: Iterable[Stream]) -> list[tuple[Stream, Stream, Tensor]]:
+def find_copies(
+    rows: Rows, attentions: Iterable[Attention], streams: Iterable[Stream]
+) -> list[tuple[Stream, Stream, Tensor]]:
     """Return the streams that rows of learned vectors enter, as those of a Q-Former enter a prompt.
 
+    Args:
+        rows: of the pass.
+        attentions: all attentions of the pass.
+        streams: all streams of the pass.
+
     Returns:
-        (the stream, the stream of learned vectors, ``[B, N, M]`` 1 where a row of the first is one of the second, else
-        0) of each pair.
+        (the stream, the one that the rows come from, ``[B, N, M]`` 1 where a row of the first is one of the second,
+        else 0) of each pair.
     """
-    attending = [s for s in streams if s.blocks]
-    pairs = ((s, t) for s in attending for t in attending if t.is_learned and t.last < s.last)
-    found = ((s, t, _same(s.rows, t.rows)) for s, t in pairs)
-    return [(s, t, same.float()) for s, t, same in found if bool(same.any())]
+    attending, products = [s for s in streams if s.blocks], {p.product for a in attentions for p in a.pieces}
+    found = []
+    for stream, before in ((s, t) for s in attending for t in attending if t.last < s.last):
+        same = same_rows(stream.rows, before.rows)
+        families = [rows.families[f] for f in set(rows.family[stream.rows[same.any(2)]].tolist())]
+        if families and all(not family.source or family.value in products for family in families):
+            found.append((stream, before, same.float()))
+    return found
 
 
 def split_keys(
@@ -46,13 +58,13 @@ def split_keys(
     if not any(s.rows is attention.keys for s in attending):
         before = [s for s in attending if s is not queries and s.last < attention.map]
         for stream in (queries, *reversed(before)):
-            same = _same(rest, stream.rows)
+            same = same_rows(rest, stream.rows)
             if bool(same.any()):
                 found.append((stream, same))
                 rest = rest.masked_fill(same.any(2), 0)
     return found, rest > 0
 
 
-def _same(first: Tensor, second: Tensor) -> Tensor:
-    """Return ``[B, N, M]``, True where a row of the first is one of the second; 0 is no row."""
+def same_rows(first: Tensor, second: Tensor) -> Tensor:
+    """Return ``[B, N, M]``, True where a row of ``[B, N]`` is one of ``[B, M]``; 0 is no row."""
     return (first[:, :, None] == second[:, None, :]) & (first > 0)[:, :, None]

@@ -155,6 +155,7 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     for a in attentions:
         if a.queries is not None:
             groups[id(a.queries)].append(a)
+    groups = _joined(groups)
     pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned]
     depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
     streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
@@ -163,6 +164,23 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
         return [replace(s, others=0) for s in streams]
     read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
     return [replace(s, is_read=bool(s.blocks) and s.last in read) for s in streams]
+
+
+def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
+    """Return attentions by the identity of their queries, those of some rows of a stream with the stream's, if its rows
+    attend before and after: in a Q-Former that reads words, its queries alone look at a picture."""
+    found = {key: list(own) for key, own in groups.items()}
+    for key, own in groups.items():
+        queries = own[0].queries
+        for whole, others in groups.items():
+            rows = others[0].queries
+            assert queries is not None
+            assert rows is not None
+            around = others[0].map < own[0].map and own[-1].map < others[-1].map
+            if around and queries.shape[1] < rows.shape[1] and bool(torch.isin(queries, rows).all()):
+                found[whole] = sorted([*found[whole], *found.pop(key)], key=lambda a: a.map)
+                break
+    return found
 
 
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:

@@ -15,6 +15,7 @@ from whyformer.methods.conservation import Balance
 from whyformer.methods.maps.aggregation import Aggregation
 from whyformer.methods.structure import NOT_YET, UNREAD
 from whyformer.methods.task import MapWatch, Scores, Task
+from whyformer.tape.sharing import same_rows
 from whyformer.tape.walking import GRADIENT, Composite
 
 Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what rows hand on to others
@@ -143,11 +144,13 @@ class StreamTask:
         return {number: a.layer for number, a in self.attentions.items() if how.wants(a.layer, start)}
 
     def parts(self, number: int, fused: Tensor) -> Step:
-        """The map of an attention, heads fused, cut into those of the streams that its keys are rows of."""
+        """The map ``[B, Q, K]`` of an attention, heads fused, cut into those of the streams that its keys are rows of.
+        Where some rows of a stream look alone, as the queries of a Q-Former that reads words, it is 0 at the others."""
+        own, rows = self.passed.attentions[number].queries, self.passed.block_of(number)[0].rows
+        if own is not None and fused.shape[1] < rows.shape[1]:
+            fused = same_rows(rows, own).to(fused) @ fused
         queries, sides = self.attentions[number].queries, self.passed.looked_at[number]
-        return {
-            (queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()
-        }
+        return {(queries, keys): fused if same is None else fused @ same.to(fused) for keys, same in sides.items()}
 
     def steps(self, maps: Mapping[int, Tensor]) -> list[Step]:
         """Maps by the number of their attention, heads fused, as steps; several attentions of the same rows at one
