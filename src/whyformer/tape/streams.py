@@ -156,7 +156,7 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
         if a.queries is not None:
             groups[id(a.queries)].append(a)
     groups = _joined(groups)
-    pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned]
+    pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned and not _enters(own[0], groups)]
     depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
     streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
     if not any(s.blocks for s in streams):  # they attend in a layout that is not followed
@@ -181,6 +181,13 @@ def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]
                 found[whole] = sorted([*found[whole], *found.pop(key)], key=lambda a: a.map)
                 break
     return found
+
+
+def _enters(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
+    """Return True if the rows of an attention are rows of another stream later, as in a projector of pictures."""
+    others = [own[0].queries for own in groups.values() if own[0] is not attention]
+    assert attention.queries is not None
+    return any(rows is not None and bool(torch.isin(attention.queries, rows).all()) for rows in others)
 
 
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
@@ -284,8 +291,8 @@ def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], dept
     learned = own[0].is_learned or not any(sources)
     names = () if learned else filter(None, sources)
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
-    if learned and blocks and own[0] not in blocks[0].attentions:
-        blocks.insert(0, Block(-1, blocks[0].entry, (own[0],)))
+    if learned and not any(own[0] in b.attentions for b in blocks[:1]):
+        blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (own[0],)))
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
