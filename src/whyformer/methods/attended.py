@@ -177,8 +177,8 @@ class MapPass:
     @cached_property
     def looked_at(self) -> dict[int, dict[Key, Tensor | None]]:
         """Number of each attention -> names of the streams that its keys are rows of, each with ``[B, K, N]``, True
-        where a key is a row of the stream; None where the keys are the rows in their order. Keys that are made of an
-        input but are rows of no stream have the name of the keys."""
+        where a key is a row of the stream; None where the keys are the rows in their order. Keys that are rows of no
+        stream have the name of the keys."""
         found: dict[int, dict[Key, Tensor | None]] = {}
         for number, attention in self.attentions.items():
             parts, rest = split_keys(attention, self.block_of(number)[0], self.layout.streams)
@@ -186,7 +186,7 @@ class MapPass:
             found[number] = {self.name_of(stream): same for stream, same in parts}
             if not parts:
                 found[number][self.named[number].keys] = None
-            elif self.sources_of(attention.keys[rest]):
+            elif bool(rest.any()):
                 found[number][self.named[number].keys] = torch.diag_embed(rest)
         return found
 

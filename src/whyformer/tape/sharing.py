@@ -24,8 +24,8 @@ def find_copies(
         streams: all streams of the pass.
 
     Returns:
-        (the stream, the one that the rows come from, ``[B, N, M]`` 1 where a row of the first is one of the second,
-        else 0) of each pair.
+        (the stream, the one that the rows come from, ``[B, N, M]`` True where a row of the first is one of the
+        second) of each pair.
     """
     attending, products = [s for s in streams if s.blocks], {p.product for a in attentions for p in a.pieces}
     found = []
@@ -33,7 +33,7 @@ def find_copies(
         same = same_rows(stream.rows, before.rows)
         families = [rows.families[f] for f in set(rows.family[stream.rows[same.any(2)]].tolist())]
         if families and all(not family.source or family.value in products for family in families):
-            found.append((stream, before, same.float()))
+            found.append((stream, before, same))
     return found
 
 

@@ -118,7 +118,7 @@ def _across(task: Task, how: Aggregation, start: int, composite: CompositeName) 
                 )
             if isinstance(step, streams.Copies):
                 for pair in [pair for pair in before if pair[0] == q]:
-                    add((s, pair[1]), one.to(before[pair].dtype) @ before[pair])
+                    add((s, pair[1]), one.to(before[pair]) @ before[pair])
                 continue
             if s == q:
                 for pair in [pair for pair in before if pair[0] == s]:

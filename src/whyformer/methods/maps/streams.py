@@ -22,7 +22,7 @@ Step = dict[tuple[Key, Key], Tensor]  # (queries, keys) -> ``[B, Q, K]`` what ro
 
 
 class Copies(Step):
-    """A step in which rows of one stream enter another: 1 where the query is the key, else 0."""
+    """A step in which rows of one stream enter another: True where the query is the key."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,26 @@ class Paths:
             normalize_rows: r_q and what it hands on are divided by 1 + ΣĒ, the row sums of [I, Ē] (without I: by ΣĒ).
         """
         rows = dict(self.readouts)
+
+        def add(keys: Key, moved: Tensor) -> None:
+            rows[keys] = rows[keys] + moved if keys in rows else moved
+
         for step in reversed(self.steps):
             before = dict(rows)
+            if isinstance(step, Copies):
+                for (queries, keys), same in step.items():
+                    if queries in before:
+                        add(keys, torch.bmm(before[queries][:, None], same.to(before[queries]))[:, 0])
+                continue
             for queries in {q for q, _ in step if q in before}:
                 own = {k: one for (q, k), one in step.items() if q == queries}
                 row = before[queries]
-                if normalize_rows and not isinstance(step, Copies):
+                if normalize_rows:
                     sums = int(identity) + torch.stack([one.sum(-1) for one in own.values()]).sum(0)
                     row = torch.where(sums != 0, row / torch.where(sums != 0, sums, 1), 0)
-                if not isinstance(step, Copies):
-                    rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
+                rows[queries] = rows[queries] - before[queries] + (row if identity else 0)
                 for keys, one in own.items():
-                    moved = torch.bmm(row[:, None].to(one.dtype), one)[:, 0]
-                    rows[keys] = rows[keys] + moved if keys in rows else moved
+                    add(keys, torch.bmm(row[:, None].to(one.dtype), one)[:, 0])
         return rows
 
     def mean_of_rows(self) -> dict[Key, Tensor]:
