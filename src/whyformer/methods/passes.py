@@ -64,12 +64,15 @@ class Layout:
         streams: the rows that attend together, in the order in which they first do.
         first_maps: number of each map of learned vectors that look at one another before they look at any input -> the
             sample of each of its entries along the first axis.
+        is_whole: False if vectors of a further table, in which the same ids are looked up, attend without those of the
+            first one.
     """
 
     rows: Rows
     attentions: Sequence[Attention]
     streams: Sequence[Stream]
     first_maps: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    is_whole: bool = True
 
     @property
     def roots(self) -> list[int]:
@@ -167,7 +170,12 @@ class ForwardPass:
         rows = find_rows(tape, [*find_sources(tape, fed, several, packed, turned), *learned], outputs)
         program = read_program(tape, [*rows.begun.values(), *maps], ends)
         attentions = find_attentions(program, tape, rows)
-        return Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
+        layout = Layout(rows, attentions, find_streams(program, tape, rows, attentions), maps)
+        if not rows.repeats:
+            return layout
+        every = read_program(tape, [*layout.roots, *(n for numbers in rows.repeats.values() for n in numbers)], ends)
+        seen, whole = ({n for a in some for n in a.maps} for some in (attentions, find_attentions(every, tape, rows)))
+        return replace(layout, is_whole=whole <= seen)
 
     def _first_maps(
         self, known: Layout, ends: tuple[int, ...], outputs: tuple[int, ...]

@@ -32,32 +32,51 @@ __all__ = ["RootedPass", "Roots", "changed_pass", "find_roots"]
 
 @dataclass(frozen=True, eq=False)
 class Roots:
-    """Where relevance ends: pixels, vectors, or for token ids what enters the first block.
+    """Where relevance ends: pixels, vectors, or for token ids what enters the first block. Where a model looks the same
+    ids up in further tables behind that (the per-layer embeddings of Gemma 3n), their vectors too.
 
     Attributes:
-        numbers: input -> number of that value.
-        own: input -> ``[B, N]`` its rows, if the value lies inside of the model, where rows of others may stand beside.
+        numbers: input -> numbers of these values.
+        own: input -> ``[B, N]`` its rows, if the values lie inside of the model, where rows of others may stand beside.
         rows: of the pass; None if no value lies inside of the model.
         calls: number of such a value -> (the call that makes it, its shape).
     """
 
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, tuple[int, ...]]
     own: Mapping[str, Tensor]
     rows: Rows | None = None
     calls: Mapping[int, tuple[Call, torch.Size]] = field(default_factory=dict)
 
-    def arranged(self, name: str, value: Tensor) -> Tensor:
-        """Return ``[B, N, ...]`` of a tensor that is laid out like the value; an input stays as it was given."""
-        if self.rows is None or name not in self.own:
-            return value
-        return self.rows.features(self.numbers[name], value, self.own[name])
+    @property
+    def every(self) -> set[int]:
+        """The values of all inputs."""
+        return {n for numbers in self.numbers.values() for n in numbers}
 
-    def laid_out(self, name: str, value: Tensor, arranged: Tensor) -> Tensor:
-        """Return ``arranged`` in the layout of the value, whose other elements stay: the inverse of
+    def arranged(self, name: str, values: Callable[[int], Tensor]) -> Tensor:
+        """Return ``[B, N, ...]`` of tensors that are laid out like the values of an input, of several with their
+        features side by side; an input stays as it was given.
+
+        Args:
+            name: of the input.
+            values: number of a value -> the tensor.
+        """
+        first, *others = (self._arranged(name, n, values(n)) for n in self.numbers[name])
+        return torch.cat([t.flatten(2) for t in (first, *others)], 2) if others else first
+
+    def _arranged(self, name: str, number: int, value: Tensor) -> Tensor:
+        return value if self.rows is None or name not in self.own else self.rows.features(number, value, self.own[name])
+
+    def laid_out(self, name: str, number: int, value: Tensor, arranged: Tensor) -> Tensor:
+        """Return a part of ``arranged`` in the layout of a value, whose other elements stay: the inverse of
         :meth:`arranged`."""
         if self.rows is None or name not in self.own:
             return arranged.to(value)
-        return self.rows.with_features(self.numbers[name], value, self.own[name], arranged)
+        place = self._arranged(name, number, value)
+        if len(self.numbers[name]) > 1:
+            further = [self.calls[n][1][-1] for n in self.numbers[name][1:]]
+            widths = [arranged.shape[2] - sum(further), *further]
+            arranged = arranged.split(widths, 2)[self.numbers[name].index(number)].reshape(place.shape)
+        return self.rows.with_features(number, value, self.own[name], arranged)
 
 
 def find_roots(
@@ -73,27 +92,44 @@ def find_roots(
     Raises:
         ModelError: the model does not read an input.
     """
-    tape, numbers, own = whole.tape, dict[str, int](), dict[str, Tensor]()
+    tape, numbers, own = whole.tape, dict[str, tuple[int, ...]](), dict[str, Tensor]()
     texts = {name: name for name, side in sources.items() if side.modality == "text"} | dict(made or {})
     layout = whole.layout(sources) if texts else None
     for name, side in sources.items():
         if name not in texts:
-            numbers[name] = tape.number(argument_of(whole.feed, side.scored))
+            numbers[name] = (tape.number(argument_of(whole.feed, side.scored)),)
     for name, source in texts.items():
         known = None if layout is None else _entry(whole, layout, source, sources)
         if known is not None and layout is not None:
-            numbers[name], own[name] = known
+            number, own[name] = known
+            numbers[name] = number, *_further(whole, layout.rows, source, number)
             continue
-        looked_up = (
-            roots_of(tape, tape.number(argument_of(whole.feed, sources[name].scored))) if name in sources else ()
-        )
+        fed = tape.number(argument_of(whole.feed, sources[name].scored)) if name in sources else None
+        looked_up = () if fed is None else roots_of(tape, fed)
         if not looked_up:
             raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
         if len(looked_up) > 1:
-            raise ModelError(f"the tokens of its input '{name}' are looked up in several places, which is not followed")
-        numbers[name] = looked_up[0]
-    calls = {n: (tape.maker[n], tape.shapes[n]) for n in numbers.values() if n in tape.maker}
-    return Roots(numbers, own, None if layout is None else layout.rows, calls)
+            family = next((f for f in layout.rows.families if f.source == source), None) if layout is not None else None
+            alike = {family.value, *layout.rows.repeats.get(source, [])} if family is not None and layout is not None else set()
+            if family is None or family.numbers.dim() < 2 or not alike.issuperset(looked_up):
+                message = f"the tokens of its input '{name}' are looked up in several places, which is not followed"
+                raise ModelError(message)
+            own[name] = family.numbers
+        numbers[name] = tuple(looked_up)
+    roots = Roots(numbers, own, None if layout is None else layout.rows)
+    return replace(roots, calls={n: (tape.maker[n], tape.shapes[n]) for n in roots.every if n in tape.maker})
+
+
+def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:
+    """The vectors of further tables, in which the ids of an input are looked up too, that the output depends on
+    otherwise than through a value."""
+    if source not in rows.repeats:
+        return []
+    needed = set(whole.outputs.values())
+    for call in reversed(whole.tape.calls):
+        if any(r in needed and r != number for r in call.results):
+            needed.update(call.operands)
+    return [n for n in rows.repeats[source] if n in needed and n != number]
 
 
 def _entry(whole: ForwardPass, layout: Layout, source: str, sources: Mapping[str, Inputs]) -> tuple[int, Tensor] | None:
@@ -190,11 +226,12 @@ def _changes(roots: Roots, values: Mapping[str, Tensor]) -> dict[int, Callable[[
         if value.shape != roots.calls[number][1]:
             raise ModelError(_MOVED)
         for name, arranged in values.items():
-            if roots.numbers[name] == number:
-                value = roots.laid_out(name, value, arranged)
+            if number in roots.numbers[name]:
+                value = roots.laid_out(name, number, value, arranged)
         return value
 
-    return {number: partial(changed, number=number) for number in {roots.numbers[name] for name in values}}
+    numbers = {n for name in values for n in roots.numbers[name]}
+    return {number: partial(changed, number=number) for number in numbers}
 
 
 # -- a pass under a composite ----------------------------------------------------------------------------------------
@@ -227,7 +264,7 @@ class RootedPass:
     @property
     def begun(self) -> dict[str, Tensor]:
         """Input -> its root's value; ``[B, N, ...]`` of texts."""
-        return {name: self.roots.arranged(name, self.whole.tape[n]) for name, n in self.roots.numbers.items()}
+        return {name: self.roots.arranged(name, self.whole.tape.__getitem__) for name in self.roots.numbers}
 
     def back(self, seed: Tensor) -> dict[str, Tensor]:
         """Return input -> what arrives at its root, laid out as :attr:`begun`.
@@ -238,7 +275,7 @@ class RootedPass:
         Raises:
             ModelError: nothing arrives at any root.
         """
-        tape, wanted = self.whole.tape, set(self.roots.numbers.values())
+        tape, wanted = self.whole.tape, self.roots.every
         starts = self.whole.starts(self.read, seed)
         program = read_program(tape, wanted, starts)
         with self.whole.naming_modules():
@@ -253,7 +290,7 @@ class RootedPass:
                 f"{held if self.composite.rules else ''}. Remove what cuts it off, explain another target, or use "
                 "occlusion"
             )
-        return {name: self.roots.arranged(name, found[n]) for name, n in self.roots.numbers.items()}
+        return {name: self.roots.arranged(name, found.__getitem__) for name in self.roots.numbers}
 
     def _within(self, program: Program, starts: Mapping[int, Tensor], seed: Tensor) -> dict[str, Any]:
         """What a walk needs to share relevance within each sample, and to add it up."""

@@ -104,6 +104,8 @@ class Structure:
     def without_maps(self) -> tuple[str, str] | None:
         """Why the maps of all attentions are not known: (the reason, what it means for a method); None if they are."""
         layout = self.passed.layout
+        if not layout.is_whole:
+            return "it looks its tokens up in two tables, and attention of the second one is not followed", NOT_YET
         if not layout.attentions:
             return UNSEEN, "has no meaning"
         mixed = next((s for s in self.streams if s.others and s.is_read), None)

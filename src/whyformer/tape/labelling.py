@@ -145,6 +145,9 @@ class _Following:
                 name += "'"
             rows = self._new(samples, name, result, elements=elements)
             self.looked_up.append((ids, rows))
+        else:
+            source = self.rows.families[int(self.rows.family[rows.flatten()[0]])].source
+            self.rows.repeats.setdefault(source, []).append(result)
         shape = self.tape.shapes[result]
         if call.name == "embedding" or len(shape) == ids.dim() + 1:
             self.labels[result] = (rows.view(*ids.shape, *(1,) * (len(shape) - ids.dim())).expand(shape),)

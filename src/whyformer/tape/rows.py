@@ -137,6 +137,7 @@ class Rows:
         beside: family -> another one whose rows stand beside its own in some value.
         blended: values whose elements are made of several rows of one family, of which the label names one.
         indices: integer and boolean values that decided which rows lie where.
+        repeats: source -> values in which the same ids are looked up once more, in other tables.
     """
 
     labels: dict[int, Label] = field(default_factory=dict)
@@ -146,6 +147,7 @@ class Rows:
     beside: dict[int, int] = field(default_factory=dict)
     blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
+    repeats: dict[str, list[int]] = field(default_factory=dict)
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what was read off these rows
 
     def __len__(self) -> int:
