@@ -211,7 +211,7 @@ def _names(layout: Layout, numbers: Tensor) -> list[str]:
 def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], list[AuditedUnit]]:
     """The units between inputs and target, alike ones together and one by one, with their rules."""
     whole = task.passed()
-    roots = task.recorded(COMPOSITES["plain"]).roots.numbers.values()
+    roots = task.recorded(COMPOSITES["plain"]).roots.every
     logits = whole.logits(task.read)
     program = read_program(whole.tape, roots, whole.starts(task.read, torch.ones_like(logits)))
     rules = {name: _rules(program, whole, with_own_rules(composite)) for name, composite in RULES.items()}

@@ -224,7 +224,7 @@ class MapPass:
         block of its rows, or pools them. Rows that are looked at, but look at none, are not mixed otherwise before."""
         own = list(self.attentions.values())
         known = all(a.queries is not None and a.keys is not None for a in own)
-        others = [a for a in _leading(self.layout) if a not in own]
+        others = [a for a in self.layout.leading if a not in own]
         complete = known and all(a.is_learned for a in others) and all(map(_is_complete, self.layout.streams))
         first = {id(a.keys): a for a in reversed(own)}  # of those that look at the same rows
         return complete and not any(map(self._mixed_before, first.values()))
@@ -487,22 +487,6 @@ def map_pass(
     attentions = dict(enumerate(sorted(own, key=lambda a: a.map)))
     passed = MapPass(whole, layout, read, attentions, {}, sources, inputs)
     return replace(passed, ends={passed.name_of(s): s for s in layout.streams if s.is_read and s.blocks})
-
-
-def _leading(layout: Layout) -> list[Attention]:
-    """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
-    reached = {id(stream.rows) for stream in layout.streams if stream.is_read}
-    by_rows = {id(stream.rows): stream for stream in layout.streams}
-    found = []
-    for attention in reversed(layout.attentions):
-        reached.update(id(t.rows) for s, t, _ in layout.copies if id(s.rows) in reached)
-        if attention.queries is None or id(attention.queries) in reached:
-            found.append(attention)
-            reached.add(id(attention.keys))
-            if attention.keys is not None and id(attention.queries) in by_rows:
-                parts, _ = split_keys(attention, by_rows[id(attention.queries)], layout.streams)
-                reached.update(id(stream.rows) for stream, _ in parts)
-    return found
 
 
 def _is_complete(stream: Stream) -> bool:

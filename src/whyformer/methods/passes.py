@@ -31,7 +31,7 @@ from whyformer.tape.labelling import find_rows
 from whyformer.tape.program import Program, read_program
 from whyformer.tape.recording import record_call
 from whyformer.tape.rows import Rows, Source
-from whyformer.tape.sharing import find_copies
+from whyformer.tape.sharing import find_copies, split_keys
 from whyformer.tape.sources import find_sources
 from whyformer.tape.state import without_autocast
 from whyformer.tape.streams import Stream, find_first_maps, find_streams, is_passed, spine
@@ -83,6 +83,21 @@ class Layout:
     def copies(self) -> list[tuple[Stream, Stream, Tensor]]:
         """Return :func:`~whyformer.tape.sharing.find_copies` of the streams."""
         return find_copies(self.rows, self.attentions, self.streams)
+
+    @property
+    def leading(self) -> list[Attention]:
+        """The attentions that lead from the rows that the target reads to others, and those whose rows are unknown."""
+        by_rows = {id(stream.rows): stream for stream in self.streams}
+        reached, found = {id(stream.rows) for stream in self.streams if stream.is_read}, list[Attention]()
+        for attention in reversed(self.attentions):
+            reached.update(id(t.rows) for s, t, _ in self.copies if id(s.rows) in reached)
+            if attention.queries is None or id(attention.queries) in reached:
+                found.append(attention)
+                reached.add(id(attention.keys))
+                if attention.keys is not None and id(attention.queries) in by_rows:
+                    parts, _ = split_keys(attention, by_rows[id(attention.queries)], self.streams)
+                    reached.update(id(stream.rows) for stream, _ in parts)
+        return found
 
     def borders(self, program: Program) -> dict[int, int]:
         """Return (what enters a block -> its number among all) for blocks that no path of a program leads past."""

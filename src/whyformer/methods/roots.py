@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -109,15 +109,22 @@ def find_roots(
         if not looked_up:
             raise ModelError(f"where the tokens of its input '{name}' are looked up was not seen")
         if len(looked_up) > 1:
-            family = next((f for f in layout.rows.families if f.source == source), None) if layout is not None else None
-            alike = {family.value, *layout.rows.repeats.get(source, [])} if family is not None and layout is not None else set()
-            if family is None or family.numbers.dim() < 2 or not alike.issuperset(looked_up):
+            rows = None if layout is None else _rows_of(layout.rows, source, looked_up)
+            if rows is None:
                 message = f"the tokens of its input '{name}' are looked up in several places, which is not followed"
                 raise ModelError(message)
-            own[name] = family.numbers
+            own[name] = rows
         numbers[name] = tuple(looked_up)
     roots = Roots(numbers, own, None if layout is None else layout.rows)
     return replace(roots, calls={n: (tape.maker[n], tape.shapes[n]) for n in roots.every if n in tape.maker})
+
+
+def _rows_of(rows: Rows, source: str, values: Iterable[int]) -> Tensor | None:
+    """``[B, N]`` the rows of an input, if the same ids are looked up in all of some values; else None."""
+    family = next((f for f in rows.families if f.source == source), None)
+    if family is None or family.numbers.dim() < 2:
+        return None
+    return family.numbers if {family.value, *rows.repeats.get(source, [])}.issuperset(values) else None
 
 
 def _further(whole: ForwardPass, rows: Rows, source: str, number: int) -> list[int]:

@@ -88,7 +88,7 @@ class Structure:
     def reached(self) -> set[Key]:
         """Names of the rows from which attention leads to the target."""
         found = set(self.ends)
-        for number, attention in reversed(self.attentions.items()):
+        for number, attention in reversed(list(self.attentions.items())):
             found.update(learned for stream, learned, _ in self.passed.copies if stream in found)
             if attention.queries in found:
                 found.update(self.passed.looked_at[number])
