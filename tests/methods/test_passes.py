@@ -84,11 +84,12 @@ def test_what_enters_the_first_block_is_laid_out_by_sample_and_token(layout: str
     task = open_model(model).prepare(inputs).task()
     whole = record_pass(model, task.fed(task.inputs))
     roots = find_roots(whole, task.sources)
-    state = whole.tape[roots.numbers["input_ids"]]
+    (number,) = roots.numbers["input_ids"]
+    state = whole.tape[number]
     wanted = model.words(inputs["input_ids"]) * 1.5
     assert torch.equal(state, model.laid_out(wanted))
-    assert torch.equal(roots.arranged("input_ids", state), wanted)
-    assert torch.equal(roots.laid_out("input_ids", state, 2 * wanted), 2 * state)
+    assert torch.equal(roots.arranged("input_ids", whole.tape.__getitem__), wanted)
+    assert torch.equal(roots.laid_out("input_ids", number, state, 2 * wanted), 2 * state)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

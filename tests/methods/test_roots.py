@@ -113,11 +113,12 @@ def test_rows_of_words_are_put_into_a_value_that_holds_others(together: str) -> 
     task = open_model(model).prepare(inputs).task(target=1)
     whole = record_pass(model, task.fed(task.inputs))
     roots = find_roots(whole, task.given)
-    state = whole.tape[roots.numbers["input_ids"]]
+    (number,) = roots.numbers["input_ids"]
+    state = whole.tape[number]
     entry, where = model.joined(*model.parts(**inputs))
     torch.testing.assert_close(state, entry)
-    torch.testing.assert_close(roots.arranged("input_ids", state), entry[:, where])
-    doubled = roots.laid_out("input_ids", state, 2 * entry[:, where])
+    torch.testing.assert_close(roots.arranged("input_ids", whole.tape.__getitem__), entry[:, where])
+    doubled = roots.laid_out("input_ids", number, state, 2 * entry[:, where])
     entry[:, where] *= 2
     torch.testing.assert_close(doubled, entry)
 
