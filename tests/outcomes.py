@@ -30,6 +30,8 @@ AROUND = {
     "sequence classification/funnel": "funnel.embeddings",
     "masked language model/neomme": "model.embedding_norm",
 }
+# further tables of these, which are read behind it
+TABLES = {"masked language model/neomme": ["model.value_embeddings"]}
 # outcomes of a cell, best first; "wrong" and "broken" are defects of the library
 WORKS, MEANINGLESS, NOT_YET, REFUSED, WRONG, BROKEN = "works", "no meaning", "not yet", "refused", "wrong", "broken"
 
@@ -146,6 +148,7 @@ class Study:
             self.single = single if self.crop else row(self.inputs, 1, crop=False)
             self.alone = self.crop or self._same_alone(self.single)
         torch.manual_seed(0)
+        self.tables: list[nn.Module] = []  # in which the ids are looked up once more, behind the first block
         self.versions = False  # whether what enters some block is several versions of each row
         self.before = snapshot(self.model)
 
@@ -306,11 +309,13 @@ class Study:
             done.append(True)
             return output * factor if len(done) == 1 else output
 
-        hook = module.register_forward_hook(leave) if behind else module.register_forward_pre_hook(enter, with_kwargs=True)
+        hooks = [module.register_forward_hook(leave) if behind else module.register_forward_pre_hook(enter, with_kwargs=True)]
+        hooks += [table.register_forward_hook(lambda _, args, output: output * factor) for table in self.tables]
         try:
             return self.model(**self.inputs)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
     def seed(self, output: Any) -> Tensor | None:
         if self.architecture.name in TARGETS:
@@ -351,7 +356,9 @@ class Study:
             (gradient,) = torch.autograd.grad(seed, leaf, allow_unused=True)
             return leaf.detach() * (torch.zeros_like(leaf) if gradient is None else gradient)
         if self.architecture.name in AROUND:
-            return self.returned([self.model.get_submodule(AROUND[self.architecture.name])])
+            hand = self.returned([self.model.get_submodule(AROUND[self.architecture.name])])
+            self.tables = [self.model.get_submodule(path) for path in TABLES.get(self.architecture.name, ())]
+            return hand if hand is None else hand + sum(self.returned([table]) for table in self.tables)
         block = self.first_block(name)
         if block is None:  # blocks take another form of the rows (several versions of each)
             tables = [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
@@ -365,15 +372,30 @@ class Study:
                 entered.append(hidden if hidden.requires_grad else hidden.requires_grad_())
                 values.append(hidden.detach().clone())
 
-        handle = block.register_forward_pre_hook(enter, with_kwargs=True)
+        looked_up: dict[nn.Module, Tensor] = {}
+        places = torch.isin(value, torch.tensor(self.architecture.marks(self.model), dtype=value.dtype))
+
+        def leave(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            alike = args[0].shape == value.shape and bool(((args[0] == value) | places).all())
+            if module in looked_up or not alike:
+                return None
+            looked_up[module] = output.detach().requires_grad_()
+            return looked_up[module].clone()
+
+        handles = [m.register_forward_hook(leave) for m in self.model.modules() if isinstance(m, nn.Embedding)]
+        handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
         try:
             with torch.enable_grad():
                 seed = self.seed(self.model(**self.inputs))
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         if seed is None or not entered:
             return None
-        return _relevance(seed, entered[0], values[0])
+        further = _behind(seed, entered[0], looked_up)
+        self.tables = list(further)
+        hand = _relevance(seed, entered[0], values[0])
+        return None if hand is None else hand + sum(further.values())
 
     def returned(self, modules: list[nn.Module], ids: Tensor | None = None) -> Tensor | None:
         """At what the first of some modules returns, the first that is given these ids if there are any."""
@@ -441,6 +463,20 @@ def _hidden(args: Any, kwargs: Any) -> tuple[Any, Tensor | None]:
         if isinstance(value, Tensor) and value.is_floating_point():
             return (where, value) if value.dim() == 3 else (None, None)
     return None, None
+
+
+def _behind(seed: Tensor, entered: Tensor, looked_up: dict[nn.Module, Tensor]) -> dict[nn.Module, Tensor]:
+    """Gradient × vector of each token for the tables that are read otherwise than through what enters the first block."""
+    further = {}
+    if len(looked_up) > 1:
+        flow, *gradients = torch.autograd.grad(seed, [entered, *looked_up.values()], retain_graph=True, allow_unused=True)
+        for (module, x), gradient in zip(looked_up.items(), gradients, strict=True):
+            if gradient is not None and flow is not None:
+                (inside,) = torch.autograd.grad(entered, x, flow, retain_graph=True, allow_unused=True)
+                left = gradient if inside is None else gradient - inside
+                if float(left.abs().max()) > (1e-9 if left.dtype == torch.float64 else 1e-4) * float(gradient.abs().max()):
+                    further[module] = (x * left).sum(-1).detach()
+    return further
 
 
 def _relevance(seed: Tensor, at: Tensor, value: Tensor) -> Tensor | None:
