@@ -150,7 +150,7 @@ def read_methods(
     Raises:
         InputError: there is no method, none of them has one of the settings, or a value is out of range.
     """
-    chosen = [find(name) for name in (COMPARED if names is None else names)]
+    chosen = [find(name) for name in dict.fromkeys(COMPARED if names is None else names)]
     if names is None:
         chosen = [m for m in chosen if m.modality in ("both", kind)]
     if not chosen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
@@ -24,33 +24,21 @@ if TYPE_CHECKING:
     from whyformer.evaluation.strip import Strip
 
 _FIGURES = ("png", "svg", "pdf")
-_Block = Annotated[
-    int | None, typer.Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")
-]
-_Heads = Annotated[bool, typer.Option("--heads", help="One map a head instead of their mean.")]
-_Matrix = Annotated[
-    bool, typer.Option("--matrix", help="Which token looks at which, in one block (default: the last).")
-]
-_Head = Annotated[str, typer.Option(metavar="N|mean|max|min", help="The head of the matrix and of single maps.")]
-_Gradient = Annotated[
-    bool,
-    typer.Option("--gradient", help="Weighted by the gradient of the target, so that maps speak of a class."),
-]
-_AttentionFormats = Annotated[
-    str,
-    opt.format_option(
-        "Files to write: png, svg, pdf, html (of a text: choose block and heads, point at a token); or none."
-    ),
-]
+_Block = Annotated[int | None, Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")]
+_Heads = Annotated[bool, Option("--heads", help="One map a head instead of their mean.")]
+_Matrix = Annotated[bool, Option("--matrix", help="Which token looks at which, in one block (default: the last).")]
+_Head = Annotated[str, Option(metavar="N|mean|max|min", help="The head of the matrix and of single maps.")]
+_Gradient = Annotated[bool, Option(
+    "--gradient", help="Weighted by the gradient of the target, so that maps speak of a class."
+)]
+_AttentionFormats = Annotated[str, opt.format_option(
+    "Files to write: png, svg, pdf, html (of a text: choose block and heads, point at a token); or none."
+)]
 _PerturbFormats = Annotated[str, opt.format_option("Files to write: png, svg, pdf; or none.")]
-_Baseline = Annotated[
-    str,
-    typer.Option(
-        metavar="|".join(names_for("image")),
-        autocompletion=completion.baselines,
-        help="What stands in for removed pixels.",
-    ),
-]
+_Baseline = Annotated[str, Option(
+    metavar="|".join(names_for("image")), autocompletion=completion.baselines,
+    help="What stands in for removed pixels."
+)]
 
 
 @opt.command()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from whyformer.apps import INPUTS, model_for
 from whyformer.apps.cli import completion
@@ -29,49 +30,32 @@ if TYPE_CHECKING:
     from whyformer.models import Loaded
     from whyformer.prepared import Prepared
 
-
-_More = Annotated[
-    list[str] | None, typer.Argument(metavar="[MORE]...", help="Further pictures, .txt files or folders.")
-]
-_Methods = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        autocompletion=completion.methods,
-        help="A method, or several with commas between; see: whyformer methods. Default: auto, which takes what "
-        "measured best for the kind of input and the purpose, and names it.",
-    ),
-]
-_ComparedMethods = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAMES",
-        autocompletion=completion.methods,
-        help="Methods, separated by commas. Default: a choice that applies.",
-    ),
-]
-_Purpose = Annotated[
-    str | None,
-    typer.Option(
-        metavar="faithful|localise",
-        autocompletion=completion.purposes,
-        help="What the map of auto is for: scores that the prediction hangs on (faithful, the default), or lying on "
-        "the object.",
-    ),
-]
-_Contrast = Annotated[
-    str | None,
-    typer.Option(metavar="CLASS|TEXT", help='Explain the target rather than this: --target " are" --contrast " is".'),
-]
-_Images = Annotated[
-    list[Path] | None, typer.Option(metavar="PICTURE", help="The picture that the text is about; repeat for several.")
-]
-_Pair = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="The second text, of a model that reads two: a hypothesis about the first, its answer ..."
-    ),
-]
+_More = Annotated[list[str] | None, typer.Argument(
+    metavar="[MORE]...", help="Further pictures, .txt files or folders."
+)]
+_Methods = Annotated[str | None, Option(
+    metavar="NAMES", autocompletion=completion.methods,
+    help="A method, or several with commas between; see: whyformer methods. Default: auto, which takes what measured "
+    "best for the kind of input and the purpose, and names it."
+)]
+_ComparedMethods = Annotated[str | None, Option(
+    metavar="NAMES", autocompletion=completion.methods,
+    help="Methods, separated by commas. Default: a choice that applies."
+)]
+_Purpose = Annotated[str | None, Option(
+    metavar="faithful|localise", autocompletion=completion.purposes,
+    help="What the map of auto is for: scores that the prediction hangs on (faithful, the default), or lying on the "
+    "object."
+)]
+_Contrast = Annotated[str | None, Option(
+    metavar="CLASS|TEXT", help='Explain the target rather than this: --target " are" --contrast " is".'
+)]
+_Images = Annotated[list[Path] | None, Option(
+    metavar="PICTURE", help="The picture that the text is about; repeat for several."
+)]
+_Pair = Annotated[str | None, Option(
+    metavar="TEXT", help="The second text, of a model that reads two: a hypothesis about the first, its answer ..."
+)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +129,8 @@ def explain(
         targets = [opt.contrasted(one, contrast) for one in target or (None,)]
     request = Request(
         command="explain", methods=read_methods(names, settings), images=image, pair=pair, top=top, check=check,
-        targets=targets,
-        formats=None if format is None else opt.formats_in(format), look=drawing.look(), model=model, out=out,
-        options=options, printer=printer,
+        targets=targets, formats=None if format is None else opt.formats_in(format), look=drawing.look(), model=model,
+        out=out, options=options, printer=printer,
     )
     files = _files_in(source, more or [])
     if files is None:

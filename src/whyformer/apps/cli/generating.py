@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from whyformer.apps import model_for
 from whyformer.apps.cli import options as opt
@@ -20,42 +20,29 @@ if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
 
 _FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
-_Prompt = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="A sentence, a .txt file, or - for standard input.")
-]
-_LanguageModel = Annotated[
-    str | None, opt.model_option("A language model: a hub id, a local folder or bundled:reader. Needed.")
-]
-_Length = Annotated[
-    int,
-    typer.Option("--max-new-tokens", "-n", metavar="N", min=1, help="How many tokens the answer has at most."),
-]
-_Continuation = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Explain this answer instead of the model's own.")
-]
-_Chat = Annotated[
-    bool,
-    typer.Option("--chat", help="The prompt is a user's message: the tokenizer's chat template writes it down."),
-]
-_Images = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="PICTURE", help="The picture that the prompt is about; repeat for several."),
-]
-_Explained = Annotated[
-    str | None,
-    opt.target_option(
-        "What of each token is explained: log_probability (default), logit, probability, among_likeliest, contrast "
-        "(against the best other token), or a token.",
-        metavar="WHAT",
-    ),
-]
-_Contrast = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Explain the target rather than this token.")
-]
-_Formats = Annotated[
-    str | None,
-    opt.format_option("Files to write, separated by commas: png, svg, pdf, html, json, safetensors; or none."),
-]
+_Prompt = Annotated[str, Argument(metavar="PROMPT", help="A sentence, a .txt file, or - for standard input.")]
+_LanguageModel = Annotated[str | None, opt.model_option(
+    "A language model: a hub id, a local folder or bundled:reader. Needed."
+)]
+_Length = Annotated[int, Option(
+    "--max-new-tokens", "-n", metavar="N", min=1, help="How many tokens the answer has at most."
+)]
+_Continuation = Annotated[str | None, Option(metavar="TEXT", help="Explain this answer instead of the model's own.")]
+_Chat = Annotated[bool, Option(
+    "--chat", help="The prompt is a user's message: the tokenizer's chat template writes it down."
+)]
+_Images = Annotated[list[Path] | None, Option(
+    metavar="PICTURE", help="The picture that the prompt is about; repeat for several."
+)]
+_Explained = Annotated[str | None, opt.target_option(
+    "What of each token is explained: log_probability (default), logit, probability, among_likeliest, contrast "
+    "(against the best other token), or a token.",
+    metavar="WHAT"
+)]
+_Contrast = Annotated[str | None, Option(metavar="TEXT", help="Explain the target rather than this token.")]
+_Formats = Annotated[str | None, opt.format_option(
+    "Files to write, separated by commas: png, svg, pdf, html, json, safetensors; or none."
+)]
 
 
 @opt.command()

@@ -5,34 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import Printer
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
-_Units = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="UNIT...",
-        help='One or more of: a class (number or name), "module.path:neuron", "module.path:token:neuron".',
-    ),
-]
-_Recipe = Annotated[
-    str,
-    typer.Option(
-        metavar="feature_visualisation|plain",
-        help="What the settings are where they are not given: plain is gradient ascent on pixels.",
-    ),
-]
-_File = Annotated[
-    Path,
-    typer.Option(
-        "--out", "-o", metavar="FILE",
-        help="A .png or .safetensors file; of several units, a figure as .png, .svg or .pdf.",
-    ),
-]
+_Units = Annotated[list[str], Argument(
+    metavar="UNIT...",
+    help='One or more of: a class (number or name), "module.path:neuron", "module.path:token:neuron".'
+)]
+_Recipe = Annotated[str, Option(
+    metavar="feature_visualisation|plain",
+    help="What the settings are where they are not given: plain is gradient ascent on pixels."
+)]
+_File = Annotated[Path, Option(
+    "--out", "-o", metavar="FILE",
+    help="A .png or .safetensors file; of several units, a figure as .png, .svg or .pdf."
+)]
 
 
 @opt.command()
@@ -41,16 +32,15 @@ def maximize(
     *,
     model: Annotated[str, opt.model_option("A picture model.")] = "bundled:digits",
     recipe: _Recipe = "feature_visualisation",
-    steps: Annotated[int | None, typer.Option(min=1, help="Gradient steps. Default: 256.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0, help="Of Adam.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(min=0, help="λ of −λ‖I‖².")] = None,
-    jitter: Annotated[int | None, typer.Option(min=0, help="Random shift in pixels in each step.")] = None,
-    blur: Annotated[float | None, typer.Option(min=0, help="Gaussian blur after each step, in pixels.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        opt.setting_option("Any other setting of whyformer.maximize_activation, such as total_variation=20"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of the starting noise and all random changes.")] = 0,
+    steps: Annotated[int | None, Option(min=1, help="Gradient steps. Default: 256.")] = None,
+    learning_rate: Annotated[float | None, Option(min=0, help="Of Adam.")] = None,
+    weight_decay: Annotated[float | None, Option(min=0, help="λ of −λ‖I‖².")] = None,
+    jitter: Annotated[int | None, Option(min=0, help="Random shift in pixels in each step.")] = None,
+    blur: Annotated[float | None, Option(min=0, help="Gaussian blur after each step, in pixels.")] = None,
+    setting: Annotated[list[str] | None, opt.setting_option(
+        "Any other setting of whyformer.maximize_activation, such as total_variation=20"
+    )] = None,
+    seed: Annotated[int, Option(help="Of the starting noise and all random changes.")] = 0,
     out: _File = Path("maximized.png"),
     device: opt.Device = None,
     printer: Printer,

@@ -6,6 +6,7 @@ import json
 from typing import Annotated
 
 import typer
+from typer import Argument
 
 from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
@@ -17,9 +18,9 @@ from whyformer.options import Options
 
 @opt.command()
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(autocompletion=completion.method, help="A method to describe in full.")
-    ] = None,
+    name: Annotated[str | None, Argument(
+        autocompletion=completion.method, help="A method to describe in full."
+    )] = None,
     *,
     printer: Printer,
 ) -> None:
@@ -58,10 +59,9 @@ def audit(
 
 @opt.command()
 def schema(
-    command: Annotated[
-        str | None,
-        typer.Argument(metavar="COMMAND", autocompletion=completion.commands, help="Only this command's."),
-    ] = None,
+    command: Annotated[str | None, Argument(
+        metavar="COMMAND", autocompletion=completion.commands, help="Only this command's."
+    )] = None,
     *,
     debug: Debug = False,
 ) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from whyformer.apps.cli import completion
 from whyformer.apps.cli.completion import FORMATS
@@ -31,82 +31,67 @@ _DEFAULT = "Default: what the model predicts."
 
 def model_option(help: str) -> Any:
     """``--model`` with this help."""
-    return typer.Option("--model", "-m", metavar="ID|FOLDER", autocompletion=completion.models, help=help)
+    return Option("--model", "-m", metavar="ID|FOLDER", autocompletion=completion.models, help=help)
 
 
 def setting_option(help: str, **words: Any) -> Any:
     """``--setting`` with this help."""
-    return typer.Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; repeat for several.", **words)
+    return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; repeat for several.", **words)
 
 
 def format_option(help: str, **words: Any) -> Any:
     """``--format`` with this help."""
-    return typer.Option("--format", "-f", metavar="LIST", help=help, **words)
+    return Option("--format", "-f", metavar="LIST", help=help, **words)
 
 
 def methods_option(help: str) -> Any:
     """``--method`` of a job or a benchmark, with this help."""
     flags = ("--method", "--methods")
-    return typer.Option(*flags, metavar="LIST", autocompletion=completion.configurations, help=help)
+    return Option(*flags, metavar="LIST", autocompletion=completion.configurations, help=help)
 
 
 def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
     """``--target`` with this help."""
-    return typer.Option("--target", "-t", metavar=metavar, help=help)
+    return Option("--target", "-t", metavar=metavar, help=help)
 
 
-Source = Annotated[str, typer.Argument(metavar="PICTURE_OR_TEXT", help=_SOURCE)]
-Input = Annotated[
-    str | None,
-    typer.Option("--input", "-i", metavar="PICTURE_OR_TEXT", help=f"{_SOURCE} Default: noise, or a short sentence."),
-]
+Source = Annotated[str, Argument(metavar="PICTURE_OR_TEXT", help=_SOURCE)]
+Input = Annotated[str | None, Option(
+    "--input", "-i", metavar="PICTURE_OR_TEXT", help=f"{_SOURCE} Default: noise, or a short sentence."
+)]
 Model = Annotated[str | None, model_option(f"{_MODEL} Default: the bundled one for the kind of input.")]
 NamedModel = Annotated[str, model_option(_MODEL)]
 ModelOfJob = Annotated[str | None, model_option(_MODEL)]
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)
-]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
-Device = Annotated[
-    str | None, typer.Option(metavar="cpu|cuda", autocompletion=completion.devices, help="Where the model runs.")
-]
-
-Address = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Of the Ray cluster. Default: one on this machine.")
-]
+ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)]
+Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
+Device = Annotated[str | None, Option(
+    metavar="cpu|cuda", autocompletion=completion.devices, help="Where the model runs."
+)]
+Address = Annotated[str | None, Option(metavar="ADDRESS", help="Of the Ray cluster. Default: one on this machine.")]
 
 # -- what is explained, and how ------------------------------------------------------------------------------------
 Target = Annotated[str | None, target_option(f"Class, by name or number. {_DEFAULT}")]
-Targets = Annotated[
-    list[str] | None,
-    target_option(
-        "Class to explain, by name or number, or a target such as \"Token(5, 'blue')\"; repeat for several. "
-        + _DEFAULT
-    ),
-]
+Targets = Annotated[list[str] | None, target_option(
+    "Class to explain, by name or number, or a target such as \"Token(5, 'blue')\"; repeat for several. " + _DEFAULT
+)]
 WrittenTarget = Annotated[str | None, target_option(f"Class, or a target such as \"Token(5, 'blue')\". {_DEFAULT}")]
-Method = Annotated[
-    str, typer.Option(metavar="NAME", autocompletion=completion.method, help="A method; see: whyformer methods.")
-]
-Setting = Annotated[
-    list[str] | None,
-    setting_option("A setting of the method (see: whyformer methods NAME)", autocompletion=completion.settings),
-]
-Formats = Annotated[
-    str | None,
-    format_option(
-        "Files to write, separated by commas: png, svg, pdf, html, json; or none.", autocompletion=completion.formats
-    ),
-]
-Top = Annotated[int, typer.Option(min=1, help="How many of the likeliest classes to list.")]
-Check = Annotated[
-    bool,
-    typer.Option("--check", help="Measure how far each map may be believed, against random maps (forward passes)."),
-]
+Method = Annotated[str, Option(
+    metavar="NAME", autocompletion=completion.method, help="A method; see: whyformer methods."
+)]
+Setting = Annotated[list[str] | None, setting_option(
+    "A setting of the method (see: whyformer methods NAME)", autocompletion=completion.settings
+)]
+Formats = Annotated[str | None, format_option(
+    "Files to write, separated by commas: png, svg, pdf, html, json; or none.", autocompletion=completion.formats
+)]
+Top = Annotated[int, Option(min=1, help="How many of the likeliest classes to list.")]
+Check = Annotated[bool, Option(
+    "--check", help="Measure how far each map may be believed, against random maps (forward passes)."
+)]
 
 # -- groups --------------------------------------------------------------------------------------------------------
 def _of_map(*flags: str, **words: Any) -> Any:
-    return typer.Option(*flags, rich_help_panel="How maps lie on a picture", **words)
+    return Option(*flags, rich_help_panel="How maps lie on a picture", **words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,32 +99,23 @@ class Drawing:
     """How a map is laid over a picture."""
 
     opacity: Annotated[float | None, _of_map(metavar="0..1", help="Of the map. Default: 1.")] = None
-    cmap: Annotated[
-        str | None,
-        _of_map(
-            metavar="NAME",
-            autocompletion=completion.cmaps,
-            help="A matplotlib colour map: viridis, the papers' jet ...; default: one hue, and two for scores with a "
-            "sign.",
-        ),
-    ] = None
+    cmap: Annotated[str | None, _of_map(
+        metavar="NAME", autocompletion=completion.cmaps,
+        help="A matplotlib colour map: viridis, the papers' jet ...; default: one hue, and two for scores with a sign."
+    )] = None
     cover: Annotated[bool, _of_map("--cover", help="Cover the picture evenly, also where scores are near 0.")] = False
     contours: Annotated[int | None, _of_map(metavar="N", help="Draw N contour lines (0 to 9).")] = None
-    keep: Annotated[
-        str | None, _of_map(metavar="SHARE", help="Show only the part with the highest scores: 0.2 or 20%.")
-    ] = None
-    above: Annotated[
-        float | None,
-        _of_map(metavar="0..1", help="Show only the part with at least this share of the highest score."),
-    ] = None
-    smooth: Annotated[
-        float | None,
-        _of_map(
-            metavar="PIXELS",
-            help="How far a signed map of single pixels is smoothed; 0: each pixel as it is. Default: 1/64 of the "
-            "shorter side.",
-        ),
-    ] = None
+    keep: Annotated[str | None, _of_map(
+        metavar="SHARE", help="Show only the part with the highest scores: 0.2 or 20%."
+    )] = None
+    above: Annotated[float | None, _of_map(
+        metavar="0..1", help="Show only the part with at least this share of the highest score."
+    )] = None
+    smooth: Annotated[float | None, _of_map(
+        metavar="PIXELS",
+        help="How far a signed map of single pixels is smoothed; 0: each pixel as it is. Default: 1/64 of the shorter "
+        "side."
+    )] = None
 
     def look(self) -> dict[str, Any]:
         """The options of :class:`~whyformer.show.look.Look` that are not the default, checked before any work."""
@@ -161,7 +137,7 @@ def _offered() -> dict[str, Any]:
     for name, words in WORDS.items():
         flags, complete = words.get("flags", ()), words.get("autocompletion")
         rest = {key: word for key, word in words.items() if key not in ("flags", "autocompletion", "type")}
-        option = typer.Option(*flags, autocompletion=complete and getattr(completion, complete), **rest)
+        option = Option(*flags, autocompletion=complete and getattr(completion, complete), **rest)
         kind: Any = kind_of(name)
         offered[name] = Annotated[kind if kind is bool else kind | None, option]
     return offered
@@ -212,13 +188,13 @@ def _share(text: str | None) -> float | None:
 
 
 def parts(text: str) -> list[str]:
-    """What stands between commas, each once."""
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    """The parts between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
     """The formats that ``--format`` names."""
-    formats = parts(text.lower())
+    formats = list(dict.fromkeys(parts(text.lower())))
     for name in formats:
         if name not in (*FORMATS, *allowed, "none"):
             raise InputError(f"unknown format '{name}': use {', '.join(allowed)}, or none")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from whyformer.errors import WhyformerError
 
@@ -98,17 +99,15 @@ class Bars:
             self._bars.remove_task(task)
 
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printer:
     """The options of what a command prints, and the printing."""
 
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON, nothing else.")] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")] = False
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON, nothing else.")] = False
     debug: Debug = False
 
     def result(self, facts: dict[str, Any], shown: Any, files: Sequence[Path] | None = None) -> None:
@@ -136,31 +135,22 @@ class Printer:
     def working(self) -> Iterator[Bars]:
         """One display on standard error, with rate and time left, gone at the end; none if quiet, or where standard
         error is no terminal."""
+        from rich import progress
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            SpinnerColumn,
-            Task,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
         from rich.text import Text
 
-        class Rate(ProgressColumn):
+        class Rate(progress.ProgressColumn):
             """How many steps are done a second."""
 
-            def render(self, task: Task) -> Text:
+            def render(self, task: progress.Task) -> Text:
                 speed = task.finished_speed or task.speed
                 return Text(f"{speed:.3g}/s" if speed and (task.total or 0) > 1 else "")
 
         columns = (
-            SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-            MofNCompleteColumn(), Rate(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20), progress.MofNCompleteColumn(), Rate(), progress.TimeElapsedColumn(),
+            progress.TextColumn("left"), progress.TimeRemainingColumn(),
         )
         silent = self.quiet or not sys.stderr.isatty()
-        with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
+        with progress.Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
             yield Bars(bars)

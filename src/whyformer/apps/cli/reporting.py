@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
@@ -14,38 +15,23 @@ from whyformer.apps.cli.printing import INCOMPLETE, Printer
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
 
-_Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", autocompletion=completion.benchmarks,
-        help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration, "
-        "leaderboard, conditions or evidence.",
-    ),
-]
-_Data = Annotated[
-    str | None, typer.Option(metavar="PLACE", help="Folder or file of a known data set, or scenes:COUNT.")
-]
-_Records = Annotated[
-    Path,
-    typer.Option("--out", "-o", metavar="DIR", help="Folder for records and tables; the same folder resumes."),
-]
-_Option = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=VALUE", autocompletion=completion.options,
-        help="An option of the benchmark; repeat for several.",
-    ),
-]
-_Methods = Annotated[
-    str | None, opt.methods_option("name:key=value:key=value,name ... Default: the paper's.")
-]
-_Sources = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="DIR_OR_RESULTS",
-        help="Folders and files: explanations (.safetensors, or .json from --format json), benchmarks.",
-    ),
-]
+_Name = Annotated[str, Argument(
+    metavar="NAME", autocompletion=completion.benchmarks,
+    help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration, "
+    "leaderboard, conditions or evidence."
+)]
+_Data = Annotated[str | None, Option(metavar="PLACE", help="Folder or file of a known data set, or scenes:COUNT.")]
+_Records = Annotated[Path, Option(
+    "--out", "-o", metavar="DIR", help="Folder for records and tables; the same folder resumes."
+)]
+_Option = Annotated[list[str] | None, Option(
+    metavar="KEY=VALUE", autocompletion=completion.options, help="An option of the benchmark; repeat for several."
+)]
+_Methods = Annotated[str | None, opt.methods_option("name:key=value:key=value,name ... Default: the paper's.")]
+_Sources = Annotated[list[Path], Argument(
+    metavar="DIR_OR_RESULTS",
+    help="Folders and files: explanations (.safetensors, or .json from --format json), benchmarks."
+)]
 
 
 @opt.command(resumes=True)
@@ -56,17 +42,17 @@ def benchmark(
     data: _Data = None,
     methods: _Methods = None,
     out: _Records = Path("benchmark"),
-    count: Annotated[int | None, typer.Option(min=1, help="Only so many samples, spread evenly over the data.")] = None,
-    split: Annotated[str | None, typer.Option(help="Which part of the data, as the data set calls it.")] = None,
-    reader: Annotated[str | None, typer.Option(help="How to read the data, if the layout does not tell.")] = None,
+    count: Annotated[int | None, Option(min=1, help="Only so many samples, spread evenly over the data.")] = None,
+    split: Annotated[str | None, Option(help="Which part of the data, as the data set calls it.")] = None,
+    reader: Annotated[str | None, Option(help="How to read the data, if the layout does not tell.")] = None,
     option: _Option = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in one plain forward pass.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    batch_size: Annotated[int, Option(min=1, help="Samples in one plain forward pass.")] = 64,
+    seed: Annotated[int, Option(help="Of everything random.")] = 0,
     device: opt.Device = None,
-    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where it is measured.")] = "local",
-    workers: Annotated[int, typer.Option(min=1, help="Threads that read the samples.")] = 2,
+    engine: Annotated[str, Option(metavar="local|ray", help="Where it is measured.")] = "local",
+    workers: Annotated[int, Option(min=1, help="Threads that read the samples.")] = 2,
     address: opt.Address = None,
-    actors: Annotated[int, typer.Option(min=1, help="Ray actors, each with a model of its own.")] = 1,
+    actors: Annotated[int, Option(min=1, help="Ray actors, each with a model of its own.")] = 1,
     printer: Printer,
 ) -> None:
     """Score methods over a data set, as the founding papers did.
@@ -99,10 +85,8 @@ def benchmark(
 def report(
     sources: _Sources,
     *,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The .html file to write.")
-    ] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Its heading.")] = "Why the models said so",
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="The .html file to write.")] = Path("report.html"),
+    title: Annotated[str, Option(help="Its heading.")] = "Why the models said so",
     printer: Printer,
 ) -> None:
     """Put saved explanations, benchmark results and what jobs wrote into one HTML file that needs nothing else."""

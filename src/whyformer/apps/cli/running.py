@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer
@@ -20,60 +21,41 @@ from whyformer.options import Options
 if TYPE_CHECKING:
     from whyformer.jobs.description import Job
 
-
-_Job = Annotated[
-    Path | None,
-    typer.Argument(metavar="JOB.toml", help="The job; without it, --model, --input and --out say what it is."),
-]
-_Input = Annotated[
-    str | None,
-    typer.Option(
-        "--input", "-i", metavar="PLACE",
-        help="A folder, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these (s3://...).",
-    ),
-]
-_Out = Annotated[
-    str | None,
-    typer.Option("--out", "-o", metavar="DIR", help="Folder for the tables; the same folder resumes."),
-]
-_Targets = Annotated[
-    str | None,
-    typer.Option(
-        "--targets", "-t", metavar="WHICH",
-        help="predicted (default), top-K, all, column:NAME (the true class), or classes with commas between.",
-    ),
-]
-_Column = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Which column of a table is the input. Default: text, image, path ..."),
-]
-_IdColumn = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Which column names the rows. Default: their number, or the file's name."),
-]
-_BatchSize = Annotated[
-    str | None,
-    typer.Option(metavar="N|auto", help="Rows explained at once. Default: auto, as many as fit."),
-]
-_Scores = Annotated[
-    str | None, typer.Option(metavar="KIND", help="How scores are kept: float32 (default), float16, or top-K.")
-]
-_Overlays = Annotated[
-    bool, typer.Option("--overlays", help="Also write a picture or page of each explanation.")
-]
-_MetricsPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Serve figures for Prometheus there while it runs.")
-]
-_DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", help="Check everything, time some rows, and say how long it takes and how large it becomes."
-    ),
-]
+_Job = Annotated[Path | None, Argument(
+    metavar="JOB.toml", help="The job; without it, --model, --input and --out say what it is."
+)]
+_Input = Annotated[str | None, Option(
+    "--input", "-i", metavar="PLACE",
+    help="A folder, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these (s3://...)."
+)]
+_Out = Annotated[str | None, Option(
+    "--out", "-o", metavar="DIR", help="Folder for the tables; the same folder resumes."
+)]
+_Targets = Annotated[str | None, Option(
+    "--targets", "-t", metavar="WHICH",
+    help="predicted (default), top-K, all, column:NAME (the true class), or classes with commas between."
+)]
+_Column = Annotated[str | None, Option(
+    metavar="NAME", help="Which column of a table is the input. Default: text, image, path ..."
+)]
+_IdColumn = Annotated[str | None, Option(
+    metavar="NAME", help="Which column names the rows. Default: their number, or the file's name."
+)]
+_BatchSize = Annotated[str | None, Option(
+    metavar="N|auto", help="Rows explained at once. Default: auto, as many as fit."
+)]
+_Scores = Annotated[str | None, Option(
+    metavar="KIND", help="How scores are kept: float32 (default), float16, or top-K."
+)]
+_Overlays = Annotated[bool, Option("--overlays", help="Also write a picture or page of each explanation.")]
+_MetricsPort = Annotated[int | None, Option(min=1, max=65535, help="Serve figures for Prometheus there while it runs.")]
+_DryRun = Annotated[bool, Option(
+    "--dry-run", help="Check everything, time some rows, and say how long it takes and how large it becomes."
+)]
 
 
 def _count(help: str, min: int = 1) -> Any:
-    return typer.Option(min=min, help=help)
+    return Option(min=min, help=help)
 
 
 @opt.command(resumes=True)
@@ -96,7 +78,7 @@ def run(
     workers: Annotated[int | None, _count("Threads that read the input. Default: 2.")] = None,
     max_failures: Annotated[int | None, _count("Stop when more rows than that failed.", min=0)] = None,
     metrics_port: _MetricsPort = None,
-    engine: Annotated[str | None, typer.Option(metavar="local|ray", help="Where it runs. Default: local.")] = None,
+    engine: Annotated[str | None, Option(metavar="local|ray", help="Where it runs. Default: local.")] = None,
     address: opt.Address = None,
     actors: Annotated[int | None, _count("Ray actors, each with a model of its own. Default: 1.")] = None,
     dry_run: _DryRun = False,

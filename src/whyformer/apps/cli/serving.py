@@ -5,93 +5,73 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.printing import Printer
 from whyformer.explanation.versions import record
 from whyformer.options import Options
 
-_Key = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY", envvar="WHYFORMER_API_KEY",
-        help="Asked of clients, as Authorization: Bearer KEY; repeat for several.",
-    ),
-]
-_ModelFolders = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="DIR",
-        help="A folder that save_pretrained wrote, or one with such folders in it, to offer; repeat for several.",
-    ),
-]
-_Password = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WORD", envvar="WHYFORMER_PASSWORD",
-        help="Asked of visitors, with the user name whyformer. Needed for --share and for other hosts.",
-    ),
-]
+_Key = Annotated[list[str] | None, Option(
+    metavar="KEY", envvar="WHYFORMER_API_KEY",
+    help="Asked of clients, as Authorization: Bearer KEY; repeat for several."
+)]
+_ModelFolders = Annotated[list[Path] | None, Option(
+    metavar="DIR",
+    help="A folder that save_pretrained wrote, or one with such folders in it, to offer; repeat for several."
+)]
+_Password = Annotated[str | None, Option(
+    metavar="WORD", envvar="WHYFORMER_PASSWORD",
+    help="Asked of visitors, with the user name whyformer. Needed for --share and for other hosts."
+)]
 
 
 @opt.command()
 def serve(
     model: opt.ModelArgument,
     *,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; other machines are let in only with a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8000,
+    host: Annotated[str, Option(
+        metavar="ADDRESS", help="Where to listen; other machines are let in only with a key."
+    )] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="Where to listen.")] = 8000,
     api_key: _Key = None,
-    batch: Annotated[int, typer.Option(min=1, help="The most requests that are explained at once.")] = 16,
-    wait: Annotated[
-        float,
-        typer.Option(min=0.001, metavar="MILLISECONDS", help="How long the first of them waits for others."),
-    ] = 5.0,
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait; further ones are refused (429).")
-    ] = 128,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="From a request to its answer, or it is refused (504).")
-    ] = 60.0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            min=0.1, metavar="SECONDS",
-            help="How long accepted requests may take to finish when the server ends.",
-        ),
-    ] = 30.0,
+    batch: Annotated[int, Option(min=1, help="The most requests that are explained at once.")] = 16,
+    wait: Annotated[float, Option(
+        min=0.001, metavar="MILLISECONDS", help="How long the first of them waits for others."
+    )] = 5.0,
+    queue: Annotated[int, Option(min=1, help="Requests that may wait; further ones are refused (429).")] = 128,
+    seconds: Annotated[float, Option(min=0.1, help="From a request to its answer, or it is refused (504).")] = 60.0,
+    grace: Annotated[float, Option(
+        min=0.1, metavar="SECONDS", help="How long accepted requests may take to finish when the server ends."
+    )] = 30.0,
     options: Options,
     printer: Printer,
 ) -> None:
     """Answer requests for explanations of one model, on this machine alone unless asked otherwise."""
-    from whyformer.apps import server
+    from whyformer.apps.server import Limits
+    from whyformer.apps.server import serve as answer
 
     def started(url: str) -> None:
         text = f"whyformer answers at {url}, described in {url}/openapi.json (Ctrl+C ends it)"
         printer.result(record("serve", url=url), text)
 
-    limits = server.Limits(batch=batch, wait=wait / 1000, queue=queue, seconds=seconds, grace=grace)
+    limits = Limits(batch=batch, wait=wait / 1000, queue=queue, seconds=seconds, grace=grace)
     keys = tuple(api_key or ())
-    server.serve(model, host=host, port=port, keys=keys, limits=limits, options=options, started=started)
+    answer(model, host=host, port=port, keys=keys, limits=limits, options=options, started=started)
 
 
 @opt.command()
 def serve_page(
     *,
     model_dir: _ModelFolders = None,
-    hub: Annotated[
-        bool | None,
-        typer.Option("--hub/--no-hub", help="Take hub ids. Default: only while the page is for this machine alone."),
-    ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Default: the first free one from 7860.")
-    ] = None,
-    share: Annotated[bool, typer.Option("--share", help="Also open a public address (through gradio).")] = False,
+    hub: Annotated[bool | None, Option(
+        "--hub/--no-hub", help="Take hub ids. Default: only while the page is for this machine alone."
+    )] = None,
+    host: Annotated[str, Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int | None, Option(min=1, max=65535, help="Default: the first free one from 7860.")] = None,
+    share: Annotated[bool, Option("--share", help="Also open a public address (through gradio).")] = False,
     password: _Password = None,
-    browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
     printer: Printer,
 ) -> None:
     """Serve the web page, on this machine alone unless asked otherwise."""
