@@ -61,20 +61,21 @@ class Commands(TyperGroup):
 
 def _answer_of(arguments: Sequence[str]) -> list[str] | None:
     """Arguments of ``explain --generate N``, ``--continuation`` and ``--chat`` as those of ``generate``, or None."""
-    moved, asked, rest = [], False, iter(arguments)
-    for one in rest:
-        if one == "--":
-            moved += [one, *rest]
+    moved, answers, rest = [], False, iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            moved += [argument, *rest]
             break
-        name, equals, _ = one.partition("=")
+        name, equals, _ = argument.partition("=")
         if name[:2] == "-g" and name[2:].isdigit():
-            one, asked = f"-n{name[2:]}", True
-        asked |= name in ("--generate", "-g", "--continuation", "--chat")
-        if name == "--top":  # of one prediction, and never used for an answer
+            argument, answers = f"-n{name[2:]}", True
+        answers |= name in ("--generate", "-g", "--continuation", "--chat")
+        if name == "--top":  # of a prediction, and never used for an answer
             _ = None if equals else next(rest, None)
         else:
-            moved.append("-n" if one in ("--generate", "-g") else one.replace("--generate=", "--max-new-tokens=", 1))
-    return moved if asked else None
+            renamed = argument.replace("--generate=", "--max-new-tokens=", 1)
+            moved.append("-n" if argument in ("--generate", "-g") else renamed)
+    return moved if answers else None
 
 
 app = typer.Typer(

@@ -49,8 +49,8 @@ def _listed(complete: Callable[[str], Offers]) -> Callable[[str], Offers]:
 
     def complete_last(incomplete: str) -> Offers:
         before, comma, last = incomplete.rpartition(",")
-        given = before.split(",")
-        return [(f"{before}{comma}{name}", about) for name, about in complete(last) if name not in given]
+        listed = before.split(",")
+        return [(f"{before}{comma}{name}", about) for name, about in complete(last) if name not in listed]
 
     return complete_last
 
@@ -86,7 +86,7 @@ formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
 models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])
 benchmarks = of(_named("benchmarks"))
 # of all benchmarks: which of them was named, an unfinished line does not tell
-options = of(lambda: [offer for one in known()["benchmarks"].values() for offer in _assignments(one["settings"])])
+options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["settings"])])
 # those that print JSON
 commands = of(_printing)
 method = of(_named("methods"))
@@ -100,13 +100,13 @@ def configurations(incomplete: str) -> Offers:
     if not colon:
         return methods(incomplete)
     offered = known()["methods"].get(head.partition(":")[0], {}).get("settings", {})
-    return [(f"{before}{comma}{head}:{one}", about) for one, about in of(lambda: _assignments(offered))(setting)]
+    return [(f"{before}{comma}{head}:{value}", about) for value, about in of(lambda: _assignments(offered))(setting)]
 
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """``key=value`` for the settings of the methods that stand on the line before."""
-    given = context.params.get("method")
-    names = given.split(",") if given else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
+    typed = context.params.get("method")
+    names = typed.split(",") if typed else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
     offered: dict[str, list[Any]] = {}
     for name in names:
         offered |= known()["methods"].get(name.strip(), {}).get("settings", {})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from whyformer.apps import INPUTS
 from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
 from whyformer.apps.cli.explaining import load_for
@@ -134,7 +135,7 @@ def perturb(
     formats = opt.formats_in(format, _FIGURES)
     argument = read_argument(source)
     if argument.kind != "image":
-        raise InputError("perturb shows a picture with parts removed, and this is a text")
+        raise InputError(f"perturb shows a picture with parts removed, and this is {INPUTS[argument.kind]}")
     chosen, settings = opt.one_method(method, setting)
     with printer.working() as bars:
         loaded = load_for(argument.kind, model, options, bars)
@@ -147,11 +148,11 @@ def perturb(
                 loaded, argument.content, chosen, target, progress=bars.track, **options.named, **settings
             )
         with bars.step("removing pixels"):
-            made = perturbation_strip(loaded.model, argument.content, e, loaded.processor, baseline=baseline)
-            figure = show.strip(made)
-    facts, lines = _measured(made)
+            strip = perturbation_strip(loaded.model, argument.content, e, loaded.processor, baseline=baseline)
+            figure = show.strip(strip)
+    facts, lines = _measured(strip)
     facts = record("perturb", model=loaded.name, input=argument.title, settings=e.settings, **facts)
-    contents = _encoded(formats, figure, argument.name, made.method, made.target, "removed")
+    contents = _encoded(formats, figure, argument.name, strip.method, strip.target, "removed")
     printer.result(facts, "\n".join(lines), show.files.write_all(out, contents))
 
 

@@ -126,7 +126,7 @@ def explain(
         settings["purpose"] = purpose
     targets: list[Any] | None = target
     if contrast is not None:
-        targets = [opt.contrasted(one, contrast) for one in target or (None,)]
+        targets = [opt.contrasted(name, contrast) for name in target or (None,)]
     request = Request(
         command="explain", methods=read_methods(names, settings), images=image, pair=pair, top=top, check=check,
         targets=targets, formats=None if format is None else opt.formats_in(format), look=drawing.look(), model=model,
@@ -233,13 +233,13 @@ def _explain_input(request: Request, argument: Argument) -> None:
         checks = _check(results, ready, bars) if request.check else []
     for refusal in refusals:
         printer.note(f"left out: {one_line(refusal.error)}")
-    # everything is made in memory before files are written, and they before anything is printed
+    # all files are complete in memory before the first is written, and written before anything is printed
     from whyformer.show import files, terminal
 
-    results = [found.noted_in(e) for e, found in zip(results, checks, strict=True)] if checks else results
+    results = [check.noted_in(e) for e, check in zip(results, checks, strict=True)] if checks else results
     facts = files.record_of(request.command, results, ready.name, argument.title)
     if checks:
-        facts["checks"] = [found.to_dict() for found in checks]
+        facts["checks"] = [check.to_dict() for check in checks]
     contents = files.contents(results, argument.name, argument.title, facts, formats, **request.look)
     printer.result(facts, terminal.render(results, request.top), files.write_all(request.out, contents))
 
@@ -267,9 +267,9 @@ def _explain_each(request: Request, ready: Prepared, bars: Bars) -> tuple[list[E
             return make()
 
     targets = request.targets or ready.likeliest(request.likeliest)
-    found = list(each(ready, request.methods, targets, progress=bars.track, once=once))
-    refusals = [one for one in found if isinstance(one, Refusal)]
-    return [one for one in found if not isinstance(one, Refusal)], refusals
+    outcomes = list(each(ready, request.methods, targets, progress=bars.track, once=once))
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+    return [outcome for outcome in outcomes if not isinstance(outcome, Refusal)], refusals
 
 
 def _check(results: Sequence[Explanation], ready: Prepared, bars: Bars) -> list[Trust]:

@@ -104,7 +104,7 @@ def generate(
 
 def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: dict[str, Any]) -> bytes:
     """An answer as a file: as a figure, the map of each word over the picture, or the matrix of tokens."""
-    from whyformer.explanation import kept
+    from whyformer.explanation.kept import content
     from whyformer.show import encode, film, grid
     from whyformer.show.html.answer import page
 
@@ -113,5 +113,5 @@ def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: 
     if kind == "json":
         return (json.dumps(facts) + "\n").encode()
     if kind == "safetensors":
-        return kept.content(g)
+        return content(g)
     return encode(film(g, **look) if g.seen else grid.figure(g), kind)

@@ -57,27 +57,27 @@ def maximize(
             from whyformer.show import encode, gallery
 
             loaded = load(model, device=device)
-        made = [
+        results = [
             maximize_activation(
                 loaded.model, int(unit) if unit.isdecimal() else unit, recipe=recipe, seed=seed,
                 processor=loaded.processor, progress=bars.track, **settings,
             )
             for unit in units
         ]
-    if len(made) > 1:
+    if len(results) > 1:
         from whyformer.explanation.storage import written_whole
 
         with written_whole(out) as partial:
-            partial.write_bytes(encode(gallery(made), out.suffix.lower()[1:]))
+            partial.write_bytes(encode(gallery(results), out.suffix.lower()[1:]))
     else:
-        made[0].save(out)
-    facts = [{"unit": one.unit, "activation": one.activation, "history": one.history} for one in made]
+        results[0].save(out)
+    facts = [{"unit": r.unit, "activation": r.activation, "history": r.history} for r in results]
     lines = [
-        f"{unit}: activation {one.history[0]:.3f} at the start, {one.activation:.3f} now"
-        for unit, one in zip(units, made, strict=True)
+        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} now"
+        for unit, r in zip(units, results, strict=True)
     ]
     printer.result(
-        record("maximize", units=facts, model=model, settings=made[0].settings), "\n".join(lines), [out]
+        record("maximize", units=facts, model=model, settings=results[0].settings), "\n".join(lines), [out]
     )
 
 

@@ -32,7 +32,7 @@ def methods(
         from whyformer.methods import find
 
         find(name)  # raises an error that lists the names
-    chosen = [(known[one]["facts"], known[one]["signed"]) for one in sorted(known) if name in (None, one)]
+    chosen = [(known[n]["facts"], known[n]["signed"]) for n in sorted(known) if name in (None, n)]
     shown = catalogue(chosen) if name is None else describe(chosen[0][0], signed=chosen[0][1])
     printer.result(record("methods", methods=[facts for facts, _ in chosen]), shown)
 
@@ -53,8 +53,8 @@ def audit(
         from whyformer.show import auditing
 
         content = None if input is None else read_argument(input).content
-        made = whyformer.audit(model, content, target=target, progress=bars.track, **options.named)
-    printer.result(record("audit", **made.to_dict()), auditing.render(made))
+        result = whyformer.audit(model, content, target=target, progress=bars.track, **options.named)
+    printer.result(record("audit", **result.to_dict()), auditing.render(result))
 
 
 @opt.command()

@@ -153,15 +153,16 @@ def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callabl
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
-        for one in inspect.signature(function, eval_str=True).parameters.values():
-            kind: Any = one.annotation
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
+            kind: Any = parameter.annotation
             if not is_dataclass(kind):
-                parameters.append(one.replace(kind=one.KEYWORD_ONLY))
+                parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
                 continue
             hints = _offered() if kind is Options else get_type_hints(kind, include_extras=True)
-            groups[one.name] = kind, list(hints)
+            groups[parameter.name] = kind, list(hints)
             for name, hint in hints.items():
-                parameters.append(one.replace(name=name, annotation=hint, default=getattr(kind, name)))
+                default = getattr(kind, name)
+                parameters.append(parameter.replace(name=name, annotation=hint, default=default))
 
         def run(**values: Any) -> None:
             with errors_as_sentences(values["debug"], resumes):

@@ -15,10 +15,9 @@ from whyformer.apps.cli.printing import INCOMPLETE, Printer
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
 
+*_NAMES, _LAST = completion.known()["benchmarks"]
 _Name = Annotated[str, Argument(
-    metavar="NAME", autocompletion=completion.benchmarks,
-    help="perturbation, segmentation, ablation, rationales, activation, conservation, bias, sanity, arbitration, "
-    "leaderboard, conditions or evidence."
+    metavar="NAME", autocompletion=completion.benchmarks, help=f"{', '.join(_NAMES)} or {_LAST}."
 )]
 _Data = Annotated[str | None, Option(metavar="PLACE", help="Folder or file of a known data set, or scenes:COUNT.")]
 _Records = Annotated[Path, Option(
@@ -95,18 +94,18 @@ def report(
             from whyformer.apps.report import write_report
             from whyformer.show.words import visible
 
-        made = write_report(sources, out, title=title, track=bars.track)
-    facts = {name: value for name, value in asdict(made).items() if name != "path"}
-    counts = ((made.explanations, "map"), (made.inputs, "input"), (made.benchmarks, "benchmark"))
+        written = write_report(sources, out, title=title, track=bars.track)
+    facts = {name: value for name, value in asdict(written).items() if name != "path"}
+    counts = ((written.explanations, "map"), (written.inputs, "input"), (written.benchmarks, "benchmark"))
     maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
-    answers = f"{amount(made.answers, 'answer')}, " if made.answers else ""
-    maps = f"{maps} of {inputs}, " if made.explanations or not made.answers else ""
-    others = f"; {amount(len(made.skipped), 'file')} left out, see its end" if made.skipped else ""
-    jobs = f", {amount(made.jobs, 'data set')}" if made.jobs else ""
-    text = f"{maps}{answers}{benchmarks}{jobs}{others} ({made.bytes / 1e6:.1f} MB)"
-    printer.result(record("report", **facts), text, [made.path])
-    damaged = [s for s in made.skipped if s.damaged]
-    for one in damaged:
-        printer.note(f"left out: {visible(one.file)}: {visible(one.why)}")
+    answers = f"{amount(written.answers, 'answer')}, " if written.answers else ""
+    maps = f"{maps} of {inputs}, " if written.explanations or not written.answers else ""
+    others = f"; {amount(len(written.skipped), 'file')} left out, see its end" if written.skipped else ""
+    jobs = f", {amount(written.jobs, 'data set')}" if written.jobs else ""
+    text = f"{maps}{answers}{benchmarks}{jobs}{others} ({written.bytes / 1e6:.1f} MB)"
+    printer.result(record("report", **facts), text, [written.path])
+    damaged = [s for s in written.skipped if s.damaged]
+    for file in damaged:
+        printer.note(f"left out: {visible(file.file)}: {visible(file.why)}")
     if damaged:
         raise typer.Exit(INCOMPLETE)
