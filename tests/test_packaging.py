@@ -43,7 +43,7 @@ ARROWS = {
     "generation": RESULTS | {"defaults", "explaining", "inputs", "methods", "models", "options", "prepared", "progress", "targets"},
     "inside": {"errors", "show", "tape"},
     "recording": {"errors", "explaining", "inputs", "inside", "methods", "options", "prepared", "rules", "tape", "targets"},
-    "comparing": RESULTS | {"show", "explaining", "methods", "options", "prepared", "progress", "targets"},
+    "comparing": RESULTS | {"show", "defaults", "explaining", "methods", "options", "prepared", "progress", "targets"},
     "attention": RESULTS | {"explaining", "methods", "options", "prepared", "tape", "targets"},
     "auditing": {"errors", "explaining", "methods", "models", "options", "prepared", "progress", "rules", "show", "tape", "targets"},
     "maximize": RESULTS | {"models", "inputs", "progress", "targets"},

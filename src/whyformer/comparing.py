@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
+from whyformer.defaults import COMPARED
 from whyformer.errors import InputError, WhyformerError, without_frames
 from whyformer.explaining import open_model
 from whyformer.explanation.candidates import Candidates, likeliest
@@ -136,6 +137,28 @@ def read_method(asked: Asked, kinds: str = "a method is a name") -> tuple[Method
     method, settings = find(asked[0]), dict(asked[1])
     method.complete(settings)
     return method, settings
+
+
+def read_methods(
+    names: Sequence[str] | None, settings: Mapping[str, Any], kind: str = "both"
+) -> list[tuple[Method, dict[str, Any]]]:
+    """Methods by name, each with those of the settings that it has, checked.
+
+    Args:
+        names: by default those of :data:`whyformer.defaults.COMPARED` that explain inputs of this kind.
+
+    Raises:
+        InputError: there is no method, none of them has one of the settings, or a value is out of range.
+    """
+    chosen = [find(name) for name in dict.fromkeys(COMPARED if names is None else names)]
+    if names is None:
+        chosen = [m for m in chosen if m.modality in ("both", kind)]
+    if not chosen:
+        raise InputError("no method was named; whyformer.list_methods lists them")
+    for name, value in settings.items():
+        if not any(name in m.settings for m in chosen):
+            chosen[0].complete({name: value})
+    return [read_method((m.name, {k: v for k, v in settings.items() if k in m.settings})) for m in chosen]
 
 
 def each(

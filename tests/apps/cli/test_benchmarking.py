@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from whyformer.apps.cli import app
-from whyformer.apps.cli.telling import INCOMPLETE
+from whyformer.apps.cli.printing import INCOMPLETE
 from zoo_evaluate import picture_folder, tiny_vit
 
 

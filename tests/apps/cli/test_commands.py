@@ -12,14 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
 from show.made import ATTACK
 from waiting import HANG
 from whyformer.apps import cli
+from whyformer.options import WORDS
 
 ROOT = Path(__file__).parents[3]
+DIGITS = ROOT / "examples" / "pictures" / "digits_37.png"
 SST2 = ROOT / "src" / "whyformer" / "bundled" / "sst2"
 # A user has no torchvision that does not fit torch; the one of the tests is out of the way in a process of its own.
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; sys.modules['torchvision'] = None; from whyformer.apps.cli import main; main()"
@@ -193,7 +196,7 @@ def test_a_bug_is_told_as_one_with_status_1(monkeypatch):
     def broken() -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("whyformer.apps.cli.offering.known", broken)
+    monkeypatch.setattr("whyformer.apps.cli.completion.known", broken)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert result.exit_code == 1
     assert result.stderr == "error: whyformer failed (RuntimeError: boom); --debug shows where\n"
@@ -380,6 +383,20 @@ def test_dtype_reaches_the_model(photo, tiny_vit):
     result = CliRunner().invoke(cli.app, ["explain", str(photo), "--model", tiny_vit, "--dtype", "float64", "--quiet", "--format", "none"])
     assert result.exit_code == 0, result.output
     assert "dtype" in refused("explain", str(photo), "--model", tiny_vit, "--dtype", "float8")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", SENTENCE], ["compare", SENTENCE], ["attention", SENTENCE], ["perturb", str(DIGITS), "--model", "bundled:digits"],
+        ["generate", SENTENCE, "--model", "bundled:reader"], ["audit", "bundled:sst2"], ["serve", "bundled:sst2"],
+        ["run", "--input", str(DIGITS), "--model", "bundled:digits", "--out", "nowhere"],
+    ],
+)  # fmt: skip
+def test_commands_that_run_a_model_take_every_option(arguments):
+    command = typer.main.get_command(cli.app).commands[arguments[0]]
+    assert set(WORDS) <= {parameter.name for parameter in command.params}
+    assert "dtype must be one of" in refused(*arguments, "--dtype", "float8")
 
 
 def test_no_cuda_is_said_in_a_sentence(photo, tiny_vit):

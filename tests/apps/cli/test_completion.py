@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -12,20 +13,10 @@ from pathlib import Path
 import pytest
 
 from waiting import HANG
-from whyformer.apps.cli import completion
-from whyformer.benchmarks import BENCHMARKS
-from whyformer.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = "import sys; sys.argv[0] = 'whyformer'; from whyformer.apps.cli import main; main()"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _names(tmp_path_factory):
-    """The names are collected once, into a folder of the tests' own."""
-    ENVIRONMENT["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
-    asked(_WHYFORMER_COMPLETE="complete_bash", COMP_WORDS="whyformer\nmethods\nx", COMP_CWORD="2")
 
 
 def asked(**protocol: str) -> list[str]:
@@ -44,29 +35,10 @@ def zsh(line: str) -> str:
     return "\n".join(asked(_WHYFORMER_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"whyformer {line}"))
 
 
-def test_names_are_kept_until_the_registries_change(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = completion.known()
-    assert set(made["methods"]) == set(METHODS)
-    assert set(made["benchmarks"]) == set(BENCHMARKS)
-    assert made["methods"]["gae"]["settings"]["side"] == ["auto", "image", "text"]
-    (kept,) = (tmp_path / "whyformer").iterdir()
-    monkeypatch.setattr(completion, "collect", lambda: pytest.fail("read again"))
-    assert completion.known() == made
-    kept.write_text("{ damaged")
-    monkeypatch.setattr(completion, "collect", lambda: {"methods": {}})
-    assert completion.known() == {"methods": {}}
-    (tmp_path / "whyformer" / "names-00000000.json").write_text("{}")  # of another version
-    kept.unlink()
-    completion.known()
-    assert list((tmp_path / "whyformer").iterdir()) == [kept]
-
-
-def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(completion, "collect", lambda: {"methods": {}})
-    assert completion.known() == {"methods": {}}
+def test_the_file_of_names_is_what_the_registries_hold():
+    names = runpy.run_path(str(ROOT / "scripts" / "names"))["names"]()
+    file = ROOT / "src" / "whyformer" / "apps" / "cli" / "names.json"
+    assert file.read_text(encoding="utf-8") == names, "run scripts/names > src/whyformer/apps/cli/names.json"
 
 
 def test_it_is_quick_because_torch_is_not_imported():

@@ -168,7 +168,7 @@ def test_an_interruption_has_its_own_status(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("whyformer.apps.cli.offering.known", interrupted)
+    monkeypatch.setattr("whyformer.apps.cli.completion.known", interrupted)
     result = CliRunner().invoke(cli.app, ["methods"])
     assert (result.exit_code, result.output) == (130, "interrupted\n")
 
@@ -216,8 +216,8 @@ def test_progress_is_on_the_terminal_alone():
 
 def test_bars_tell_rate_and_time_left():
     program = (
-        "import time\nfrom types import SimpleNamespace\nfrom whyformer.apps.cli.telling import working\n"
-        "with working(SimpleNamespace(quiet=False)) as bars:\n    for _ in bars.track(range(30), 'rows', 30):\n        time.sleep(0.05)\n"
+        "import time\nfrom whyformer.apps.cli.printing import Printer\n"
+        "with Printer().working() as bars:\n    for _ in bars.track(range(30), 'rows', 30):\n        time.sleep(0.05)\n"
     )
     _, seen = in_terminal(program)
     assert re.search(rb"\d(\.\d+)?/s", seen) and b"left" in seen

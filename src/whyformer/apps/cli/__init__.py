@@ -17,16 +17,32 @@ from whyformer.apps.cli.drawing import attention, perturb
 from whyformer.apps.cli.explaining import compare, explain
 from whyformer.apps.cli.generating import generate
 from whyformer.apps.cli.maximizing import maximize
-from whyformer.apps.cli.offering import audit, methods, schema, serve_page
-from whyformer.apps.cli.options import WORDS, command
+from whyformer.apps.cli.offering import audit, methods, schema
 from whyformer.apps.cli.reporting import benchmark, report
 from whyformer.apps.cli.running import run
-from whyformer.apps.cli.serving import serve
+from whyformer.apps.cli.serving import serve, serve_page
 
 __all__ = ["app", "main"]
 
-_EXAMPLES = WORDS["examples"]
+_EXAMPLES = """
+[bold]Examples[/bold]
 
+whyformer explain cat.jpg --model facebook/deit-tiny-patch16-224 --target "tiger cat" --target 243
+
+whyformer explain "A charming film, though it drags." --method transformer_attribution
+
+echo "A charming film." | whyformer explain - --json
+
+whyformer compare scene.png --target 3 --target 7 --out out
+
+whyformer perturb scene.png --target 3
+
+whyformer generate "Name three fruits." --model FOLDER --chat -n 20
+
+whyformer attention "A charming film." --matrix
+
+whyformer methods transformer_attribution
+"""
 
 
 class Commands(TyperGroup):
@@ -45,32 +61,38 @@ class Commands(TyperGroup):
 
 def _answer_of(arguments: Sequence[str]) -> list[str] | None:
     """Arguments of ``explain --generate N``, ``--continuation`` and ``--chat`` as those of ``generate``, or None."""
-    moved, asked, rest = [], False, iter(arguments)
-    for one in rest:
-        if one == "--":
-            moved += [one, *rest]
+    moved, answers, rest = [], False, iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            moved += [argument, *rest]
             break
-        name, equals, _ = one.partition("=")
+        name, equals, _ = argument.partition("=")
         if name[:2] == "-g" and name[2:].isdigit():
-            one, asked = f"-n{name[2:]}", True
-        asked |= name in ("--generate", "-g", "--continuation", "--chat")
-        if name == "--top":  # of one prediction, and never used for an answer
+            argument, answers = f"-n{name[2:]}", True
+        answers |= name in ("--generate", "-g", "--continuation", "--chat")
+        if name == "--top":  # of a prediction, and never used for an answer
             _ = None if equals else next(rest, None)
         else:
-            moved.append("-n" if one in ("--generate", "-g") else one.replace("--generate=", "--max-new-tokens=", 1))
-    return moved if asked else None
+            renamed = argument.replace("--generate=", "--max-new-tokens=", 1)
+            moved.append("-n" if argument in ("--generate", "-g") else renamed)
+    return moved if answers else None
 
 
 app = typer.Typer(
-    name="whyformer", cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    epilog=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]},
-)  # fmt: skip
-app.command(epilog=_EXAMPLES)(command(explain))
-app.command(epilog=_EXAMPLES)(command(compare))
+    name="whyformer",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog=_EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for function in (explain, compare):
+    app.command(epilog=_EXAMPLES)(function)
 for function in (generate, attention, perturb, audit, methods, run, benchmark, maximize, report, serve):
-    app.command()(command(function))
-app.command("app")(command(serve_page))
-app.command()(command(schema))
+    app.command()(function)
+app.command("app")(serve_page)
+app.command()(schema)
 
 
 def _version(wanted: bool) -> None:

@@ -1,15 +1,13 @@
 """What the shell offers after a Tab: names of methods, settings, formats, models and benchmarks.
 
-The registries need torch, which takes seconds to import, so their names are kept in the user's cache folder, in a file
-whose name changes with the files that they were read from.
+The registries need torch, which takes seconds to import, so ``names.json`` holds their names; ``scripts/names`` writes
+it, and a test compares it with the registries.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
-import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,69 +16,18 @@ import typer
 
 from whyformer.baselines import BASELINES, names_for
 from whyformer.defaults import COMPARED, DEFAULT_METHOD
-from whyformer.errors import LoadError
 
 Offers = list[tuple[str, str]]
 FORMATS = ("png", "svg", "pdf", "html", "json")
 
 
+@functools.cache
 def known() -> dict[str, Any]:
-    """{"bundled": [name], "methods": {name: {"summary", "modality", "settings", "facts" as the JSON of ``whyformer
-    methods`` has them, "signed": whether its scores have a sign}}, "benchmarks": {name: {"summary",
-    "options"}}}; settings and options map a name to the values worth offering, the default first."""
-    file = _cache_file()
-    with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
-    from whyformer.show.files import write_all
-
-    made = collect()
-    with contextlib.suppress(OSError, LoadError):  # a folder that cannot be written costs time, not the answer
-        for old in file.parent.glob("names-*.json"):
-            old.unlink(missing_ok=True)
-        write_all(file.parent, {file.name: json.dumps(made).encode()})
-    return made
-
-
-def _cache_file() -> Path:
-    package = Path(__file__).parents[2]
-    sources = sorted(f for room in ("methods", "benchmarks", "models") for f in (package / room).rglob("*.py"))
-    stamp = zlib.crc32(repr([(str(f), f.stat().st_mtime_ns) for f in sources]).encode())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "whyformer" / f"names-{stamp:08x}.json"
-
-
-def collect() -> dict[str, Any]:
-    """What :func:`known` says, from the registries themselves."""
-    from whyformer.benchmarks import BENCHMARKS
-    from whyformer.methods import list_methods
-    from whyformer.models.loading import BUNDLED
-    from whyformer.show.terminal import facts
-
-    return {
-        "bundled": list(BUNDLED),
-        "methods": {
-            m.name: {
-                "summary": m.summary,
-                "modality": m.modality,
-                "facts": facts(m),
-                "signed": m.signs(m.settings),
-                "settings": {k: _values(v, m.checks.get(k, ("", None))[1]) for k, v in m.settings.items()},
-            }
-            for m in list_methods()
-        },
-        "benchmarks": {
-            b.name: {"summary": b.summary, "options": {k: _values(v) for k, v in b.options.items()}}
-            for b in BENCHMARKS.values()
-        },
-    }
-
-
-def _values(default: Any, check: Any = None) -> list[Any]:
-    """The default, and the others where there are few."""
-    rest = getattr(check, "values", (True, False) if isinstance(default, bool) else ())
-    found = [default, *(v for v in rest if v != default or type(v) is not type(default))]
-    return [v if v is None or isinstance(v, bool | int | float | str) else str(v) for v in found]
+    """The content of ``names.json``: {"bundled": [name], "methods": {name: {"summary", "facts": the JSON of
+    ``whyformer methods``, "signed": whether its scores have a sign, "settings"}}, "benchmarks": {name: {"summary",
+    "settings"}}}; settings map a name to the values worth offering, the default first."""
+    names: dict[str, Any] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+    return names
 
 
 # -- what begins as typed ------------------------------------------------------------------------------------------
@@ -102,8 +49,8 @@ def _listed(complete: Callable[[str], Offers]) -> Callable[[str], Offers]:
 
     def complete_last(incomplete: str) -> Offers:
         before, comma, last = incomplete.rpartition(",")
-        given = before.split(",")
-        return [(f"{before}{comma}{name}", about) for name, about in complete(last) if name not in given]
+        listed = before.split(",")
+        return [(f"{before}{comma}{name}", about) for name, about in complete(last) if name not in listed]
 
     return complete_last
 
@@ -139,7 +86,7 @@ formats = _listed(of(lambda: [(name, "") for name in (*FORMATS, "none")]))
 models = of(lambda: [(f"bundled:{name}", "comes with whyformer") for name in known()["bundled"]])
 benchmarks = of(_named("benchmarks"))
 # of all benchmarks: which of them was named, an unfinished line does not tell
-options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["options"])])
+options = of(lambda: [offer for facts in known()["benchmarks"].values() for offer in _assignments(facts["settings"])])
 # those that print JSON
 commands = of(_printing)
 method = of(_named("methods"))
@@ -153,13 +100,13 @@ def configurations(incomplete: str) -> Offers:
     if not colon:
         return methods(incomplete)
     offered = known()["methods"].get(head.partition(":")[0], {}).get("settings", {})
-    return [(f"{before}{comma}{head}:{one}", about) for one, about in of(lambda: _assignments(offered))(setting)]
+    return [(f"{before}{comma}{head}:{value}", about) for value, about in of(lambda: _assignments(offered))(setting)]
 
 
 def settings(context: typer.Context, incomplete: str) -> Offers:
     """``key=value`` for the settings of the methods that stand on the line before."""
-    given = context.params.get("method")
-    names = given.split(",") if given else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
+    typed = context.params.get("method")
+    names = typed.split(",") if typed else COMPARED if context.info_name == "compare" else [DEFAULT_METHOD]
     offered: dict[str, list[Any]] = {}
     for name in names:
         offered |= known()["methods"].get(name.strip(), {}).get("settings", {})

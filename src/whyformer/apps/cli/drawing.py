@@ -2,79 +2,110 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+from typer import Option
+
+from whyformer.apps import INPUTS
+from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.explaining import Work
-from whyformer.apps.cli.telling import tell, working
+from whyformer.apps.cli.explaining import load_for
+from whyformer.apps.cli.printing import Printer
+from whyformer.baselines import names_for
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
+from whyformer.options import Options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from whyformer.attention import AttentionMaps
+    from whyformer.evaluation.strip import Strip
 
 _FIGURES = ("png", "svg", "pdf")
+_Block = Annotated[int | None, Option(metavar="N", help="A block, from 0; negative ones from the last. Default: all.")]
+_Heads = Annotated[bool, Option("--heads", help="One map a head instead of their mean.")]
+_Matrix = Annotated[bool, Option("--matrix", help="Which token looks at which, in one block (default: the last).")]
+_Head = Annotated[str, Option(metavar="N|mean|max|min", help="The head of the matrix and of single maps.")]
+_Gradient = Annotated[bool, Option(
+    "--gradient", help="Weighted by the gradient of the target, so that maps speak of a class."
+)]
+_AttentionFormats = Annotated[str, opt.format_option(
+    "Files to write: png, svg, pdf, html (of a text: choose block and heads, point at a token); or none."
+)]
+_PerturbFormats = Annotated[str, opt.format_option("Files to write: png, svg, pdf; or none.")]
+_Baseline = Annotated[str, Option(
+    metavar="|".join(names_for("image")), autocompletion=completion.baselines,
+    help="What stands in for removed pixels."
+)]
 
 
-@dataclass(kw_only=True)
-class AttentionOptions(opt.InputOptions, opt.Drawing):
-    block: int | None = None
-    heads: bool = False
-    matrix: bool = False
-    head: str = "mean"
-    gradient: bool = False
-    target: str | None = None
-    format: str = "png"
-
-
-def attention(asked: AttentionOptions) -> None:
+@opt.command()
+def attention(
+    source: opt.Source,
+    *,
+    block: _Block = None,
+    heads: _Heads = False,
+    matrix: _Matrix = False,
+    head: _Head = "mean",
+    gradient: _Gradient = False,
+    target: opt.Target = None,
+    format: _AttentionFormats = "png",
+    model: opt.Model = None,
+    out: opt.Out = Path("whyformer-out"),
+    options: Options,
+    printer: Printer,
+    drawing: opt.Drawing,
+) -> None:
     """Draw the attention maps inside a model: each block, each head, or the matrix of tokens."""
     from whyformer.inputs.argument import read_argument
 
-    formats, look = opt.chosen_formats(asked.format, (*_FIGURES, "html")), asked.look()
-    head = int(asked.head) if asked.head.lstrip("-").isdecimal() else asked.head
-    if isinstance(head, str) and head not in ("mean", "max", "min"):
+    formats, look = opt.formats_in(format, (*_FIGURES, "html")), drawing.look()
+    which = int(head) if head.lstrip("-").isdecimal() else head
+    if isinstance(which, str) and which not in ("mean", "max", "min"):
         raise InputError(f"--head takes a number, or mean, max or min over the heads, not '{head}'")
-    if asked.target is not None and not asked.gradient:
+    if target is not None and not gradient:
         raise InputError("attention itself belongs to no class; --gradient weights it by the gradient of one")
-    given = read_argument(asked.source)
-    if "html" in formats and given.kind == "image":
+    argument = read_argument(source)
+    if "html" in formats and argument.kind == "image":
         raise InputError("the page of heads is for text; of a picture --heads draws one map a head")
-    with working(asked) as bars:
-        work = Work(asked, given, bars)
+    with printer.working() as bars:
+        loaded = load_for(argument.kind, model, options, bars)
         with bars.step("attention"):
-            from whyformer.show import files, heads
+            import whyformer
+            from whyformer.show import files
+            from whyformer.show import heads as page_of_heads
 
-            maps = work.explainer.attention_maps(given.content, target=asked.target, gradient=asked.gradient)
-            contents = {}
+            maps = whyformer.attention_maps(loaded, argument.content, target=target, gradient=gradient, **options.named)
+            contents, drawn = {}, "heads"
             if "html" in formats:
                 formats.remove("html")
-                name = files.slug(given.name[:40], "attention", "heads")
-                contents[f"{name}.html"] = heads(maps, title=given.title).encode()
-            which, drawing = _drawn(maps, asked, head, look) if formats or not contents else ("heads", None)
-    facts = record("attention", model=work.loaded.name, input=given.title, blocks=maps.blocks, heads=maps.heads,
-                   drawn=which)  # fmt: skip
-    if drawing is not None:
-        contents |= _encoded(formats, drawing, given.name, "attention", *which.split())
-    tell(asked, facts, which, files.write_all(asked.out, contents))
+                name = files.slug(argument.name[:40], "attention", "heads")
+                contents[f"{name}.html"] = page_of_heads(maps, title=argument.title).encode()
+            if formats or not contents:
+                drawn, figure = _drawn(maps, which, look, block=block, heads=heads, matrix=matrix)
+                contents |= _encoded(formats, figure, argument.name, "attention", *drawn.split())
+    facts = record(
+        "attention", model=loaded.name, input=argument.title, blocks=maps.blocks, heads=maps.heads, drawn=drawn
+    )
+    printer.result(facts, drawn, files.write_all(out, contents))
 
 
-def _drawn(maps: AttentionMaps, asked: AttentionOptions, head: int | str, look: dict[str, Any]) -> tuple[str, Figure]:
+def _drawn(
+    maps: AttentionMaps, head: int | str, look: dict[str, Any], *, block: int | None, heads: bool, matrix: bool
+) -> tuple[str, Figure]:
     """(what is drawn, in words; the figure)."""
     from whyformer import show
 
-    block = asked.block
-    if asked.matrix:
+    if matrix:
         block = -1 if block is None else block
         weights = maps.matrix(block, head)
         named = f"block {block % maps.blocks} head {head} matrix"
         names = None if maps.tokens is None else maps.tokens[0]
         return named, show.matrix(weights, names, title=named, cmap=look.get("cmap"))
-    if asked.heads:
+    if heads:
         several = maps.each_head(block)
         named = "heads" if block is None else f"block {several[0].settings['block']} heads"
         return named, show.panels(several, maps.heads if block is None else None, **look)
@@ -84,52 +115,60 @@ def _drawn(maps: AttentionMaps, asked: AttentionOptions, head: int | str, look: 
     return "blocks", show.panels(maps.each_block(head), **look)
 
 
-@dataclass(kw_only=True)
-class Perturb(opt.InputOptions):
-    method: str = DEFAULT_METHOD
-    target: str | None = None
-    baseline: str = "black"
-    setting: list[str] | None = None
-    format: str = "png"
-
-
-def perturb(asked: Perturb) -> None:
+@opt.command()
+def perturb(
+    source: opt.Source,
+    *,
+    method: opt.Method = DEFAULT_METHOD,
+    target: opt.Target = None,
+    baseline: _Baseline = "black",
+    setting: opt.Setting = None,
+    format: _PerturbFormats = "png",
+    model: opt.Model = None,
+    out: opt.Out = Path("whyformer-out"),
+    options: Options,
+    printer: Printer,
+) -> None:
     """Remove 10 to 90 % of a picture, highest scores first and lowest first, and show what the model then says."""
     from whyformer.inputs.argument import read_argument
 
-    formats = opt.chosen_formats(asked.format, _FIGURES)
-    given = read_argument(asked.source)
-    if given.kind != "image":
-        raise InputError("perturb shows a picture with parts removed, and this is a text")
-    chosen = opt.chosen_method(asked.method, asked.setting, given.kind)
-    with working(asked) as bars:
-        work = Work(asked, given, bars)
-        results, refusals = work.explain([chosen], [asked.target])
-        if refusals:
-            raise refusals[0].error
+    formats = opt.formats_in(format, _FIGURES)
+    argument = read_argument(source)
+    if argument.kind != "image":
+        raise InputError(f"perturb shows a picture with parts removed, and this is {INPUTS[argument.kind]}")
+    chosen, settings = opt.one_method(method, setting)
+    with printer.working() as bars:
+        loaded = load_for(argument.kind, model, options, bars)
+        import whyformer
+        from whyformer import show
+        from whyformer.evaluation.strip import perturbation_strip
+
+        with bars.step(chosen):
+            e = whyformer.explain(
+                loaded, argument.content, chosen, target, progress=bars.track, **options.named, **settings
+            )
         with bars.step("removing pixels"):
-            from whyformer import show
-            from whyformer.evaluation.strip import perturbation_strip
+            strip = perturbation_strip(loaded.model, argument.content, e, loaded.processor, baseline=baseline)
+            figure = show.strip(strip)
+    facts, lines = _measured(strip)
+    facts = record("perturb", model=loaded.name, input=argument.title, settings=e.settings, **facts)
+    contents = _encoded(formats, figure, argument.name, strip.method, strip.target, "removed")
+    printer.result(facts, "\n".join(lines), show.files.write_all(out, contents))
 
-            model, processor = work.loaded.model, work.loaded.processor
-            made = perturbation_strip(model, given.content, results[0], processor, baseline=asked.baseline)
-            drawing = show.strip(made)
+
+def _measured(strip: Strip) -> tuple[dict[str, Any], list[str]]:
+    """Values and predictions at each step of a removal, for JSON and as lines."""
     orders = ("highest_first", "lowest_first")
-    shares = dict(zip(orders, made.probabilities.tolist(), strict=True))
-    said, form = ("value", ".4g") if made.numeric else ("probability", ".1%")
-    facts = record(
-        "perturb", model=work.loaded.name, input=given.title, method=made.method, settings=results[0].settings,
-        target=made.target, baseline=asked.baseline, fractions=list(made.fractions),
-        probabilities=None if made.numeric else shares, values=shares if made.numeric else None,
-        predicted=dict(zip(orders, made.predicted, strict=True)),
-    )  # fmt: skip
-    lines = [f"{said} of {made.target}, baseline {asked.baseline}", "removed   highest first   lowest first"]
-    rows = zip(made.fractions, *shares.values(), strict=True)
-    lines += [f"{f:7.0%}   {a:>13{form}}   {b:>12{form}}" for f, a, b in rows]
-    from whyformer.show.files import write_all
-
-    contents = _encoded(formats, drawing, given.name, made.method, made.target, "removed")
-    tell(asked, facts, "\n".join(lines), write_all(asked.out, contents))
+    values = dict(zip(orders, strip.probabilities.tolist(), strict=True))
+    facts = {
+        "method": strip.method, "target": strip.target, "baseline": strip.baseline, "fractions": list(strip.fractions),
+        "probabilities": None if strip.numeric else values, "values": values if strip.numeric else None,
+        "predicted": dict(zip(orders, strip.predicted, strict=True)),
+    }
+    name, form = ("value", ".4g") if strip.numeric else ("probability", ".1%")
+    lines = [f"{name} of {strip.target}, baseline {strip.baseline}", "removed   highest first   lowest first"]
+    rows = zip(strip.fractions, *values.values(), strict=True)
+    return facts, lines + [f"{f:7.0%}   {a:>13{form}}   {b:>12{form}}" for f, a, b in rows]
 
 
 def _encoded(formats: list[str], drawing: Figure, *name: str) -> dict[str, bytes]:

@@ -1,17 +1,25 @@
-"""``whyformer explain`` and ``whyformer compare``; one input and one model for them and the commands that draw."""
+"""``whyformer explain`` and ``whyformer compare``; the model of an input, for the commands that draw too."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
 
 from whyformer.apps import INPUTS, model_for
+from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import Working, one_line, remark, tell, working
+from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer, one_line
 from whyformer.defaults import DEFAULT_METHOD
-from whyformer.errors import InputError, MethodNotApplicable
+from whyformer.errors import InputError, MethodNotApplicable, WhyformerError
+from whyformer.explanation.counts import amount
+from whyformer.options import Options
 
 if TYPE_CHECKING:
     from whyformer.comparing import Refusal
@@ -20,167 +28,281 @@ if TYPE_CHECKING:
     from whyformer.inputs.argument import Argument
     from whyformer.methods import Method
     from whyformer.models import Loaded
+    from whyformer.prepared import Prepared
+
+_More = Annotated[list[str] | None, typer.Argument(
+    metavar="[MORE]...", help="Further pictures, .txt files or folders."
+)]
+_Methods = Annotated[str | None, Option(
+    metavar="NAMES", autocompletion=completion.methods,
+    help="A method, or several with commas between; see: whyformer methods. Default: auto, which takes what measured "
+    "best for the kind of input and the purpose, and names it."
+)]
+_ComparedMethods = Annotated[str | None, Option(
+    metavar="NAMES", autocompletion=completion.methods,
+    help="Methods, separated by commas. Default: a choice that applies."
+)]
+_Purpose = Annotated[str | None, Option(
+    metavar="faithful|localise", autocompletion=completion.purposes,
+    help="What the map of auto is for: scores that the prediction hangs on (faithful, the default), or lying on the "
+    "object."
+)]
+_Contrast = Annotated[str | None, Option(
+    metavar="CLASS|TEXT", help='Explain the target rather than this: --target " are" --contrast " is".'
+)]
+_Images = Annotated[list[Path] | None, Option(
+    metavar="PICTURE", help="The picture that the text is about; repeat for several."
+)]
+_Pair = Annotated[str | None, Option(
+    metavar="TEXT", help="The second text, of a model that reads two: a hypothesis about the first, its answer ..."
+)]
 
 
-@dataclass(kw_only=True)
-class MapsOptions(opt.InputOptions, opt.Drawing):
-    target: list[str] | None = None
-    top: int = 5
-    setting: list[str] | None = None
-    format: str | None = None
-    check: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Explanations that are asked for, the same for each input.
 
-    def validate(self, method: str | None) -> None:
-        """Check the options that depend on no input, before one is read."""
-        self.look()
-        opt.chosen_formats(self.format or "")
-        if method is not None:
-            opt.chosen_methods(method, self.setting, "")
+    Attributes:
+        command: its name.
+        methods: each with its settings; required: whether each of them has to apply.
+        targets: None for the predicted class, or the ``likeliest`` classes.
+        formats: of files; None for the usual one of the kind of input.
+        look: how maps are drawn.
+        loaded: the models that were loaded, by name.
+    """
 
-
-@dataclass(kw_only=True)
-class Explain(MapsOptions):
-    more: list[str] | None = None
-    method: str | None = None
-    purpose: str | None = None
-    contrast: str | None = None
-    image: list[Path] | None = None
+    command: str
+    methods: list[tuple[Method, dict[str, Any]]]
+    targets: list[Any] | None
+    formats: list[str] | None
+    look: dict[str, Any]
+    top: int
+    check: bool
+    model: str | None
+    out: Path
+    options: Options
+    printer: Printer
+    required: bool = True
+    likeliest: int = 1
+    images: list[Path] | None = None
     pair: str | None = None
+    loaded: dict[str, Loaded] = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
-class Compare(MapsOptions):
-    method: str | None = None
-
-
-def explain(asked: Explain) -> None:
+@opt.command()
+def explain(
+    source: opt.Source,
+    more: _More = None,
+    *,
+    method: _Methods = None,
+    purpose: _Purpose = None,
+    contrast: _Contrast = None,
+    image: _Images = None,
+    pair: _Pair = None,
+    target: opt.Targets = None,
+    top: opt.Top = 5,
+    setting: opt.Setting = None,
+    format: opt.Formats = None,
+    check: opt.Check = False,
+    model: opt.Model = None,
+    out: opt.Out = Path("whyformer-out"),
+    options: Options,
+    printer: Printer,
+    drawing: opt.Drawing,
+) -> None:
     """Explain a prediction: prints the top classes and the map of each class asked for, and writes it to files.
 
     A picture becomes a PNG, a text an HTML page, unless --format says otherwise; several classes stand side by side.
     Several inputs, or a folder of pictures and .txt files, are explained one after the other. Answers of
     language models have a command of their own, generate.
     """
-    from whyformer.apps.cli.several import each_of, inputs_of
+    from whyformer.comparing import read_methods
+    from whyformer.inputs.argument import read_argument
 
-    if asked.contrast is not None:
-        targets: list[Any] = asked.target or [None]
-        asked = replace(asked, target=[opt.rather(one, asked.contrast) for one in targets])
-    asked = _chosen(asked)
-    asked.validate(asked.method)
-    found = inputs_of(asked.source, asked.more or [])
-    if found is None:
-        _run("explain", asked, asked.method)
+    names, settings = opt.parts(method or DEFAULT_METHOD), opt.settings_in(setting)
+    if purpose is not None:
+        if DEFAULT_METHOD not in names:
+            raise InputError(f"--purpose says what auto is to take, and the method is {method}: leave one of them out")
+        settings["purpose"] = purpose
+    targets: list[Any] | None = target
+    if contrast is not None:
+        targets = [opt.contrasted(name, contrast) for name in target or (None,)]
+    request = Request(
+        command="explain", methods=read_methods(names, settings), images=image, pair=pair, top=top, check=check,
+        targets=targets, formats=None if format is None else opt.formats_in(format), look=drawing.look(), model=model,
+        out=out, options=options, printer=printer,
+    )
+    files = _files_in(source, more or [])
+    if files is None:
+        _explain_input(request, read_argument(source))
     else:
-        each_of(found, asked, lambda one, given, loaded: _explained("explain", one, asked.method, given, loaded))
+        _explain_files(request, files)
 
 
-def compare(asked: Compare) -> None:
+@opt.command()
+def compare(
+    source: opt.Source,
+    *,
+    method: _ComparedMethods = None,
+    target: opt.Targets = None,
+    top: opt.Top = 5,
+    setting: opt.Setting = None,
+    format: opt.Formats = None,
+    check: opt.Check = False,
+    model: opt.Model = None,
+    out: opt.Out = Path("whyformer-out"),
+    options: Options,
+    printer: Printer,
+    drawing: opt.Drawing,
+) -> None:
     """Show several methods side by side: rows are methods, columns classes; a sentence gets one line a method.
 
     Without --target a picture is explained for its two likeliest classes, a text for the predicted one.
     """
-    asked.validate(asked.method)
-    _run("compare", asked, asked.method)
-
-
-def _chosen(asked: Explain) -> Explain:
-    """With the method: the default, where none was named, for the purpose that was."""
-    if asked.purpose is None:
-        return replace(asked, method=asked.method or DEFAULT_METHOD)
-    names = [name.strip() for name in (asked.method or DEFAULT_METHOD).split(",")]
-    if DEFAULT_METHOD not in names:
-        raise InputError(
-            f"--purpose says what auto is to take, and the method is {asked.method}: leave one of them out"
-        )
-    return replace(asked, method=",".join(names), setting=[*(asked.setting or []), f"purpose={asked.purpose}"])
-
-
-def _run(command: str, asked: MapsOptions, method: str | None) -> None:
+    from whyformer.comparing import read_methods
     from whyformer.inputs.argument import read_argument
 
-    _explained(command, asked, method, read_argument(asked.source), {})
+    look, formats = drawing.look(), opt.formats_in("png,html" if format is None else format)
+    settings = opt.settings_in(setting)
+    argument = read_argument(source)
+    request = Request(
+        command="compare", methods=read_methods(None if method is None else opt.parts(method), settings, argument.kind),
+        required=method is not None, likeliest=2 if argument.kind == "image" else 1, targets=target, formats=formats,
+        look=look, top=top, check=check, model=model, out=out, options=options, printer=printer,
+    )
+    _explain_input(request, argument)
 
 
-def _explained(
-    command: str, asked: MapsOptions, method: str | None, given: Argument, loaded: dict[str, Loaded]
-) -> None:
-    """One input, from the methods that are asked for to the files."""
-    look = asked.look()
-    seeing = given.kind in ("image", "sound") or getattr(asked, "image", None)
-    default = "png,html" if command == "compare" else "png" if seeing else "html"
-    formats = opt.chosen_formats(default if asked.format is None else asked.format)
-    chosen = opt.chosen_methods(method, asked.setting, given.kind)
-    with working(asked) as bars:
-        work = Work(asked, given, bars, loaded)
-        likeliest = 2 if command == "compare" and given.kind == "image" else 1
-        results, refusals = work.explain(chosen, asked.target or work.ready.likeliest(likeliest))
+def _files_in(source: str, more: Sequence[str]) -> list[str] | None:
+    """The files that are named, and those in folders by name; None for one input that is no folder.
+
+    Raises:
+        InputError: a folder holds no picture and no text, or one of several inputs is no file.
+    """
+    if not more and not os.path.isdir(source):  # False too for what is longer than any name, or has a NUL in it
+        return None
+    from whyformer.inputs.pictures import SUFFIXES
+
+    files: list[str] = []
+    for name in (source, *more):
+        path = Path(name)
+        if os.path.isdir(name):
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in (*SUFFIXES, ".txt") and p.is_file())
+            if not inside:
+                raise InputError(f"{name} is a folder that holds no picture and no .txt file")
+            files += map(str, inside)
+        elif path.suffix.lower() in (*SUFFIXES, ".txt"):
+            files.append(name)
+        else:
+            raise InputError(f"several inputs are files or folders, and '{name[:60]}' is neither; quote a sentence")
+    return files
+
+
+def _explain_files(request: Request, files: Sequence[str]) -> None:
+    """Explain each file; one that cannot be read, or explained, is named and left out (status 3)."""
+    from whyformer.inputs.argument import read_argument
+
+    taken: Counter[str] = Counter()
+    failed = 0
+    for file in files:
+        try:
+            argument = read_argument(file)
+            taken[argument.name] += 1
+            if taken[argument.name] > 1:  # files of one name in different folders
+                argument = replace(argument, name=f"{argument.name[:30]}-{taken[argument.name]}")
+            _explain_input(request, argument)
+        except WhyformerError as error:
+            failed += 1
+            request.printer.note(f"left out: {file}: {one_line(error)}")
+    if failed:
+        request.printer.note(f"{failed} of {amount(len(files), 'input')} left out")
+        raise typer.Exit(INCOMPLETE)
+
+
+def _explain_input(request: Request, argument: Argument) -> None:
+    """Print and write the explanations of one input."""
+    printer = request.printer
+    usual = "png" if argument.kind in ("image", "sound") or request.images else "html"
+    formats = [usual] if request.formats is None else request.formats
+    with printer.working() as bars:
+        ready = _prepare(request, argument, bars)
+        results, refusals = _explain_each(request, ready, bars)
         for refusal in refusals:
-            # a method that was asked for by name has to apply
-            if method is not None or not isinstance(refusal.error, MethodNotApplicable) or not results:
+            if request.required or not isinstance(refusal.error, MethodNotApplicable) or not results:
                 raise refusal.error
-        checks = [work.check(e) for e in results] if asked.check else []
+        checks = _check(results, ready, bars) if request.check else []
     for refusal in refusals:
-        remark(asked, f"left out: {one_line(refusal.error)}")
-    # everything is made in memory before files are written, and they before anything is printed
+        printer.note(f"left out: {one_line(refusal.error)}")
+    # all files are complete in memory before the first is written, and written before anything is printed
     from whyformer.show import files, terminal
 
-    results = [found.noted_in(e) for e, found in zip(results, checks, strict=True)] if checks else results
-    facts = files.record_of(command, results, work.loaded.name, given.title)
+    results = [check.noted_in(e) for e, check in zip(results, checks, strict=True)] if checks else results
+    facts = files.record_of(request.command, results, ready.name, argument.title)
     if checks:
-        facts["checks"] = [found.to_dict() for found in checks]
-    contents = files.contents(results, given.name, given.title, facts, formats, **look)
-    tell(asked, facts, terminal.render(results, asked.top), files.write_all(asked.out, contents))
+        facts["checks"] = [check.to_dict() for check in checks]
+    contents = files.contents(results, argument.name, argument.title, facts, formats, **request.look)
+    printer.result(facts, terminal.render(results, request.top), files.write_all(request.out, contents))
 
 
-class Work:
-    """One input and one model, used as often as is asked."""
+def _prepare(request: Request, argument: Argument, bars: Bars) -> Prepared:
+    """The input with its pictures or its second text, read for its model."""
+    kind = "both" if request.images and argument.kind == "text" else argument.kind
+    loaded = load_for(kind, request.model, request.options, bars, request.loaded)
+    content: Any = {"text": argument.content, "images": request.images} if kind == "both" else argument.content
+    if request.pair is not None:
+        if kind != "text":
+            raise InputError(f"--pair is the second of two texts, and this is {INPUTS[kind]}")
+        content = {"text": argument.content, "text_pair": request.pair}
+    from whyformer.explainer import Explainer
 
-    def __init__(
-        self, asked: opt.InputOptions, given: Argument, bars: Working, loaded: dict[str, Loaded] | None = None
-    ) -> None:
-        self.bars = bars
-        images = getattr(asked, "image", None)
-        kind = "both" if images and given.kind == "text" else given.kind
-        name = model_for(kind, asked.model)
-        known = {} if loaded is None else loaded
-        with bars.step(f"loading {name}"):
-            from whyformer.explainer import Explainer
-            from whyformer.models import load
+    return Explainer(loaded, **request.options.named).prepare(content)
 
-            if name not in known:
-                known[name] = load(name, device=asked.options.device, dtype=asked.options.dtype)
-            self.loaded: Loaded = known[name]
-        if self.loaded.modality != kind:
-            reads = self.loaded.reads + (" (--image)" if self.loaded.modality == "both" else "")
-            raise InputError(f"{self.loaded.name} reads {reads}, and this is {INPUTS[kind]}: choose another --model")
-        content: Any = {"text": given.content, "images": images} if kind == "both" else given.content
-        if (pair := getattr(asked, "pair", None)) is not None:
-            if kind != "text":
-                raise InputError(f"--pair is the second of two texts, and this is {INPUTS[kind]}")
-            content = {"text": given.content, "text_pair": pair}
-        self.explainer = Explainer(self.loaded, **asked.options.named)
-        self.ready = self.explainer.prepare(content)
-        self.checked: list[Trust] = []
 
-    def explain(
-        self, methods: list[tuple[Method, dict[str, Any]]], targets: Sequence[Any]
-    ) -> tuple[list[Explanation], list[Refusal]]:
-        """Each method for each target, and why some do not apply."""
-        from whyformer.comparing import Refusal, each
+def _explain_each(request: Request, ready: Prepared, bars: Bars) -> tuple[list[Explanation], list[Refusal]]:
+    """Each method for each target, and why some do not apply."""
+    from whyformer.comparing import Refusal, each
 
-        def once(key: Any, make: Callable[[], Explanation]) -> Explanation:
-            with self.bars.step(key[0] if key[2] is None else f"{key[0]}, class {key[2]}"):
-                return make()
+    def once(key: Any, make: Callable[[], Explanation]) -> Explanation:
+        with bars.step(key[0] if key[2] is None else f"{key[0]}, class {key[2]}"):
+            return make()
 
-        found = list(each(self.ready, methods, targets, progress=self.bars.track, once=once))
-        refusals = [one for one in found if isinstance(one, Refusal)]
-        return [one for one in found if not isinstance(one, Refusal)], refusals
+    targets = request.targets or ready.likeliest(request.likeliest)
+    outcomes = list(each(ready, request.methods, targets, progress=bars.track, once=once))
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+    return [outcome for outcome in outcomes if not isinstance(outcome, Refusal)], refusals
 
-    def check(self, e: Explanation) -> Trust:
-        """How far an explanation of this input may be believed."""
-        import whyformer
 
-        known, model = self.checked, self.loaded.model
-        with self.bars.step(f"checking {e.method}"):
-            known.append(whyformer.trust(e, model, self.ready.inputs, self.loaded.processor, known=known))
-        return known[-1]
+def _check(results: Sequence[Explanation], ready: Prepared, bars: Bars) -> list[Trust]:
+    """How far each explanation of an input may be believed."""
+    import whyformer
+
+    checks: list[Trust] = []
+    for e in results:
+        with bars.step(f"checking {e.method}"):
+            checks.append(whyformer.trust(e, ready.model, ready.inputs, ready.processor, known=checks))
+    return checks
+
+
+def load_for(
+    kind: str, model: str | None, options: Options, bars: Bars, loaded: dict[str, Loaded] | None = None
+) -> Loaded:
+    """The model for this kind of input; ``loaded`` holds those that were loaded before.
+
+    Raises:
+        InputError: no model is named and there is no default, or it reads another kind of input.
+    """
+    name, loaded = model_for(kind, model), {} if loaded is None else loaded
+    if name not in loaded:
+        loaded[name] = load_model(name, options, bars)
+    if loaded[name].modality != kind:
+        reads = loaded[name].reads + (" (--image)" if loaded[name].modality == "both" else "")
+        raise InputError(f"{name} reads {reads}, and this is {INPUTS[kind]}: choose another --model")
+    return loaded[name]
+
+
+def load_model(name: str, options: Options, bars: Bars) -> Loaded:
+    """A model by name, in a step of its own."""
+    with bars.step(f"loading {name}"):
+        from whyformer.models import load
+
+        return load(name, device=options.device, dtype=options.dtype)

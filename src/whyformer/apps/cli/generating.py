@@ -3,91 +3,108 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
 
 from whyformer.apps import model_for
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import tell, working
+from whyformer.apps.cli.explaining import load_model
+from whyformer.apps.cli.printing import Printer
 from whyformer.defaults import DEFAULT_METHOD
 from whyformer.errors import InputError
-from whyformer.options import DEFAULTS, Options
+from whyformer.options import Options
 
 if TYPE_CHECKING:
     from whyformer.explanation.generation import Generation
 
 _FORMATS = ("png", "svg", "pdf", "html", "json", "safetensors")
+_Prompt = Annotated[str, Argument(metavar="PROMPT", help="A sentence, a .txt file, or - for standard input.")]
+_LanguageModel = Annotated[str | None, opt.model_option(
+    "A language model: a hub id, a local folder or bundled:reader. Needed."
+)]
+_Length = Annotated[int, Option(
+    "--max-new-tokens", "-n", metavar="N", min=1, help="How many tokens the answer has at most."
+)]
+_Continuation = Annotated[str | None, Option(metavar="TEXT", help="Explain this answer instead of the model's own.")]
+_Chat = Annotated[bool, Option(
+    "--chat", help="The prompt is a user's message: the tokenizer's chat template writes it down."
+)]
+_Images = Annotated[list[Path] | None, Option(
+    metavar="PICTURE", help="The picture that the prompt is about; repeat for several."
+)]
+_Explained = Annotated[str | None, opt.target_option(
+    "What of each token is explained: log_probability (default), logit, probability, among_likeliest, contrast "
+    "(against the best other token), or a token.",
+    metavar="WHAT"
+)]
+_Contrast = Annotated[str | None, Option(metavar="TEXT", help="Explain the target rather than this token.")]
+_Formats = Annotated[str | None, opt.format_option(
+    "Files to write, separated by commas: png, svg, pdf, html, json, safetensors; or none."
+)]
 
 
-@dataclass(kw_only=True)
-class Generate(opt.Drawing):
-    source: str
-    model: str | None = None
-    max_new_tokens: int = 32
-    continuation: str | None = None
-    chat: bool = False
-    image: list[Path] | None = None
-    method: str = DEFAULT_METHOD
-    target: str | None = None
-    contrast: str | None = None
-    setting: list[str] | None = None
-    format: str | None = None
-    out: Path = Path("whyformer-out")
-    options: Options = DEFAULTS
-
-
-def generate(asked: Generate) -> None:
+@opt.command()
+def generate(
+    prompt: _Prompt,
+    *,
+    model: _LanguageModel = None,
+    max_new_tokens: _Length = 32,
+    continuation: _Continuation = None,
+    chat: _Chat = False,
+    image: _Images = None,
+    method: opt.Method = DEFAULT_METHOD,
+    target: _Explained = None,
+    contrast: _Contrast = None,
+    setting: opt.Setting = None,
+    format: _Formats = None,
+    out: opt.Out = Path("whyformer-out"),
+    options: Options,
+    printer: Printer,
+    drawing: opt.Drawing,
+) -> None:
     """Let a language model answer, and explain each token of the answer.
 
     A prompt becomes an HTML page, a prompt with pictures a PNG with the map of each word, unless --format is given.
     """
     from whyformer.inputs.argument import read_argument
 
-    look = asked.look()
-    formats = opt.chosen_formats(asked.format or ("png" if asked.image else "html"), _FORMATS)
-    method, settings = opt.chosen_method(asked.method, asked.setting, "text")
-    target = asked.target if asked.contrast is None else opt.rather(asked.target, asked.contrast)
-    given = read_argument(asked.source)
-    if given.kind != "text":
+    look = drawing.look()
+    formats = opt.formats_in(("png" if image else "html") if format is None else format, _FORMATS)
+    chosen, settings = opt.one_method(method, setting)
+    explained = target if contrast is None else opt.contrasted(target, contrast)
+    argument = read_argument(prompt)
+    if argument.kind != "text":
         raise InputError("the prompt is a text: give a sentence, a .txt file or -, and pictures with --image")
-    if asked.image and asked.chat:
+    if image and chat:
         raise InputError("leave --chat out: a prompt with a picture is written down as the model's processor does it")
-    if asked.model is None and not asked.image:
+    if model is None and not image:
         raise InputError("an answer needs a language model: --model ID|FOLDER")
-    name = model_for("both" if asked.image else "text", asked.model)
-    with working(asked) as bars:
-        with bars.step(f"loading {name}"):
-            from whyformer.explainer import Explainer
-            from whyformer.inputs.pictures import open_picture
-            from whyformer.models import load
-
-            loaded = load(name, device=asked.options.device, dtype=asked.options.dtype)
-        if asked.image and loaded.modality != "both":
+    with printer.working() as bars:
+        loaded = load_model(model_for("both" if image else "text", model), options, bars)
+        if image and loaded.modality != "both":
             raise InputError(f"{loaded.name} reads no pictures: choose another --model, or leave --image out")
-        made: Any = Explainer(loaded, **asked.options.named).explain_generation(
-            [{"role": "user", "content": given.content}] if asked.chat else given.content,
-            asked.continuation,
-            method.name,
-            images=[open_picture(path) for path in asked.image] if asked.image else None,
-            max_new_tokens=asked.max_new_tokens,
-            target=target,
-            progress=bars.track,
-            **settings,
+        import whyformer
+        from whyformer.inputs.pictures import open_picture
+
+        answer: Any = whyformer.explain_generation(
+            loaded, [{"role": "user", "content": argument.content}] if chat else argument.content, continuation, chosen,
+            images=[open_picture(path) for path in image] if image else None, max_new_tokens=max_new_tokens,
+            target=explained, progress=bars.track, **options.named, **settings,
         )
-    from whyformer.show import speaking
-    from whyformer.show.files import record_of, slug, write_all
+    from whyformer.show import files, speaking
     from whyformer.show.words import made_by
 
-    facts = record_of("generate", [], made.model or name, given.title) | {"generation": made.to_dict()}
-    stem = slug(given.name[:40], made_by(made[0]), "generated")
-    contents = {f"{stem}.{kind}": _content(made, kind, given.title, facts, look) for kind in formats}
-    tell(asked, facts, speaking.render(made), write_all(asked.out, contents))
+    facts = files.record_of("generate", [], loaded.name, argument.title) | {"generation": answer.to_dict()}
+    stem = files.slug(argument.name[:40], made_by(answer[0]), "generated")
+    contents = {f"{stem}.{kind}": _content(answer, kind, argument.title, facts, look) for kind in formats}
+    printer.result(facts, speaking.render(answer), files.write_all(out, contents))
 
 
 def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: dict[str, Any]) -> bytes:
     """An answer as a file: as a figure, the map of each word over the picture, or the matrix of tokens."""
-    from whyformer.explanation import kept
+    from whyformer.explanation.kept import content
     from whyformer.show import encode, film, grid
     from whyformer.show.html.answer import page
 
@@ -96,5 +113,5 @@ def _content(g: Generation, kind: str, title: str, facts: dict[str, Any], look: 
     if kind == "json":
         return (json.dumps(facts) + "\n").encode()
     if kind == "safetensors":
-        return kept.content(g)
+        return content(g)
     return encode(film(g, **look) if g.seen else grid.figure(g), kind)

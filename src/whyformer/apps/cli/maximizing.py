@@ -2,69 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import tell, working
+from whyformer.apps.cli.printing import Printer
 from whyformer.errors import InputError
 from whyformer.explanation.versions import record
 
-
-@dataclass(kw_only=True)
-class Maximize(opt.Common):
-    units: list[str]
-    model: str = "bundled:digits"
-    recipe: str = "feature_visualisation"
-    steps: int | None = None
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    jitter: int | None = None
-    blur: float | None = None
-    setting: list[str] | None = None
-    seed: int = 0
-    out: Path = Path("maximized.png")
-    device: str | None = None
+_Units = Annotated[list[str], Argument(
+    metavar="UNIT...",
+    help='One or more of: a class (number or name), "module.path:neuron", "module.path:token:neuron".'
+)]
+_Recipe = Annotated[str, Option(
+    metavar="feature_visualisation|plain",
+    help="What the settings are where they are not given: plain is gradient ascent on pixels."
+)]
+_File = Annotated[Path, Option(
+    "--out", "-o", metavar="FILE",
+    help="A .png or .safetensors file; of several units, a figure as .png, .svg or .pdf."
+)]
 
 
-def maximize(asked: Maximize) -> None:
+@opt.command()
+def maximize(
+    units: _Units,
+    *,
+    model: Annotated[str, opt.model_option("A picture model.")] = "bundled:digits",
+    recipe: _Recipe = "feature_visualisation",
+    steps: Annotated[int | None, Option(min=1, help="Gradient steps. Default: 256.")] = None,
+    learning_rate: Annotated[float | None, Option(min=0, help="Of Adam.")] = None,
+    weight_decay: Annotated[float | None, Option(min=0, help="λ of −λ‖I‖².")] = None,
+    jitter: Annotated[int | None, Option(min=0, help="Random shift in pixels in each step.")] = None,
+    blur: Annotated[float | None, Option(min=0, help="Gaussian blur after each step, in pixels.")] = None,
+    setting: Annotated[list[str] | None, opt.setting_option(
+        "Any other setting of whyformer.maximize_activation, such as total_variation=20"
+    )] = None,
+    seed: Annotated[int, Option(help="Of the starting noise and all random changes.")] = 0,
+    out: _File = Path("maximized.png"),
+    device: opt.Device = None,
+    printer: Printer,
+) -> None:
     """Draw the pictures that classes, neurons or tokens answer to most (activation maximisation)."""
-    kind, several = asked.out.suffix.lower(), len(asked.units) > 1
-    if several and kind not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--out of several units must end in .png, .svg or .pdf, not {asked.out.name!r}")
-    if not several and kind not in (".png", ".safetensors"):
-        raise InputError(f"--out must end in .png or .safetensors, not {asked.out.name!r}")
-    if not asked.out.parent.is_dir():
-        raise InputError(f"there is no folder {asked.out.parent}")
-    settings = dict(map(opt.pair, asked.setting or []))
-    for name in ("steps", "learning_rate", "weight_decay", "jitter", "blur"):
-        if getattr(asked, name) is not None:
-            settings[name] = getattr(asked, name)
-    with working(asked) as bars:
-        with bars.step(f"loading {asked.model}"):
+    _check_file(out, several=len(units) > 1)
+    numbers = {"steps": steps, "learning_rate": learning_rate, "weight_decay": weight_decay, "jitter": jitter,
+               "blur": blur}
+    settings = opt.settings_in(setting) | {name: value for name, value in numbers.items() if value is not None}
+    with printer.working() as bars:
+        with bars.step(f"loading {model}"):
             from whyformer.maximize import maximize_activation
             from whyformer.models import load
             from whyformer.show import encode, gallery
 
-            loaded = load(asked.model, device=asked.device)
-        made = [
+            loaded = load(model, device=device)
+        results = [
             maximize_activation(
-                loaded.model, int(unit) if unit.isdecimal() else unit, recipe=asked.recipe, seed=asked.seed,
+                loaded.model, int(unit) if unit.isdecimal() else unit, recipe=recipe, seed=seed,
                 processor=loaded.processor, progress=bars.track, **settings,
             )
-            for unit in asked.units
-        ]  # fmt: skip
-    if several:
+            for unit in units
+        ]
+    if len(results) > 1:
         from whyformer.explanation.storage import written_whole
 
-        with written_whole(asked.out) as partial:
-            partial.write_bytes(encode(gallery(made), kind[1:]))
+        with written_whole(out) as partial:
+            partial.write_bytes(encode(gallery(results), out.suffix.lower()[1:]))
     else:
-        made[0].save(asked.out)
-    found = [{"unit": one.unit, "activation": one.activation, "history": one.history} for one in made]
-    facts = record("maximize", units=found, model=asked.model, settings=made[0].settings)
-    said = [
-        f"{unit}: activation {one.history[0]:.3f} at the start, {one.activation:.3f} now"
-        for unit, one in zip(asked.units, made, strict=True)
+        results[0].save(out)
+    facts = [{"unit": r.unit, "activation": r.activation, "history": r.history} for r in results]
+    lines = [
+        f"{unit}: activation {r.history[0]:.3f} at the start, {r.activation:.3f} now"
+        for unit, r in zip(units, results, strict=True)
     ]
-    tell(asked, facts, "\n".join(said), [asked.out])
+    printer.result(
+        record("maximize", units=facts, model=model, settings=results[0].settings), "\n".join(lines), [out]
+    )
+
+
+def _check_file(out: Path, several: bool) -> None:
+    kind = out.suffix.lower()
+    if several and kind not in (".png", ".svg", ".pdf"):
+        raise InputError(f"--out of several units must end in .png, .svg or .pdf, not {out.name!r}")
+    if not several and kind not in (".png", ".safetensors"):
+        raise InputError(f"--out must end in .png or .safetensors, not {out.name!r}")
+    if not out.parent.is_dir():
+        raise InputError(f"there is no folder {out.parent}")

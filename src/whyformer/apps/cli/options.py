@@ -1,6 +1,7 @@
-"""Commands and their options: groups that several commands share, what typer is told of them, what they mean.
+"""Options that several commands take, as typer reads them, and how their values are read.
 
-What a command takes is a dataclass, its fields the options; their words stand in ``options.toml``.
+A command is a function whose parameters are its options: ``Annotated`` with :func:`typer.Option`. One whose type is a
+dataclass stands for the options that are the dataclass's fields.
 """
 
 from __future__ import annotations
@@ -9,190 +10,230 @@ import ast
 import contextlib
 import inspect
 import json
-import tomllib
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-import typer
+from typer import Argument, Option
 
-from whyformer import options
 from whyformer.apps.cli import completion
-from whyformer.apps.cli.telling import errors_as_sentences
-from whyformer.defaults import COMPARED
+from whyformer.apps.cli.completion import FORMATS
+from whyformer.apps.cli.printing import errors_as_sentences
 from whyformer.errors import InputError
-from whyformer.options import DEFAULTS, Options, split
+from whyformer.options import WORDS, Options, kind_of
 
-if TYPE_CHECKING:
-    from whyformer.methods import Method
-
-WORDS = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
-
-
-@dataclass(kw_only=True)
-class Common:
-    quiet: bool = False
-    as_json: bool = False
-    debug: bool = False
+# -- inputs, models and files --------------------------------------------------------------------------------------
+_SOURCE = "A picture file, a .txt file, a sentence, or - for standard input."
+_MODEL = "Hub id, local folder, bundled:digits or bundled:sst2."
+_DEFAULT = "Default: what the model predicts."
 
 
-@dataclass(kw_only=True)
-class InputOptions(Common):
-    """One input, one model, and where files go."""
-
-    source: str
-    model: str | None = None
-    out: Path = Path("whyformer-out")
-    options: Options = DEFAULTS
+def model_option(help: str) -> Any:
+    """``--model`` with this help."""
+    return Option("--model", "-m", metavar="ID|FOLDER", autocompletion=completion.models, help=help)
 
 
-@dataclass(kw_only=True)
-class Drawing(Common):
+def setting_option(help: str, **words: Any) -> Any:
+    """``--setting`` with this help."""
+    return Option("--setting", "-s", metavar="KEY=VALUE", help=f"{help}; repeat for several.", **words)
+
+
+def format_option(help: str, **words: Any) -> Any:
+    """``--format`` with this help."""
+    return Option("--format", "-f", metavar="LIST", help=help, **words)
+
+
+def methods_option(help: str) -> Any:
+    """``--method`` of a job or a benchmark, with this help."""
+    flags = ("--method", "--methods")
+    return Option(*flags, metavar="LIST", autocompletion=completion.configurations, help=help)
+
+
+def target_option(help: str, metavar: str = "CLASS|ID") -> Any:
+    """``--target`` with this help."""
+    return Option("--target", "-t", metavar=metavar, help=help)
+
+
+Source = Annotated[str, Argument(metavar="PICTURE_OR_TEXT", help=_SOURCE)]
+Input = Annotated[str | None, Option(
+    "--input", "-i", metavar="PICTURE_OR_TEXT", help=f"{_SOURCE} Default: noise, or a short sentence."
+)]
+Model = Annotated[str | None, model_option(f"{_MODEL} Default: the bundled one for the kind of input.")]
+NamedModel = Annotated[str, model_option(_MODEL)]
+ModelOfJob = Annotated[str | None, model_option(_MODEL)]
+ModelArgument = Annotated[str, Argument(metavar="ID|FOLDER", autocompletion=completion.models, help=_MODEL)]
+Out = Annotated[Path, Option("--out", "-o", metavar="DIR", help="Folder for the files.")]
+Device = Annotated[str | None, Option(
+    metavar="cpu|cuda", autocompletion=completion.devices, help="Where the model runs."
+)]
+Address = Annotated[str | None, Option(metavar="ADDRESS", help="Of the Ray cluster. Default: one on this machine.")]
+
+# -- what is explained, and how ------------------------------------------------------------------------------------
+Target = Annotated[str | None, target_option(f"Class, by name or number. {_DEFAULT}")]
+Targets = Annotated[list[str] | None, target_option(
+    "Class to explain, by name or number, or a target such as \"Token(5, 'blue')\"; repeat for several. " + _DEFAULT
+)]
+WrittenTarget = Annotated[str | None, target_option(f"Class, or a target such as \"Token(5, 'blue')\". {_DEFAULT}")]
+Method = Annotated[str, Option(
+    metavar="NAME", autocompletion=completion.method, help="A method; see: whyformer methods."
+)]
+Setting = Annotated[list[str] | None, setting_option(
+    "A setting of the method (see: whyformer methods NAME)", autocompletion=completion.settings
+)]
+Formats = Annotated[str | None, format_option(
+    "Files to write, separated by commas: png, svg, pdf, html, json; or none.", autocompletion=completion.formats
+)]
+Top = Annotated[int, Option(min=1, help="How many of the likeliest classes to list.")]
+Check = Annotated[bool, Option(
+    "--check", help="Measure how far each map may be believed, against random maps (forward passes)."
+)]
+
+# -- groups --------------------------------------------------------------------------------------------------------
+def _of_map(*flags: str, **words: Any) -> Any:
+    return Option(*flags, rich_help_panel="How maps lie on a picture", **words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
     """How a map is laid over a picture."""
 
-    opacity: float | None = None
-    cmap: str | None = None
-    cover: bool = False
-    contours: int | None = None
-    keep: str | None = None
-    above: float | None = None
-    smooth: float | None = None
+    opacity: Annotated[float | None, _of_map(metavar="0..1", help="Of the map. Default: 1.")] = None
+    cmap: Annotated[str | None, _of_map(
+        metavar="NAME", autocompletion=completion.cmaps,
+        help="A matplotlib colour map: viridis, the papers' jet ...; default: one hue, and two for scores with a sign."
+    )] = None
+    cover: Annotated[bool, _of_map("--cover", help="Cover the picture evenly, also where scores are near 0.")] = False
+    contours: Annotated[int | None, _of_map(metavar="N", help="Draw N contour lines (0 to 9).")] = None
+    keep: Annotated[str | None, _of_map(
+        metavar="SHARE", help="Show only the part with the highest scores: 0.2 or 20%."
+    )] = None
+    above: Annotated[float | None, _of_map(
+        metavar="0..1", help="Show only the part with at least this share of the highest score."
+    )] = None
+    smooth: Annotated[float | None, _of_map(
+        metavar="PIXELS",
+        help="How far a signed map of single pixels is smoothed; 0: each pixel as it is. Default: 1/64 of the shorter "
+        "side."
+    )] = None
 
     def look(self) -> dict[str, Any]:
-        """What was asked for, checked before any work."""
+        """The options of :class:`~whyformer.show.look.Look` that are not the default, checked before any work."""
         from whyformer.show.colours import lookup
         from whyformer.show.look import Look
 
-        given = {"opacity": self.opacity, "cmap": self.cmap, "contours": self.contours, "keep": _share(self.keep),
-                 "above": self.above, "fade": False if self.cover else None, "smooth": self.smooth}  # fmt: skip
-        look = {name: value for name, value in given.items() if value is not None}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cover"}
+        values |= {"keep": _share(self.keep), "fade": False if self.cover else None}
+        look = {name: value for name, value in values.items() if value is not None}
         Look.of(look)
         if self.cmap is not None:
             lookup(self.cmap)
         return look
 
 
-def command(function: Callable[[Any], None]) -> Callable[..., None]:
-    """A function of one group of options as typer reads it: a parameter for each, the command's own first.
+def _offered() -> dict[str, Any]:
+    """The options of :class:`~whyformer.options.Options` that commands take, each with its annotation."""
+    offered: dict[str, Any] = {}
+    for name, words in WORDS.items():
+        flags, complete = words.get("flags", ()), words.get("autocompletion")
+        rest = {key: word for key, word in words.items() if key not in ("flags", "autocompletion", "type")}
+        option = Option(*flags, autocompletion=complete and getattr(completion, complete), **rest)
+        kind: Any = kind_of(name)
+        offered[name] = Annotated[kind if kind is bool else kind | None, option]
+    return offered
 
-    A group that ``resumes`` is of a command that, given again, goes on where it was interrupted.
+
+def command(*, resumes: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a function as a command: a parameter for each field of its dataclasses, errors as sentences.
+
+    Args:
+        resumes: the command, run again, goes on where it was interrupted.
     """
-    group = get_type_hints(function)["asked"]
-    hints, parameters = get_type_hints(group), []
-    defaults = {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(group)}
-    for part in group.__mro__:
-        for name in (n for n in inspect.get_annotations(part) if n in defaults):
-            if name == "options":
-                parameters += _offered()
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        groups: dict[str, tuple[Any, list[str]]] = {}
+        for parameter in inspect.signature(function, eval_str=True).parameters.values():
+            kind: Any = parameter.annotation
+            if not is_dataclass(kind):
+                parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
                 continue
-            made = Annotated[hints[name], _described(**WORDS[part.__name__][name])]  # type: ignore[valid-type]
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(name, kind, default=defaults[name], annotation=made))
-    parameters.sort(key=lambda p: p.name == "more")  # an argument that takes all that is left comes last
+            hints = _offered() if kind is Options else get_type_hints(kind, include_extras=True)
+            groups[parameter.name] = kind, list(hints)
+            for name, hint in hints.items():
+                default = getattr(kind, name)
+                parameters.append(parameter.replace(name=name, annotation=hint, default=default))
 
-    def run(**given: Any) -> None:
-        with errors_as_sentences(given["debug"], getattr(group, "resumes", False)):
-            said, own = split(given)
-            function(group(**own, options=Options(**said)) if "options" in defaults else group(**own))
+        def run(**values: Any) -> None:
+            with errors_as_sentences(values["debug"], resumes):
+                for group, (kind, names) in groups.items():
+                    values[group] = kind(**{name: values.pop(name) for name in names})
+                function(**values)
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
 
-
-def _offered() -> list[inspect.Parameter]:
-    """The options of :class:`Options` that have words for the command line."""
-    made = []
-    for one in (f for f in fields(Options) if f.name in options.WORDS):
-        kind: Any = options.kind_of(one.name)
-        words = {key: word for key, word in options.WORDS[one.name].items() if key != "type"}
-        kind = Annotated[kind if kind is bool else kind | None, _described(**words)]
-        made.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=kind))
-    return made
+    return decorate
 
 
-def _described(
-    flags: tuple[str, ...] = (),
-    argument: bool = False,
-    autocompletion: str | None = None,
-    choices: bool = False,
-    **words: Any,
-) -> Any:
-    """``choices``: what the shell offers is all that there is, so the help lists it."""
-    complete = getattr(completion, autocompletion) if autocompletion else None
-    if complete and choices:
-        words["metavar"] = "|".join(name for name, _ in complete(""))
-    return (typer.Argument if argument else typer.Option)(*flags, autocompletion=complete, **words)
-
-
-# -- what values mean ----------------------------------------------------------------------------------------------
-def _share(given: str | None) -> float | None:
-    if given is None:
+# -- how values are read -------------------------------------------------------------------------------------------
+def _share(text: str | None) -> float | None:
+    if text is None:
         return None
-    number, percent, rest = given.strip().partition("%")
+    number, percent, rest = text.strip().partition("%")
     try:
         return float(number) / (100 if percent and not rest else 1)
     except ValueError as error:
-        raise InputError(f"a share is written like 0.2 or 20%, not '{given}'") from error
+        raise InputError(f"a share is written like 0.2 or 20%, not '{text}'") from error
 
 
-def chosen_formats(given: str, allowed: tuple[str, ...] = completion.FORMATS) -> list[str]:
-    """What ``--format`` names, each once."""
-    wanted = [f.strip().lower() for f in given.split(",") if f.strip()]
-    for one in wanted:
-        if one not in (*completion.FORMATS, *allowed, "none"):
-            raise InputError(f"unknown format '{one}': use {', '.join(allowed)}, or none")
-        if one not in (*allowed, "none"):
-            raise InputError(f"this is a figure: it is written as {', '.join(allowed)}, not {one}")
-    return [f for f in dict.fromkeys(wanted) if f != "none"]
+def parts(text: str) -> list[str]:
+    """The parts between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def chosen_methods(names: str | None, setting: list[str] | None, kind: str) -> list[tuple[Method, dict[str, Any]]]:
-    """The methods asked for, each with those settings it knows; all checked before a model is loaded."""
-    import whyformer
-    from whyformer.methods import find
-
-    given = dict(map(pair, setting or []))
-    if names is None:
-        known = {m.name: m for m in whyformer.list_methods()}
-        chosen = [known[n] for n in COMPARED if n in known and known[n].modality in ("both", kind)]
-    else:
-        chosen = [find(n.strip()) for n in dict.fromkeys(names.split(",")) if n.strip()]
-    if not chosen:
-        raise InputError("no method was named; whyformer methods lists them")
-    for key in given:
-        if not any(key in m.settings for m in chosen):
-            chosen[0].complete({key: given[key]})
-    pairs = [(m, {k: v for k, v in given.items() if k in m.settings}) for m in chosen]
-    for one, own in pairs:
-        one.complete(own)
-    return pairs
+def formats_in(text: str, allowed: tuple[str, ...] = FORMATS) -> list[str]:
+    """The formats that ``--format`` names."""
+    formats = list(dict.fromkeys(parts(text.lower())))
+    for name in formats:
+        if name not in (*FORMATS, *allowed, "none"):
+            raise InputError(f"unknown format '{name}': use {', '.join(allowed)}, or none")
+        if name not in (*allowed, "none"):
+            raise InputError(f"this is a figure: it is written as {', '.join(allowed)}, not {name}")
+    return [name for name in formats if name != "none"]
 
 
-def chosen_method(name: str, setting: list[str] | None, kind: str) -> tuple[Method, dict[str, Any]]:
-    """The one method that is asked for, with its settings."""
-    chosen = chosen_methods(name, setting, kind)
+def settings_in(texts: list[str] | None) -> dict[str, Any]:
+    """The settings that ``--setting`` names."""
+    return dict(map(assignment, texts or []))
+
+
+def assignment(text: str, subject: str = "a setting") -> tuple[str, Any]:
+    """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"{subject} is written key=value, not '{text}'")
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return key.strip(), read(value.strip())
+    return key.strip(), {"true": True, "false": False, "none": None}.get(value.strip().casefold(), value)
+
+
+def one_method(name: str, setting: list[str] | None) -> tuple[str, dict[str, Any]]:
+    """The name of the one method, and its settings."""
+    from whyformer.comparing import read_methods
+
+    chosen = read_methods(parts(name), settings_in(setting))
     if len(chosen) > 1:
         raise InputError("this takes one method: name one")
-    return chosen[0]
+    return chosen[0][0].name, chosen[0][1]
 
 
-def rather(target: str | None, other: str) -> Any:
-    """A target rather than another."""
+def contrasted(target: str | None, other: str) -> Any:
+    """The target rather than another."""
     if target is None:
         raise InputError("--contrast says what the target is compared with: give --target too")
     from whyformer.targets import Contrast
 
     return Contrast(target, other)
-
-
-def pair(given: str, what: str = "a setting") -> tuple[str, Any]:
-    """``key=value`` as a key and a value: JSON or a Python literal where it is one, otherwise the text itself."""
-    key, sign, value = given.partition("=")
-    if not sign or not key.strip():
-        raise InputError(f"{what} is written key=value, not '{given}'")
-    for read in (json.loads, ast.literal_eval):
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return key.strip(), read(value.strip())
-    return key.strip(), {"true": True, "false": False, "none": None}.get(value.strip().casefold(), value)

@@ -2,96 +2,110 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+from whyformer.apps.cli import completion
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
+from whyformer.apps.cli.printing import INCOMPLETE, Printer
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
 
-
-@dataclass(kw_only=True)
-class BenchmarkOptions(opt.Common):
-    resumes: ClassVar[bool] = True
-    name: str
-    model: str
-    data: str | None = None
-    methods: str | None = None
-    out: Path = Path("benchmark")
-    count: int | None = None
-    split: str | None = None
-    reader: str | None = None
-    option: list[str] | None = None
-    batch_size: int = 64
-    seed: int = 0
-    device: str | None = None
-    engine: str = "local"
-    workers: int = 2
-    address: str | None = None
-    actors: int = 1
+*_NAMES, _LAST = completion.known()["benchmarks"]
+_Name = Annotated[str, Argument(
+    metavar="NAME", autocompletion=completion.benchmarks, help=f"{', '.join(_NAMES)} or {_LAST}."
+)]
+_Data = Annotated[str | None, Option(metavar="PLACE", help="Folder or file of a known data set, or scenes:COUNT.")]
+_Records = Annotated[Path, Option(
+    "--out", "-o", metavar="DIR", help="Folder for records and tables; the same folder resumes."
+)]
+_Option = Annotated[list[str] | None, Option(
+    metavar="KEY=VALUE", autocompletion=completion.options, help="An option of the benchmark; repeat for several."
+)]
+_Methods = Annotated[str | None, opt.methods_option("name:key=value:key=value,name ... Default: the paper's.")]
+_Sources = Annotated[list[Path], Argument(
+    metavar="DIR_OR_RESULTS",
+    help="Folders and files: explanations (.safetensors, or .json from --format json), benchmarks."
+)]
 
 
-def benchmark(asked: BenchmarkOptions) -> None:
+@opt.command(resumes=True)
+def benchmark(
+    name: _Name,
+    *,
+    model: opt.NamedModel,
+    data: _Data = None,
+    methods: _Methods = None,
+    out: _Records = Path("benchmark"),
+    count: Annotated[int | None, Option(min=1, help="Only so many samples, spread evenly over the data.")] = None,
+    split: Annotated[str | None, Option(help="Which part of the data, as the data set calls it.")] = None,
+    reader: Annotated[str | None, Option(help="How to read the data, if the layout does not tell.")] = None,
+    option: _Option = None,
+    batch_size: Annotated[int, Option(min=1, help="Samples in one plain forward pass.")] = 64,
+    seed: Annotated[int, Option(help="Of everything random.")] = 0,
+    device: opt.Device = None,
+    engine: Annotated[str, Option(metavar="local|ray", help="Where it is measured.")] = "local",
+    workers: Annotated[int, Option(min=1, help="Threads that read the samples.")] = 2,
+    address: opt.Address = None,
+    actors: Annotated[int, Option(min=1, help="Ray actors, each with a model of its own.")] = 1,
+    printer: Printer,
+) -> None:
     """Score methods over a data set, as the founding papers did.
 
     Kill it and start it again: it goes on where it stopped.
     """
-    options = dict(opt.pair(one, "an option") for one in asked.option or [])
-    if asked.count is not None:
-        options["count"] = asked.count
-    with working(asked) as bars:
+    options = dict(opt.assignment(text, "an option") for text in option or [])
+    if count is not None:
+        options["count"] = count
+    with printer.working() as bars:
         with bars.step("loading"):
             from whyformer.benchmarks.runner import run_benchmark
 
         outcome = run_benchmark(
-            asked.name, asked.model, asked.data, asked.out, methods=asked.methods, split=asked.split,
-            reader=asked.reader, batch_size=asked.batch_size, seed=asked.seed, device=asked.device,
-            engine=asked.engine, workers=asked.workers, address=asked.address, actors=asked.actors,
-            say=lambda text: remark(asked, text), track=bars.track, **options,
-        )  # fmt: skip
+            name, model, data, out, methods=methods, split=split, reader=reader, batch_size=batch_size, seed=seed,
+            device=device, engine=engine, workers=workers, address=address, actors=actors, say=printer.note,
+            track=bars.track, **options,
+        )
     files, unscored = [str(path) for path in outcome.files], outcome.report.unscored
-    facts = record(
-        "benchmark", **outcome.report.facts(), measured=outcome.measured, resumed=outcome.resumed, unscored=unscored,
-        files=files,
-    )  # fmt: skip
-    tell(asked, facts, outcome.report.markdown())
-    remark(asked, f"wrote {', '.join(files)}")
+    counts = {"measured": outcome.measured, "resumed": outcome.resumed, "unscored": unscored}
+    printer.result(record("benchmark", **outcome.report.facts(), **counts, files=files), outcome.report.markdown())
+    printer.note(f"wrote {', '.join(files)}")
     if unscored:
         have = "explanation has" if unscored == 1 else "explanations have"
-        remark(asked, f"{unscored:,} {have} no figures (see 'Samples without figures')")
+        printer.note(f"{unscored:,} {have} no figures (see 'Samples without figures')")
         raise typer.Exit(INCOMPLETE)
 
 
-@dataclass(kw_only=True)
-class ReportOptions(opt.Common):
-    sources: list[Path]
-    out: Path = Path("report.html")
-    title: str = "Why the models said so"
-
-
-def report(asked: ReportOptions) -> None:
+@opt.command()
+def report(
+    sources: _Sources,
+    *,
+    out: Annotated[Path, Option("--out", "-o", metavar="FILE", help="The .html file to write.")] = Path("report.html"),
+    title: Annotated[str, Option(help="Its heading.")] = "Why the models said so",
+    printer: Printer,
+) -> None:
     """Put saved explanations, benchmark results and what jobs wrote into one HTML file that needs nothing else."""
-    with working(asked) as bars:
+    with printer.working() as bars:
         with bars.step("starting"):
             from whyformer.apps.report import write_report
             from whyformer.show.words import visible
 
-        made = write_report(asked.sources, asked.out, title=asked.title, track=bars.track)
-    facts = {k: v for k, v in asdict(made).items() if k != "path"}
-    counts = ((made.explanations, "map"), (made.inputs, "input"), (made.benchmarks, "benchmark"))
+        written = write_report(sources, out, title=title, track=bars.track)
+    facts = {name: value for name, value in asdict(written).items() if name != "path"}
+    counts = ((written.explanations, "map"), (written.inputs, "input"), (written.benchmarks, "benchmark"))
     maps, inputs, benchmarks = (amount(count, noun) for count, noun in counts)
-    answers = f"{amount(made.answers, 'answer')}, " if made.answers else ""
-    maps = f"{maps} of {inputs}, " if made.explanations or not made.answers else ""
-    others = f"; {amount(len(made.skipped), 'file')} left out, see its end" if made.skipped else ""
-    jobs = f", {amount(made.jobs, 'data set')}" if made.jobs else ""
-    said = f"{maps}{answers}{benchmarks}{jobs}{others}"
-    tell(asked, record("report", **facts), f"{said} ({made.bytes / 1e6:.1f} MB)", [made.path])
-    damaged = [s for s in made.skipped if s.damaged]
-    for one in damaged:
-        remark(asked, f"left out: {visible(one.file)}: {visible(one.why)}")
+    answers = f"{amount(written.answers, 'answer')}, " if written.answers else ""
+    maps = f"{maps} of {inputs}, " if written.explanations or not written.answers else ""
+    others = f"; {amount(len(written.skipped), 'file')} left out, see its end" if written.skipped else ""
+    jobs = f", {amount(written.jobs, 'data set')}" if written.jobs else ""
+    text = f"{maps}{answers}{benchmarks}{jobs}{others} ({written.bytes / 1e6:.1f} MB)"
+    printer.result(record("report", **facts), text, [written.path])
+    damaged = [s for s in written.skipped if s.damaged]
+    for file in damaged:
+        printer.note(f"left out: {visible(file.file)}: {visible(file.why)}")
     if damaged:
         raise typer.Exit(INCOMPLETE)

@@ -5,74 +5,142 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from whyformer.apps.cli import options as opt
-from whyformer.apps.cli.telling import INCOMPLETE, remark, tell, working
+from whyformer.apps.cli.printing import INCOMPLETE, Bars, Printer
 from whyformer.explanation.counts import amount
 from whyformer.explanation.versions import record
-from whyformer.options import DEFAULTS, Options
+from whyformer.options import Options
+
+if TYPE_CHECKING:
+    from whyformer.jobs.description import Job
+
+_Job = Annotated[Path | None, Argument(
+    metavar="JOB.toml", help="The job; without it, --model, --input and --out say what it is."
+)]
+_Input = Annotated[str | None, Option(
+    "--input", "-i", metavar="PLACE",
+    help="A folder, a glob, a .jsonl, .csv or .parquet file, hf:NAME, or a URL of these (s3://...)."
+)]
+_Out = Annotated[str | None, Option(
+    "--out", "-o", metavar="DIR", help="Folder for the tables; the same folder resumes."
+)]
+_Targets = Annotated[str | None, Option(
+    "--targets", "-t", metavar="WHICH",
+    help="predicted (default), top-K, all, column:NAME (the true class), or classes with commas between."
+)]
+_Column = Annotated[str | None, Option(
+    metavar="NAME", help="Which column of a table is the input. Default: text, image, path ..."
+)]
+_IdColumn = Annotated[str | None, Option(
+    metavar="NAME", help="Which column names the rows. Default: their number, or the file's name."
+)]
+_BatchSize = Annotated[str | None, Option(
+    metavar="N|auto", help="Rows explained at once. Default: auto, as many as fit."
+)]
+_Scores = Annotated[str | None, Option(
+    metavar="KIND", help="How scores are kept: float32 (default), float16, or top-K."
+)]
+_Overlays = Annotated[bool, Option("--overlays", help="Also write a picture or page of each explanation.")]
+_MetricsPort = Annotated[int | None, Option(min=1, max=65535, help="Serve figures for Prometheus there while it runs.")]
+_DryRun = Annotated[bool, Option(
+    "--dry-run", help="Check everything, time some rows, and say how long it takes and how large it becomes."
+)]
 
 
-@dataclass(kw_only=True)
-class RunOptions(opt.Common):
-    resumes: ClassVar[bool] = True
-    job: Path | None = None
-    input: str | None = None
-    model: str | None = None
-    methods: str | None = None
-    out: str | None = None
-    targets: str | None = None
-    column: str | None = None
-    id_column: str | None = None
-    limit: int | None = None
-    batch_size: str | None = None
-    scores: str | None = None
-    rows_per_part: int | None = None
-    overlays: bool = False
-    options: Options = DEFAULTS
-    workers: int | None = None
-    max_failures: int | None = None
-    metrics_port: int | None = None
-    engine: str | None = None
-    address: str | None = None
-    actors: int | None = None
-    dry_run: bool = False
+def _count(help: str, min: int = 1) -> Any:
+    return Option(min=min, help=help)
 
 
-def run(asked: RunOptions) -> None:
+@opt.command(resumes=True)
+def run(
+    job: _Job = None,
+    *,
+    input: _Input = None,
+    model: opt.ModelOfJob = None,
+    methods: Annotated[str | None, opt.methods_option("name:key=value,name ... Default: auto.")] = None,
+    out: _Out = None,
+    targets: _Targets = None,
+    column: _Column = None,
+    id_column: _IdColumn = None,
+    limit: Annotated[int | None, _count("Only so many rows.")] = None,
+    batch_size: _BatchSize = None,
+    scores: _Scores = None,
+    rows_per_part: Annotated[int | None, _count("Rows of the input in one file. Default: 1000.")] = None,
+    overlays: _Overlays = False,
+    options: Options,
+    workers: Annotated[int | None, _count("Threads that read the input. Default: 2.")] = None,
+    max_failures: Annotated[int | None, _count("Stop when more rows than that failed.", min=0)] = None,
+    metrics_port: _MetricsPort = None,
+    engine: Annotated[str | None, Option(metavar="local|ray", help="Where it runs. Default: local.")] = None,
+    address: opt.Address = None,
+    actors: Annotated[int | None, _count("Ray actors, each with a model of its own. Default: 1.")] = None,
+    dry_run: _DryRun = False,
+    printer: Printer,
+) -> None:
     """Explain a whole data set, as a JOB.toml says, or the same as options (which come before the file's keys).
 
     Kill it and start it again: it goes on where it stopped, and ends with the same files.
     """
-    with working(asked) as bars:
+    keys = _keys(
+        input=input, model=model, methods=methods, out=out, targets=targets, column=column, id_column=id_column,
+        limit=limit, batch_size=batch_size, scores=scores, rows_per_part=rows_per_part, overlays=overlays or None,
+        workers=workers, max_failures=max_failures, metrics_port=metrics_port, engine=engine, address=address,
+        actors=actors, **options.named,
+    )
+    with printer.working() as bars:
         with bars.step("starting"):
             from whyformer.jobs.description import make_job, read_job
 
-            given = _given(asked)
-            job = make_job(given, "the job") if asked.job is None else read_job(asked.job, **given)
-        if asked.dry_run:
-            with bars.step("a trial"):
-                from whyformer.jobs.costs import estimate
+            described = make_job(keys, "the job") if job is None else read_job(job, **keys)
+        (_estimate if dry_run else _run)(described, printer, bars)
 
-                cost = estimate(job)
-            tell(asked, record("run", out=job.out, cost={**asdict(cost), "warnings": cost.warnings}), cost.sentence())
-            for line in cost.warnings:
-                remark(asked, line)
-            return
-        with bars.step("loading"):
-            from whyformer.jobs.engines import run_job
-        with _ended_by_signal():
-            maps = run_job(job, track=bars.track, say=lambda text: remark(asked, text))
+
+def _keys(**keys: Any) -> dict[str, Any]:
+    """The options that are not the default, as keys of a job."""
+    keys = {name: value for name, value in keys.items() if value is not None}
+    if "methods" in keys:
+        keys["methods"] = tuple(map(_method, opt.parts(keys["methods"])))
+    if "," in keys.get("targets", ""):
+        keys["targets"] = opt.parts(keys["targets"])
+    size = keys.get("batch_size", "")
+    if size.isascii() and size.isdigit():
+        keys["batch_size"] = int(size)
+    return keys
+
+
+def _method(text: str) -> Any:
+    """``name``, or ``name:setting=value:setting=value``."""
+    name, *settings = text.split(":")
+    return (name, opt.settings_in(settings)) if settings else name
+
+
+def _estimate(job: Job, printer: Printer, bars: Bars) -> None:
+    with bars.step("a trial"):
+        from whyformer.jobs.costs import estimate
+
+        cost = estimate(job)
+    printer.result(record("run", out=job.out, cost={**asdict(cost), "warnings": cost.warnings}), cost.sentence())
+    for line in cost.warnings:
+        printer.note(line)
+
+
+def _run(job: Job, printer: Printer, bars: Bars) -> None:
+    with bars.step("loading"):
+        from whyformer.jobs.engines import run_job
+    with _ended_by_signal():
+        maps = run_job(job, track=bars.track, say=printer.note)
     facts = {name: maps.manifest[name] for name in ("rows", "written", "failed", "complete")}
-    said = f"{amount(facts['written'], 'explanation')} of {amount(facts['rows'], 'row')} in {maps.path}"
-    tell(asked, record("run", out=str(maps.path), **facts), said)
+    text = f"{amount(facts['written'], 'explanation')} of {amount(facts['rows'], 'row')} in {maps.path}"
+    printer.result(record("run", out=str(maps.path), **facts), text)
     if facts["failed"]:
-        remark(asked, f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
+        printer.note(f"{facts['failed']} failed: see {maps.path / 'failures.parquet'}")
         raise typer.Exit(INCOMPLETE)
 
 
@@ -84,23 +152,3 @@ def _ended_by_signal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _given(asked: RunOptions) -> dict[str, Any]:
-    """The options that were given, as keys of a job."""
-    others = ("resumes", "job", "dry_run", "options")
-    own = {k: getattr(asked, k) for k in RunOptions.__annotations__ if k not in others}
-    given = {k: v for k, v in own.items() if v is not None and v is not False} | asked.options.named
-    if asked.methods is not None:
-        given["methods"] = tuple(_method(one) for one in asked.methods.split(",") if one.strip())
-    if asked.targets is not None and "," in asked.targets:
-        given["targets"] = [t.strip() for t in asked.targets.split(",") if t.strip()]
-    if asked.batch_size is not None and asked.batch_size.isascii() and asked.batch_size.isdigit():
-        given["batch_size"] = int(asked.batch_size)
-    return given
-
-
-def _method(written: str) -> Any:
-    """``name``, or ``name:setting=value:setting=value``."""
-    name, *settings = written.strip().split(":")
-    return (name, dict(opt.pair(one) for one in settings)) if settings else name

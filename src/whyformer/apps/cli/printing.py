@@ -1,4 +1,4 @@
-"""How commands speak: progress, results as text or JSON, and errors as sentences with an exit status.
+"""What commands print: progress, results as text or JSON, and errors as sentences with an exit status.
 
 Status 0: done. 1: a bug. 2: something that the user can mend. 3 (:data:`INCOMPLETE`): done, but something is missing
 from the result. 130: interrupted.
@@ -14,17 +14,17 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from whyformer.errors import WhyformerError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from whyformer.apps.cli.options import Common
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 INCOMPLETE = 3
@@ -77,31 +77,8 @@ def one_line(error: BaseException) -> str:
     return visible(re.sub(r"\s+", " ", str(error)).strip()) or type(error).__name__
 
 
-def tell(asked: Common, facts: dict[str, Any], said: Any, files: Sequence[Path] | None = None) -> None:
-    """The result of a command: ``facts`` as JSON, or what is said, text or something of rich; and files written."""
-    if asked.as_json:
-        typer.echo(json.dumps(facts if files is None else {**facts, "files": [str(path) for path in files]}))
-    elif not asked.quiet:
-        from rich.console import Console
-
-        from whyformer.show.words import visible
-
-        console = Console(highlight=False, emoji=False)  # without rich's own ideas of what to colour
-        for line in (said, *(f"wrote {path}" for path in files or ())):
-            if isinstance(line, str):
-                console.print(visible(line, keep="\n"), markup=False, soft_wrap=True)
-            else:
-                console.print(line)
-
-
-def remark(asked: Common, text: str) -> None:
-    """A line on standard error, beside the result."""
-    if not asked.quiet:
-        typer.echo(text, err=True)
-
-
-class Working:
-    """What a command is at while it takes its time (see :func:`working`)."""
+class Bars:
+    """Progress of a command (see :meth:`Printer.working`)."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
@@ -122,34 +99,58 @@ class Working:
             self._bars.remove_task(task)
 
 
-@contextmanager
-def working(asked: Common) -> Iterator[Working]:
-    """One display on standard error, with rate and time left, gone when it is done; none if quiet, or where standard
-    error is no terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        SpinnerColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
+Debug = Annotated[bool, Option("--debug", help="Show the traceback of an error.")]
 
-    class Rate(ProgressColumn):
-        """How many of what is counted are done a second."""
 
-        def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text(f"{speed:.3g}/s" if speed and (task.total or 0) > 1 else "")
+@dataclass(frozen=True, kw_only=True)
+class Printer:
+    """The options of what a command prints, and the printing."""
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
-               MofNCompleteColumn(), Rate(), TimeElapsedColumn(), TextColumn("left"),
-               TimeRemainingColumn())  # fmt: skip
-    silent = asked.quiet or not sys.stderr.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
-        yield Working(bars)
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print nothing but errors (and what --json prints).")] = False
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON, nothing else.")] = False
+    debug: Debug = False
+
+    def result(self, facts: dict[str, Any], shown: Any, files: Sequence[Path] | None = None) -> None:
+        """The result of a command: ``facts`` as JSON, or what is shown, a text or an object of rich; files written."""
+        if self.as_json:
+            typer.echo(json.dumps(facts if files is None else {**facts, "files": [str(path) for path in files]}))
+        elif not self.quiet:
+            from rich.console import Console
+
+            from whyformer.show.words import visible
+
+            console = Console(highlight=False, emoji=False)  # without rich's own ideas of what to colour
+            for line in (shown, *(f"wrote {path}" for path in files or ())):
+                if isinstance(line, str):
+                    console.print(visible(line, keep="\n"), markup=False, soft_wrap=True)
+                else:
+                    console.print(line)
+
+    def note(self, text: str) -> None:
+        """A line on standard error, beside the result."""
+        if not self.quiet:
+            typer.echo(text, err=True)
+
+    @contextmanager
+    def working(self) -> Iterator[Bars]:
+        """One display on standard error, with rate and time left, gone at the end; none if quiet, or where standard
+        error is no terminal."""
+        from rich import progress
+        from rich.console import Console
+        from rich.text import Text
+
+        class Rate(progress.ProgressColumn):
+            """How many steps are done a second."""
+
+            def render(self, task: progress.Task) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text(f"{speed:.3g}/s" if speed and (task.total or 0) > 1 else "")
+
+        columns = (
+            progress.SpinnerColumn(), progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20), progress.MofNCompleteColumn(), Rate(), progress.TimeElapsedColumn(),
+            progress.TextColumn("left"), progress.TimeRemainingColumn(),
+        )
+        silent = self.quiet or not sys.stderr.isatty()
+        with progress.Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as bars:
+            yield Bars(bars)
