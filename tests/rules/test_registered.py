@@ -161,10 +161,10 @@ def scores(function: Any, method: str, **options: Any) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
-    before = dict(registered._always)
+    before = dict(registered._registered)
     yield
-    registered._always.clear()
-    registered._always.update(before)
+    registered._registered.clear()
+    registered._registered.update(before)
 
 
 # what is registered, what the model calls
