@@ -155,8 +155,8 @@ class ShareRules:
 
     # -- by kind of unit
     def _affine(self, unit: Unit, entry_shares: dict[int, Shares]) -> list[Shares]:
-        """Return f(x_←j …) − f(0) with the rest f(0). Views, scales and units behind an attention propagate a rest of
-        their entries; other units distribute it first."""
+        """Return f(x_←j …) − f(0) with the rest f(0). Views, scales and units after an attention propagate the rests of
+        their entries; other units distribute them first."""
         entries = [e for e in dict.fromkeys(unit.entries) if e in entry_shares]
         shares = [entry_shares[e] for e in entries]
         whole = [partial(self.settled, e, s) for e, s in zip(entries, shares, strict=True)]

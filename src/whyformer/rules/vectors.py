@@ -31,13 +31,13 @@ _BRANCHES = frozenset(("product", "gate", "activated gate", "quotient"))
 class VectorRules(ShareRules):
     """The rule for one attention. The sources are the H heads, then the input of the block.
 
-    Units of other kinds are left out if only the input of the block reaches them, or if they are behind the sum.
+    Units of other kinds are left out if only the input of the block reaches them, or if they are after the sum.
 
     Args:
         tape: the pass.
         rows: which row each element of a value belongs to.
         attention: the attention whose value vectors are propagated.
-        behind: number of the sum of the attention and the input of the block.
+        residual: number of the sum of the attention and the input of the block.
         first: query row i attends to key row ``first`` + i, or to none if it does not exist. A walk covers as many keys
             as there are queries.
 
@@ -45,9 +45,9 @@ class VectorRules(ShareRules):
         factors: maps a value to ``[R]``, by which each row of the shares of the heads must be multiplied; None for 1.
     """
 
-    def __init__(self, tape: Tape, rows: Rows, attention: Attention, behind: int, first: int = 0) -> None:
+    def __init__(self, tape: Tape, rows: Rows, attention: Attention, residual: int, first: int = 0) -> None:
         super().__init__(tape, rows, torch.ones(1, 1, dtype=torch.bool), attention.heads + 1)
-        self.attention, self.behind, self.first = attention, behind, first
+        self.attention, self.residual, self.first = attention, residual, first
         self.factors: dict[int, Tensor | None] = dict.fromkeys(p.product for p in attention.pieces)
         self._left_out: set[int] = set()
         self._enters_late = False
@@ -84,7 +84,7 @@ class VectorRules(ShareRules):
     def __call__(self, unit: Unit, entries: dict[int, Shares]) -> dict[int, Shares]:
         """Return the shares of a unit's exits, from those of its entries."""
         mixed = [e for e in entries if e in self.factors]
-        if unit.kind not in _FOLLOWED and (not mixed or unit.exit > self.behind):
+        if unit.kind not in _FOLLOWED and (not mixed or unit.exit > self.residual):
             self._left_out.update(unit.exits)
             return {}
         factor = self.factors[mixed[0]] if mixed else None
@@ -94,7 +94,7 @@ class VectorRules(ShareRules):
         if mixed:
             self.factors.update(dict.fromkeys(unit.exits, factor))
         results = super().__call__(unit, entries)
-        if self._enters_late and unit.exit == self.behind:
+        if self._enters_late and unit.exit == self.residual:
             (added,) = repeat_unit(self.tape, unit, {e: torch.zeros_like(self.tape[e]) for e in unit.entries})
             shares = results[unit.exit]
             parts, rest = torch.cat([shares.parts[:-1], added[None]]), shares.rest

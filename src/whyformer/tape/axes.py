@@ -110,10 +110,10 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
     """Return the standard deviations, along axes 1 and 2 of the input, of the centres of the receptive fields of some
     rows of the first sample, relative to that of all positions: 0 if all rows have the same receptive field. Return
     None if there are fewer than two rows."""
-    made = layer.results[0]
-    program, flows = read_program(tape, [n], made), list[Tensor]()
-    for seed in _seeds(tape, made, 1 if "convolution" in layer.name else -1):
-        (flow,) = walk_back(program, tape, [(UNMIXED, {made: seed})], wanted=[n])
+    result = layer.results[0]
+    program, flows = read_program(tape, [n], result), list[Tensor]()
+    for seed in _seeds(tape, result, 1 if "convolution" in layer.name else -1):
+        (flow,) = walk_back(program, tape, [(UNMIXED, {result: seed})], wanted=[n])
         if bool(flow[n][0].any()):  # rows of other samples have no flow
             flows.append(flow[n][0].double().square())
         if len(flows) == ROWS:
@@ -125,9 +125,9 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
     return _of_axis(weights.sum(2)), _of_axis(weights.sum(1))
 
 
-def _seeds(tape: Tape, made: int, channels: int) -> Iterator[Tensor]:
+def _seeds(tape: Tape, result: int, channels: int) -> Iterator[Tensor]:
     """Yield flows to the output of a layer, each the same random flow at a single row."""
-    flow = drawn(tape, made)
+    flow = drawn(tape, result)
     rows = flow.movedim(channels, -1).flatten(0, -2)
     rows = rows[:1].expand_as(rows)
     for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 8 * ROWS].tolist():

@@ -89,12 +89,12 @@ def resizes(call: Call) -> bool:
     return "conv" in call.name or "pool" in call.name
 
 
-def find_step(tape: Tape, rows: Rows, operand: int, made: int) -> Tensor | None:
-    """Return ``[R]``, the row of value ``made`` that each row of an operand of its call feeds, 0 for none; None if a
+def find_step(tape: Tape, rows: Rows, operand: int, result: int) -> Tensor | None:
+    """Return ``[R]``, the row of value ``result`` that each row of an operand of its call feeds, 0 for none; None if a
     row feeds several."""
-    label, new = rows.of(operand), rows.of(made)
-    if resizes(tape.maker[made]) or label.shape[:-1] != new.shape[:-1] or not constant_along(new, -1):
-        return _measured(tape, rows, operand, made)
+    label, new = rows.of(operand), rows.of(result)
+    if resizes(tape.maker[result]) or label.shape[:-1] != new.shape[:-1] or not constant_along(new, -1):
+        return _measured(tape, rows, operand, result)
     into = torch.zeros(len(rows), dtype=torch.long)
     side_by_side = new[..., :1].expand(label.shape)
     into[label.flatten()] = side_by_side.flatten()
@@ -108,22 +108,22 @@ def drawn(tape: Tape, value: int, seed: int = 1) -> Tensor:
     return numbers.to(tape.device(value), tape.dtypes[value])
 
 
-def _measured(tape: Tape, rows: Rows, before: int, made: int) -> Tensor | None:
-    """Return ``[R]``, the row of value ``made`` that each row of value ``before`` feeds, 0 for none; None if a row
+def _measured(tape: Tape, rows: Rows, before: int, after: int) -> Tensor | None:
+    """Return ``[R]``, the row of value ``after`` that each row of value ``before`` feeds, 0 for none; None if a row
     feeds several.
 
     Row numbers are measured digit by digit, so that rounding errors cannot lead to another row.
     """
-    half = tape.dtypes[made] in (torch.float16, torch.bfloat16)
+    half = tape.dtypes[after] in (torch.float16, torch.bfloat16)
     base, directions, tolerance = (2, 8, 0.3) if half else (256, 1, 0.1)
-    label = rows.of(made)
+    label = rows.of(after)
     numbers = (torch.arange(len(rows)) - int(rows.distinct(label)[0])).clamp(min=0)
     highest = int(rows.distinct(label)[-1] - rows.distinct(label)[0])
     digits = [numbers // base**k % base for k in range(highest.bit_length()) if k == 0 or base**k <= highest]
     weights = [torch.ones_like(numbers), *(w for digit in digits for w in (digit, digit.square()))]
     power, *sums = (torch.zeros(len(rows), dtype=torch.float64) for _ in weights)
     for seed in range(1, directions + 1):
-        plain, *others = weighed_flows(tape, rows, before, made, weights, seed)
+        plain, *others = weighed_flows(tape, rows, before, after, weights, seed)
         power += rows.sums(before, plain.square()).cpu()
         for total, flow in zip(sums, others, strict=True):
             total += rows.sums(before, flow * plain).cpu()
@@ -142,23 +142,23 @@ def _measured(tape: Tape, rows: Rows, before: int, made: int) -> Tensor | None:
 
 
 def weighed_flows(
-    tape: Tape, rows: Rows, before: int, made: int, weights: Iterable[Tensor], seed: int
+    tape: Tape, rows: Rows, before: int, after: int, weights: Iterable[Tensor], seed: int
 ) -> Iterator[Tensor]:
-    """Propagate random flows, multiplied by a weight for each row, from value ``made`` to value ``before``, with the
+    """Propagate random flows, multiplied by a weight for each row, from value ``after`` to value ``before``, with the
     mixing of attentions held constant.
 
     Args:
         tape, rows: a recorded pass and its rows.
-        before, made: numbers of the two values.
+        before, after: numbers of the two values.
         weights: for each flow, ``[R]``, the weight of each row.
         seed: seed of the random numbers.
 
     Returns:
         For each of the weights, the flow at ``before``.
     """
-    flow = drawn(tape, made, seed)
-    program, label = read_program(tape, [before], made), rows.of(made).to(flow.device)
-    runs = [(UNMIXED, {made: flow * weight.to(flow)[label]}) for weight in weights]
+    flow = drawn(tape, after, seed)
+    program, label = read_program(tape, [before], after), rows.of(after).to(flow.device)
+    runs = [(UNMIXED, {after: flow * weight.to(flow)[label]}) for weight in weights]
     results = walk_back(program, tape, runs, wanted=[before])
     tape.release()
     return (flows[before].double() for flows in results)

@@ -171,50 +171,50 @@ class _Following:
         """Label the results of a call."""
         if any(o in self.ids for o in call.operands):
             self._follow_ids(call)
-        known = [self.labels.get(o, ()) for o in call.operands]
-        if not any(known) or not call.results:
+        labels = [self.labels.get(o, ()) for o in call.operands]
+        if not any(labels) or not call.results:
             moves = call.name in _MOVED and bool(call.operands) and all(o in self.blank for o in call.operands)
             self.blank.update(call.results if moves else ())
             return
         shape, name = self.tape.shapes[call.results[0]], call.name
         if 0 in shape:
             return
-        masks = name == "where" and sum(map(bool, known)) == 1
+        masks = name == "where" and sum(map(bool, labels)) == 1
         restrides = name == "as_strided" and bool(call.writes)
         if name in _MOVED and not masks and not restrides:
-            self._move(call, known)
+            self._move(call, labels)
             return
         self.blends = False
-        label = tuple(filter(_holds_rows, self._label_of(call, known, shape)))
+        label = tuple(filter(_holds_rows, self._label_of(call, labels, shape)))
         for r in call.results:
             if label and self.tape.floating(r) and self.tape.shapes[r] == shape:
                 self.labels[r] = label
                 self.rows.blended.update([r] if self.blends else [])
 
-    def _label_of(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
+    def _label_of(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
         """Return the label of the results of a call, from those of its operands; () if unknown."""
         name = call.name
         if name in _PRODUCTS:
-            a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
+            a, b = (labels[0], ()) if name in ("linear", "_grouped_mm") else labels[-2:]
             return self._product(call, a, b, shape)
         if call.kind == HIDDEN_LAYER and self._keeps_rows(call, shape):
-            return self._product(call, next(filter(None, known)), (), shape)
+            return self._product(call, next(filter(None, labels)), (), shape)
         if name in _RESIZED:
-            return self._resize(call, known[0], shape)
+            return self._resize(call, labels[0], shape)
         if name in _SAMPLED:
-            return self._sample(call, known, shape)
+            return self._sample(call, labels, shape)
         if name in _REDUCED and len(call.operands) == 1:
-            return self._reduce(call, known[0], shape)
+            return self._reduce(call, labels[0], shape)
         if name in _SORTED:
-            return self._sort(call, known[0], shape)
+            return self._sort(call, labels[0], shape)
         if name in _COMPLEX:
-            return self._complex(call, known[0], shape)
+            return self._complex(call, labels[0], shape)
         if name == "copy":
-            return tuple(t.expand(shape) for t in known[1])
+            return tuple(t.expand(shape) for t in labels[1])
         if not _is_pointwise(call):
             return ()
         shapes = [self.tape.shapes[o] for o in call.operands]
-        return self._elementwise([(k, s) for k, s in zip(known, shapes, strict=True) if k], shape)
+        return self._elementwise([(k, s) for k, s in zip(labels, shapes, strict=True) if k], shape)
 
     def _keeps_rows(self, call: Call, shape: torch.Size) -> bool:
         """Return True if a declared layer maps features of rows to other features of the same rows."""
@@ -248,20 +248,20 @@ class _Following:
         self.rows.indices[n] = self.tape[n].detach().cpu().clone()
         return self.rows.indices[n]
 
-    def _move(self, call: Call, known: list[Label]) -> None:
+    def _move(self, call: Call, labels: list[Label]) -> None:
         """Label the results of a call that rearranges elements."""
-        for part in range(max(map(len, known))):
-            numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(known)]
+        for part in range(max(map(len, labels))):
+            numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
             for r, label in zip(call.results, _moved(call, numbers), strict=True):
                 if self.tape.floating(r) and _holds_rows(label):
                     label = self._shared(slim(label)).expand(self.tape.shapes[r])
                     if call.name == "cat":
-                        label = self._fill(call, known, label)
+                        label = self._fill(call, labels, label)
                     self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
                 elif self.tape.floating(r):
                     self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
-        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, known))
+        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
         if beside and len(joined) == 1:
             self._join(joined[0])
 
@@ -269,15 +269,15 @@ class _Following:
         """Return the first label that is equal to this one, to save memory."""
         return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
 
-    def _fill(self, call: Call, known: list[Label], label: Tensor) -> Tensor:
+    def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
         """Label constants that are concatenated with rows: constant rows, such as class tokens, become new rows, and
         constant features belong to the rows beside them."""
         axis, shape = call.argument("dim", 0), label.shape
-        like = next(k[0] for k in known if k)
-        filled = all(k or o in self.blank for k, o in zip(known, call.operands, strict=True))
+        like = next(k[0] for k in labels if k)
+        filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
         if filled or like.dim() != label.dim() or not bool((label == 0).any()):
             return label
-        if _along_features(call, known):
+        if _along_features(call, labels):
             return torch.where(label == 0, like.narrow(axis, 0, 1).expand(shape), label)
         samples = self.rows.sample[like]
         samples = thin(samples, [a for a in range(like.dim()) if constant_along(samples, a)])
@@ -297,13 +297,13 @@ class _Following:
         first, *others = dict.fromkeys(self.rows.linked(f) for f in families)
         self.rows.beside.update(dict.fromkeys(others, first))
 
-    def _elementwise(self, known: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
+    def _elementwise(self, labels: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
         """Return the label of an elementwise call, from (label, shape) of its operands. If the operands have different
         rows, those of operands that are not broadcast are kept. If all operands are broadcast, as in q kᵀ written as a
         product of two broadcast values, the result is a map with the rows of both."""
         distinct: list[Tensor] = []
         broadcast: list[bool] = []
-        for label, size in known:
+        for label, size in labels:
             if len(size) > len(shape) or any(m not in (1, n) for m, n in zip(size[::-1], shape[::-1], strict=False)):
                 continue
             for numbers in (t.expand(shape) for t in label):
@@ -312,7 +312,7 @@ class _Following:
                     broadcast.append(size != shape)
         if len(distinct) < 2 or all(broadcast):
             return tuple(distinct[:2]) if len(distinct) > 1 and _is_crossed(*distinct[:2]) else tuple(distinct[:1])
-        whole = [label for label, size in known if size == shape]
+        whole = [label for label, size in labels if size == shape]
         most = max(whole, key=lambda label: (len(label), -self._began(label[0])))
         self.blends = any(self._blend(most, label) for label in whole)
         if len(most) == 1 and not bool(thin(most[0]).all()):  # elements without a row get that of another operand
@@ -398,8 +398,8 @@ class _Following:
     def _sort(self, call: Call, label: Label, shape: torch.Size) -> Label:
         """Return the label of a sort: sorted features of a row belong to the same row; () for sorted rows."""
         axis = call.argument("dim", -1)
-        known = all(constant_along(t, axis) for t in label)
-        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if known else ()
+        labels = all(constant_along(t, axis) for t in label)
+        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if labels else ()
 
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
         """Return the label of a convolution or pool, ``[B, C, *grid]``. If the size of the grid is unchanged, its rows
@@ -415,13 +415,13 @@ class _Following:
         samples = samples.expand(shape[0], 1, *shape[2:])
         return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
 
-    def _sample(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
+    def _sample(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
         """Return the label of values of ``[B, C, *grid]`` sampled at positions ``[B, *grid, axes]``: the rows of the
         positions, or new rows if the positions are constants."""
-        places = known[1]
+        places = labels[1]
         if places and all(constant_along(t, -1) for t in places):
             return tuple(t[..., 0].unsqueeze(1).expand(shape) for t in places)
-        return self._resize(call, known[0], shape)
+        return self._resize(call, labels[0], shape)
 
     def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
         if call.name == "view_as_complex":
@@ -457,15 +457,15 @@ def _holds_rows(label: Tensor) -> bool:
 
 def _is_pointwise(call: Call) -> bool:
     """Return True if each element of a result belongs to the row of the operands at the same position."""
-    known = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
+    listed = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
     tags = getattr(call.operator, "tags", ())
-    return known or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
+    return listed or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
 
 
-def _along_features(call: Call, known: list[Label]) -> bool:
+def _along_features(call: Call, labels: list[Label]) -> bool:
     """Return True if ``cat`` or ``stack`` joins features, not rows."""
     axis = call.argument("dim", 0)
-    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in known if k)
+    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in labels if k)
 
 
 _PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}

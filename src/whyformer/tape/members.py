@@ -32,9 +32,9 @@ class Members:
         for n in program.roots:
             carry[n] = self.is_whole(n)
         for call in tape.calls:
-            behind = any(carry[o] for o in call.operands)
+            dependent = any(carry[o] for o in call.operands)
             for r in call.results:
-                carry[r] = program.carry[r] and (self.is_part(r) if behind else self.is_whole(r))
+                carry[r] = program.carry[r] and (self.is_part(r) if dependent else self.is_whole(r))
         return carry
 
     def is_part(self, value: int) -> bool:

@@ -59,13 +59,13 @@ def _is_normed(program: Program, state: int) -> bool:
 def _calls_between(tape: Tape, first: int, last: int) -> list[Call]:
     """Return the calls on all paths from a value to a later one."""
     start = tape.maker[first].number + 1 if first in tape.maker else 0
-    calls, behind = tape.calls[start : tape.maker[last].number + 1], {first}
+    calls, dependent = tape.calls[start : tape.maker[last].number + 1], {first}
     for call in calls:
-        if any(o in behind for o in call.operands):
-            behind.update(call.results)
+        if any(o in dependent for o in call.operands):
+            dependent.update(call.results)
     needed, between = {last}, list[Call]()
     for call in reversed(calls):
-        if any(r in needed and r in behind for r in call.results):
+        if any(r in needed and r in dependent for r in call.results):
             needed.update(call.operands)
             between.append(call)
     return between[::-1]

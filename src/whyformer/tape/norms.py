@@ -1,4 +1,4 @@
-"""Normalisations, known by what they compute."""
+"""Find the parameters of a norm from its input and output."""
 
 from __future__ import annotations
 

@@ -244,9 +244,9 @@ def _convolved(
     axes = cells.rows.dim()
     if label.dim() != axes + 2 or len(family.grid) != axes:
         return None
-    own, new = before.numbers[0][cells.rows], torch.arange(family.numbers.shape[1]).view(family.grid)
+    before_rows, new = before.numbers[0][cells.rows], torch.arange(family.numbers.shape[1]).view(family.grid)
     for order in permutations(range(axes)):
-        lines = _lines_in_order(label[0, 0], own.permute(order))
+        lines = _lines_in_order(label[0, 0], before_rows.permute(order))
         if lines is not None:
             break
     else:

@@ -82,15 +82,15 @@ _FACTS: dict[Any, _Facts] = {}
 
 
 def _facts(operator: Any) -> _Facts:
-    known = _FACTS.get(operator)
-    if known is None:
+    facts = _FACTS.get(operator)
+    if facts is None:
         schema = operator._schema
         composite = is_composite(operator)
         random = torch.Tag.nondeterministic_seeded in operator.tags
         name = schema.name.split("::")[1]
         name, full = name.rstrip("_") or name, schema.name.rstrip("_").removeprefix("aten::")
-        known = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
-    return known
+        facts = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
+    return facts
 
 
 class _Forget:
@@ -319,16 +319,16 @@ class Recorder(TorchDispatchMode):
 
     # -- fused calls recorded as several calls
     def step(
-        self, name: str, function: Any, operands: Sequence[int], made: Any, *constants: Any, dtype: Any = None
+        self, name: str, function: Any, operands: Sequence[int], result: Any, *constants: Any, dtype: Any = None
     ) -> int:
-        """Record one step of a fused call as a call of its own; return the number of its result. ``made`` is the
+        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is the
         result tensor, or its shape if it has not been computed."""
         tape = self.tape
-        if isinstance(made, Tensor):
-            n = self._new(made, True)
+        if isinstance(result, Tensor):
+            n = self._new(result, True)
         else:
             dtype = dtype or tape.dtypes[operands[0]]
-            n = tape._add(torch.Size(made), dtype, None)
+            n = tape._add(torch.Size(result), dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n

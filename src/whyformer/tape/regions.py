@@ -91,7 +91,7 @@ class _Regions:
     ends: frozenset[int]
     readers: dict[int, list[Call]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
-    answers: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def origins(self) -> tuple[list[bool], list[bool]]:
@@ -100,10 +100,10 @@ class _Regions:
         for call in self.tape.calls:
             # calls that read only the shape of their operand
             shaped = call.name.startswith("new_") or call.name.endswith("_like") or call.name == "causal_mask"
-            behind = not shaped and any(follows[o] for o in call.operands)
+            dependent = not shaped and any(follows[o] for o in call.operands)
             constant = not call.random and (shaped or all(fixed[o] for o in call.operands))
             for r in call.results:
-                follows[r], fixed[r] = follows[r] or behind, constant
+                follows[r], fixed[r] = follows[r] or dependent, constant
         return follows, fixed
 
     @property
@@ -130,7 +130,7 @@ class _Regions:
             if v == entry or v in makers or not self.carry[v]:
                 continue
             call = self.tape.maker.get(v)
-            if call is None or len(makers) > _MOST_CALLS or call.number in self.taken or self.bars(call):
+            if call is None or len(makers) > _MOST_CALLS or call.number in self.taken or self.is_excluded(call):
                 return None
             makers[v] = call
             todo += call.operands
@@ -144,7 +144,7 @@ class _Regions:
         """Return True if only these calls read value ``v``."""
         return v not in self.ends and all(c.number in calls for c in self.readers.get(v, ()))
 
-    def bars(self, call: Call) -> bool:
+    def is_excluded(self, call: Call) -> bool:
         """Return True if a call cannot be part of a norm, a softmax or an activation."""
         if call.random or KINDS.get(call.name) == "norm" or "batch_norm" in call.name or call.name == "embedding":
             return True
@@ -205,17 +205,17 @@ class _Regions:
     def function(self, end: int) -> Unit | None:
         """Return the largest norm, softmax or activation that ends at a value."""
         tape, best, count_before = self.tape, None, 0
-        bends_last = self.turns(tape.maker[end])
+        can_end = self.can_end_activation(tape.maker[end])
         for segment, calls in self.chain(end):
             if tape.shapes[segment.entry] != tape.shapes[end] or not tape.dtypes[segment.entry].is_floating_point:
                 continue
             fresh = calls[: len(calls) - count_before]
             count_before = len(calls)
-            if all(KINDS.get(c.name) == "view" and not self.turns(c) for c in fresh):
+            if all(KINDS.get(c.name) == "view" and not self.can_end_activation(c) for c in fresh):
                 continue
-            kind, axes = self.meaning(segment.entry, end, calls) or ("", ())
-            may_bend = not kind and bends_last and (best is None or best.kind == "activation")
-            if may_bend and self.activates(segment.entry, end, fresh, calls):
+            kind, axes = self.norm_or_softmax(segment.entry, end, calls) or ("", ())
+            may_activate = not kind and can_end and (best is None or best.kind == "activation")
+            if may_activate and self.is_activation(segment.entry, end, fresh, calls):
                 kind, axes = "activation", (-1,)
             if kind:
                 held = self.statistics(segment.entry, calls) if kind == "norm" else frozenset[int]()
@@ -225,21 +225,21 @@ class _Regions:
                     break  # masks and scales before the softmax are separate units
         return best
 
-    def bends(self, call: Call) -> bool:
+    def is_nonlinear(self, call: Call) -> bool:
         """Return True if a call is elementwise and nonlinear, which includes masking by a mask computed from x."""
         if call.name in _MASKED:
             return any(not self.carry[o] and self.follows[o] for o in call.operands)
         return call.name in CURVED
 
-    def joins(self, call: Call) -> bool:
+    def is_binary(self, call: Call) -> bool:
         """Return True if a call is elementwise and has several operands that carry."""
         return call.name in ELEMENTWISE and sum(self.carry[o] for o in call.operands) > 1
 
-    def turns(self, call: Call) -> bool:
+    def can_end_activation(self, call: Call) -> bool:
         """Return True if an activation may end with this call."""
-        return self.bends(call) or self.joins(call) or call.name in ("cat", "stack")
+        return self.is_nonlinear(call) or self.is_binary(call) or call.name in ("cat", "stack")
 
-    def activates(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
+    def is_activation(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
         """Return True if the calls compute an elementwise function for which all of them, including the first, are
         needed.
 
@@ -248,10 +248,10 @@ class _Regions:
             fresh: the calls that were added before a smaller region.
             calls: all calls from ``entry`` to ``end``.
         """
-        bends = [c for c in calls if self.bends(c)]
-        if not bends or not any(self.bends(c) or self.joins(c) for c in fresh) or self.reduced(entry):
+        nonlinear = [c for c in calls if self.is_nonlinear(c)]
+        if not nonlinear or not any(self.is_nonlinear(c) or self.is_binary(c) for c in fresh) or self.reduced(entry):
             return False
-        if len(bends) == 1 and bends[0].name not in _MASKED and not any(map(self.joins, calls)):
+        if len(nonlinear) == 1 and nonlinear[0].name not in _MASKED and not any(map(self.is_binary, calls)):
             return False
         if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
             return True
@@ -280,14 +280,14 @@ class _Regions:
                 statistics.update(r for r in results if count(self.tape, r) < size)
         return frozenset(statistics)
 
-    def meaning(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
+    def norm_or_softmax(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
         """Return (kind, axes) of the norm or softmax that the calls compute; None if they compute neither."""
         names = {c.name for c in calls}
         if len(calls) < 2 or not names & (_ROOTS | EXPONENTIALS):
             return None
         if not any(c.name in _SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
             return None
-        return self.cached(_Trial(self, entry, end, tuple(calls)), _meaning)
+        return self.cached(_Trial(self, entry, end, tuple(calls)), _norm_or_softmax)
 
     def cached(self, trial: _Trial, question: Callable[[_Trial], Any]) -> Any:
         """Return ``question(trial)``, cached by the pattern of the calls; None if that depends on integers."""
@@ -297,8 +297,8 @@ class _Regions:
             if not drawn and not all(c.name in ELEMENTWISE for c in trial.calls if o in c.operands):
                 return None
         key = question, trial.pattern()
-        self.answers[key] = self.answers[key] if key in self.answers else question(trial)
-        return self.answers[key]
+        self.cache[key] = self.cache[key] if key in self.cache else question(trial)
+        return self.cache[key]
 
     # -- layers
     def layers(self, live: Sequence[Call]) -> Iterator[Unit]:
@@ -465,7 +465,7 @@ def _is_elementwise(trial: _Trial) -> bool:
     return fx.shape == x.shape and torch.equal(torch.where(first, fx, fz), mixed)
 
 
-def _meaning(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
+def _norm_or_softmax(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
     """Return (kind, axes) of the norm or softmax that a trial computes; None if it computes neither."""
     x, names = trial.rows(), {c.name for c in trial.calls}
     y = trial(x)

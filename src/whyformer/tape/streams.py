@@ -151,9 +151,9 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
     for a in attentions:
         if a.queries is not None:
             groups[id(a.queries)].append(a)
-    pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned]
+    pools = [group[0] for group in groups.values() if len(group) == 1 and group[0].is_learned]
     depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
-    streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
+    streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
     if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
         return [replace(s, others=0) for s in streams]
@@ -385,8 +385,8 @@ def _blocks(
         before = start
     if not groups:
         return []
-    behind = [n for n in states if place[n] > groups[0][0]]
-    last = _last_state(program, behind, [n for n in behind if place[n] > before] or chain[-1:])
+    after = [n for n in states if place[n] > groups[0][0]]
+    last = _last_state(program, after, [n for n in after if place[n] > before] or chain[-1:])
     exits = [*(chain[start] for start, _ in groups[1:]), last]
     entries = [chain[start] if start >= 0 else -1 for start, _ in groups]
     return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
@@ -440,10 +440,10 @@ def _last_state(program: Program, inside: list[int], last: list[int]) -> int:
     if not sums:
         return last[-1]
     end = last[sums[-1]]
-    behind = [n for n in last[sums[-1] :] if n in norms]
+    after = [n for n in last[sums[-1] :] if n in norms]
     before = inside[: inside.index(end)]
-    follow = any(n in norms for n in before) or (behind and sum(n in added for n in before) == 0)
-    return behind[0] if behind and follow else end
+    follow = any(n in norms for n in before) or (after and sum(n in added for n in before) == 0)
+    return after[0] if after and follow else end
 
 
 # -- readout ---------------------------------------------------------------------------------------------------------

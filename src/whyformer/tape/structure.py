@@ -225,41 +225,42 @@ class _Map:
 
 
 def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
-    """Follow each softmax over rows through views, scales and masks to the product in which it weights other values."""
+    """Yield a piece for each softmax over rows, followed through views, scales and masks to the product in which it
+    weights other values."""
     maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
-    weighed: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before the sum over keys -> (the map, V)
+    weighted: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before the sum over keys -> (the map A, V)
     makers = program.makers
     finished: set[int] = set()
     for u in program.units:
         if u.kind == "softmax":
             maps[u.exit] = _Map(u, u.exit)
-        held = next((e for e in u.entries if e in maps or e in weighed), None)
-        if held is None or u.kind == "softmax":
+        entry = next((e for e in u.entries if e in maps or e in weighted), None)
+        if entry is None or u.kind == "softmax":
             continue
-        value = next((e for e in u.entries if e not in maps and e not in weighed), None)
-        of, first = weighed[held] if held in weighed else (maps[held], value)
-        if value is None and of.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
-            value = next((o for o in tape.calls[u.calls[0]].operands if o != held), None)  # V is a constant
-        is_sum = u.name == "sum" and held in weighed
-        multiplies = u.kind == "product" or of.origin in program.roots
-        if is_sum or (multiplies and value is not None and held in maps):
-            source, factor = (of, first) if is_sum else (maps[held], value)
-            labelled = _labelled(source, held, u, factor, tape, rows, makers)
-            if labelled is not None and of.origin not in finished:
-                finished.add(of.origin)
+        other = next((e for e in u.entries if e not in maps and e not in weighted), None)
+        a, v = weighted[entry] if entry in weighted else (maps[entry], other)
+        if other is None and a.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
+            other = next((o for o in tape.calls[u.calls[0]].operands if o != entry), None)  # V is a constant
+        is_sum = u.name == "sum" and entry in weighted
+        multiplies = u.kind == "product" or a.origin in program.roots
+        if is_sum or (multiplies and other is not None and entry in maps):
+            source, factor = (a, v) if is_sum else (maps[entry], other)
+            labelled = _labelled(source, entry, u, factor, tape, rows, makers)
+            if labelled is not None and a.origin not in finished:
+                finished.add(a.origin)
                 yield labelled
-        elif u.kind in ("gate", "activated gate") and value is not None:
-            weighed[u.exit] = of, value
-            if _is_map(rows, u.exit, of.origin):  # a gate for each head
-                maps[u.exit] = _Map(of.softmax, u.exit)
+        elif u.kind in ("gate", "activated gate") and other is not None:
+            weighted[u.exit] = a, other
+            if _is_map(rows, u.exit, a.origin):  # a gate for each head
+                maps[u.exit] = _Map(a.softmax, u.exit)
         elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "norm", "quotient"):
-            same = u.kind == "view" and u.name not in _FILLS
-            same = same and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
+            rearranges = u.kind == "view" and u.name not in _FILLS
+            rearranges = rearranges and tape.shapes[u.exit].numel() == tape.shapes[entry].numel()
             for r in u.exits:
-                if held in weighed and same:
-                    weighed[r] = of, first
-                elif held in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, of.origin)):
-                    maps[r] = _Map(of.softmax, of.origin if same and len(u.exits) == 1 else r)
+                if entry in weighted and rearranges:
+                    weighted[r] = a, v
+                elif entry in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, a.origin)):
+                    maps[r] = _Map(a.softmax, a.origin if rearranges and len(u.exits) == 1 else r)
 
 
 def _softmax_of(call: Call) -> Unit:
@@ -272,13 +273,21 @@ def _is_map(rows: Rows, value: int, origin: int) -> bool:
 
 
 def _labelled(
-    of: _Map, held: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
+    a: _Map, entry: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
 ) -> _Labelled | None:
-    """Return a piece with its rows; None if its softmax is not over rows."""
-    scores = of.softmax.entries[0]
-    piece = Piece(of.origin, scores, unit.exit, value=value)
-    label, shape, axis = rows.labels.get(of.softmax.exit, ()), tape.shapes[of.softmax.exit], of.softmax.axes[0]
-    at_map = rows.labels.get(of.origin, ())
+    """Return a piece with its rows; None if its softmax is not over rows.
+
+    Args:
+        a: the map.
+        entry: number of the entry of ``unit`` that holds the map.
+        unit: the unit that computes A·V.
+        value: number of V.
+        tape, rows, makers: of the pass.
+    """
+    scores = a.softmax.entries[0]
+    piece = Piece(a.origin, scores, unit.exit, value=value)
+    label, shape, axis = rows.labels.get(a.softmax.exit, ()), tape.shapes[a.softmax.exit], a.softmax.axes[0]
+    at_map = rows.labels.get(a.origin, ())
     if not label or len(at_map) != len(label):
         return _Labelled(piece, None, None)
     over = [i for i, t in enumerate(label) if _changes(t, axis)]
@@ -297,7 +306,7 @@ def _labelled(
         return _Labelled(piece, at_map[1 - over[0]], keys)
     if shape[axis] == 1:
         return _Labelled(piece, keys, keys)
-    queries = _learned(of.origin, held, unit.exit, tape, rows) if axis == -1 else None
+    queries = _learned(a.origin, entry, unit.exit, tape, rows) if axis == -1 else None
     return _Labelled(piece, queries, None if queries is None else keys, True)
 
 
@@ -320,10 +329,10 @@ def _repeats(label: Label, keys: int, axis: int) -> bool:
     return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
-def _learned(map_: int, held: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
-    """Return the rows of learned queries in the shape of a map. These rows begin in A·V, whose factor A is ``held``."""
+def _learned(map_: int, entry: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
+    """Return the rows of learned queries in the shape of a map. They begin in A·V, whose factor A is ``entry``."""
     queries, (*lead, _) = rows.labels.get(product, ()), tape.shapes[map_]
-    keys, at_map = rows.labels.get(held, ()), rows.labels[map_]
+    keys, at_map = rows.labels.get(entry, ()), rows.labels[map_]
     if not queries or not keys or queries[0].shape[:-1] != keys[0].shape[:-1]:
         return None
     if keys[0].numel() != at_map[0].numel() or not torch.equal(keys[0].reshape(at_map[0].shape), at_map[0]):

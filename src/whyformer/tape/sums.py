@@ -43,13 +43,13 @@ def find_sums(tape: Tape, carry: Sequence[bool], live: Sequence[Call], ends: Con
 
 def _is_sum(calls: Sequence[Call], tape: Tape) -> bool:
     """Return True if the calls are a stack of two values and its sum or mean over the stacked axis."""
-    stacked, *behind = calls
+    stacked, *after = calls
     axis = stacked.argument("dim", 0)
     dims = len(tape.shapes[stacked.results[0]])
     axis = axis - dims if axis >= 0 else axis
-    if len(behind) == 1:
-        return behind[0].name in ("sum", "mean") and reduced_axes(behind[0], tape) == (axis,)
-    if len(behind) != 2 or behind[0].name != "cumsum" or behind[1].name != "select":
+    if len(after) == 1:
+        return after[0].name in ("sum", "mean") and reduced_axes(after[0], tape) == (axis,)
+    if len(after) != 2 or after[0].name != "cumsum" or after[1].name != "select":
         return False
-    of, last = behind[1].argument("dim", 0), behind[1].argument("index", 0)
-    return reduced_axes(behind[0], tape) == (axis,) and of in (axis, axis + dims) and last in (1, -1)
+    of, last = after[1].argument("dim", 0), after[1].argument("index", 0)
+    return reduced_axes(after[0], tape) == (axis,) and of in (axis, axis + dims) and last in (1, -1)

@@ -1,4 +1,7 @@
-"""Units of a program, the kinds of single calls, and which values depend on the roots or on weights."""
+"""Units of a program, the kinds of single calls, and which values depend on the roots or on weights.
+
+A value *carries* (relevance) if it depends on a root through floating-point values.
+"""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def one_branch(kind: str) -> str:
 def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
     """Return the steps of a walk to the wanted values, one for each unit.
 
-    Entries that a rule holds constant cut branches, which changes the kind of units behind them: if the composite
+    Entries that a rule holds constant cut branches, which changes the kind of later units: if the composite
     holds attention maps constant, the product of map and values has one branch and counts as a weighted sum.
     """
     key = composite, wanted
