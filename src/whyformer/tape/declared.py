@@ -149,7 +149,7 @@ class _Operation:
     Attributes:
         name: name for errors.
         like: the operation or kind that it is declared to be like.
-        parameters: parameters and buffers of a module, among which those of a norm are searched.
+        parameters: parameters and buffers of a module, candidates for the weight and bias of a norm.
         epsilons: candidates for the ε of a norm.
         holds_weights: True if it is a module with weight matrices.
     """

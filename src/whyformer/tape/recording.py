@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
             (intervention). The rest of the pass uses the replacement.
         hold: numbers of the values to store; None stores those that are expensive to recompute.
         declared: maps an operation to a similar one, see :class:`whyformer.tape.declared.DeclaredCalls`.
-        wide: run casts to half precision as casts to float32, including those of an autocast inside the model.
+        wide: run calls that request half precision, such as casts, in float32, also under an autocast in the model.
 
     While ``paused`` is True, calls run without being recorded.
     """

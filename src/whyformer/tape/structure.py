@@ -131,8 +131,8 @@ class _Places:
     Attributes:
         axes: axes of the map: L leading ones (samples, heads), then those of queries, then those of keys.
         row: ``[L·Q]``, position of each row of the map.
-        key: ``[L, K]``, position of each key, or ``[L·Q, K]`` if queries of one map attend to different samples; None
-            if the keys are in order.
+        key: ``[L, K]``, position of each key, or ``[L·Q, K]`` if a map holds several samples side by side; None if the
+            keys are in order.
         plain: True if the rows are in order too.
     """
 
