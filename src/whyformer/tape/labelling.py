@@ -26,7 +26,7 @@ _COMPLEX = name_set("real imag view_as_real view_as_complex _conj conj _neg_view
 _RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"convolution", "_convolution"}
 _JAGGED = name_set("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 _VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
-_MOVED = _VIEWS | name_set("index_add scatter_add index_copy")
+_MOVED = _VIEWS | name_set("index_add scatter_add")
 _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")

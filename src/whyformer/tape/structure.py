@@ -24,6 +24,7 @@ from whyformer.errors import ModelError
 from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
+from whyformer.tape.tables import name_set
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -211,7 +212,7 @@ def _gathered(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], T
     return streams[key]
 
 
-_FILLS = frozenset(("masked_fill", "masked_scatter", "where", "nan_to_num", "tril", "triu", "fill", "index_put"))
+_FILLS = name_set("masked_fill masked_scatter where nan_to_num tril triu fill index_put index_copy")
 """Calls of kind "view" that replace elements."""
 
 

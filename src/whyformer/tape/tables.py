@@ -29,8 +29,8 @@ _rows(
     "pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col as_strided diagonal repeat index_select overlay "
     "narrow copy fill slice_scatter select_scatter diagonal_scatter view_as masked_fill masked_scatter masked_select "
     "where index_put _unsafe_index take take_along_dim dropout native_dropout repeat_interleave tril triu scatter "
-    "nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
+    "index_copy nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj "
+    "resolve_neg upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
     "_padded_dense_to_jagged_forward",
 )
 # no relevance: piecewise constant, or dependent only on the shape of an operand
