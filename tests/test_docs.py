@@ -38,7 +38,7 @@ def consoles() -> list[tuple[str, ...]]:
 @pytest.fixture(autouse=True)
 def _no_rule_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules that an example registers hold for it alone."""
-    monkeypatch.setattr(registered, "_always", dict(registered._always))
+    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
 
 
 @pytest.fixture

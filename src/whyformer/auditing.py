@@ -1,4 +1,4 @@
-"""``audit``: what is read off a model, which rule each of its operations gets, and which methods apply to it."""
+"""``audit``: report the structure of a model, the rules of its operations, and the methods that apply to it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RULES: dict[str, Composite] = {
     "lrp_ah_ln": COMPOSITES["ah_ln"],
 }
 SENTENCE = "A short and harmless sentence."
-# settings that make a method quick and do not decide whether it applies
+# settings that make methods fast without affecting whether they apply
 _QUICK: dict[str, Any] = {"samples": 1, "steps": 1, "block": -1}
 
 
@@ -47,9 +47,11 @@ class Stream:
     """The rows of one input.
 
     Attributes:
-        input: the input whose elements they are; another than ``name`` where the model made these ids of it.
-        level, size: what its scores are of, and how many ("patch", [14, 14]); None where that cannot be had.
-        blocks: how many blocks its rows run through.
+        name: name of the stream.
+        input: the input whose elements the rows represent. It differs from ``name`` if the model computes the ids of
+            the stream from this input.
+        level, size: kind and number of its scores, such as "patch" and [14, 14]; None if it cannot be scored.
+        blocks: number of blocks that its rows pass through.
     """
 
     name: str
@@ -64,10 +66,10 @@ class AttentionMap:
     """One attention.
 
     Attributes:
-        queries, keys: the inputs whose rows look, and are looked at; of learned queries none.
-        depth: the largest number of attentions on a path to its output.
-        block: the block that it lies in, counted among those of its queries; None if it lies in none.
-        shape: samples, queries, keys.
+        queries, keys: names of the inputs of its query and key rows; empty for learned queries.
+        depth: the largest number of attentions on a path to its output, including itself.
+        block: index of its block among those of its stream; None if it lies in none.
+        shape: numbers of samples, queries and keys.
     """
 
     queries: list[str]
@@ -79,16 +81,16 @@ class AttentionMap:
 
 @dataclass(frozen=True)
 class AuditedUnit:
-    """A line of the program: calls of torch with one meaning.
+    """A unit of the program: one or several calls to which one rule applies.
 
     Attributes:
-        number: of the value that it makes.
-        kind: what it is to a rule ("layer", "norm", "product").
-        name: of its call, or its kind if it consists of several.
-        shape: of the value.
-        entries: numbers of the values that carry relevance into it.
+        number: number of the value that it computes.
+        kind: its kind, which selects the rule ("layer", "norm", "product").
+        name: name of its call; the kind if it consists of several calls.
+        shape: shape of the value.
+        entries: numbers of its inputs that carry relevance.
         module: path of the module that made the call.
-        block: the block that it lies in, counted in the order of execution; -1 if it lies in none.
+        block: index of its block, in the order of execution; -1 if it lies in none.
         unknown: methods that have no rule for it.
     """
 
@@ -104,11 +106,12 @@ class AuditedUnit:
 
 @dataclass(frozen=True)
 class AuditedOperation:
-    """Units of one name and kind that get the same rules.
+    """Units with the same name, kind and rules.
 
     Attributes:
-        name, kind: as of :class:`AuditedUnit`; count: how many there are.
-        rules: method -> its rule; None where it has none. Methods whose relevance does not arrive there are left out.
+        name, kind: as in :class:`AuditedUnit`.
+        count: number of these units.
+        rules: maps a method to its rule; None if it has none. Methods whose relevance does not arrive are left out.
     """
 
     name: str
@@ -119,14 +122,15 @@ class AuditedOperation:
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome of :func:`audit`.
+    """The result of :func:`audit`. Sums of relevance are over the batch, relative to the relevance of the target.
 
     Attributes:
-        streams, attentions, operations, program: what was seen.
-        blocks: method -> block -> Σ relevance at its input as a share of what started, over the batch.
-        lost: method -> kind of unit -> Σ of the relevance that arrived less Σ of what left, in that share.
-        sums: method -> Σ relevance at the inputs, in that share.
-        methods: name -> None where it applies, else why it does not.
+        model: name of the model.
+        streams, attentions, operations, program: the structure of the model.
+        blocks: for each method, maps a block to the sum of the relevance at its input.
+        lost: for each method, maps a kind of unit to the relevance that arrives at its units less that which leaves.
+        sums: for each method, the sum of the relevance at the inputs.
+        methods: maps a method to None if it applies, else to the reason why it does not.
     """
 
     model: str
@@ -140,7 +144,7 @@ class Audit:
     methods: dict[str, str | None]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return the audit as a dictionary of plain values, ready for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -159,25 +163,29 @@ def audit(
     progress: bool | Track = False,
     **options: Unpack[Keywords],
 ) -> Audit:
-    """What whyformer sees of a model, before anything is explained.
+    """Report the structure of a model, the rules of its operations, and which methods apply.
 
-    The model is recorded once and walked back by the rules of five methods. Then each method runs once with its
-    quickest settings, but for perturbation methods, which need nothing but the output.
+    The model is recorded once, and relevance is propagated with the rules of five methods. Then each method runs once
+    with its fastest settings, except perturbation methods, which need only the output.
 
     Args:
         model, processor, target, progress, **options: as for :func:`whyformer.explain`.
-        inputs: as there; by default, for a model given by name, a picture of noise or a short sentence.
+        inputs: as for :func:`whyformer.explain`; for a model that is given by name, the default is a picture of noise,
+            a short sentence, or both.
+
+    Returns:
+        An :class:`Audit`.
 
     Raises:
         WhyformerError: the model or the inputs cannot be used, or the output needs a target.
     """
     if inputs is None:
         if not isinstance(model, str):
-            raise InputError("audit needs inputs for a model that is not given by name: pass what its forward takes")
+            raise InputError("audit needs inputs for a model that is not given by name: pass the inputs of its forward")
         model = load(model, device=options.get("device"), dtype=options.get("dtype"))
         noise = np.random.default_rng(0).integers(0, 256, (224, 224, 3), dtype=np.uint8)
-        shown = Image.fromarray(noise)
-        inputs = {"text": SENTENCE, "image": shown, "both": {"text": SENTENCE, "images": shown}}[model.modality]
+        image = Image.fromarray(noise)
+        inputs = {"text": SENTENCE, "image": image, "both": {"text": SENTENCE, "images": image}}[model.modality]
     ready = open_model(model, processor, **options).prepare(inputs)
     with sharing(list_methods()) as together:
         task = replace(ready.task(target, "audit"), together=together)
@@ -193,23 +201,23 @@ def audit(
 
 def _attentions(layout: Layout) -> list[AttentionMap]:
     blocks = {a.map: i for s in layout.streams for i, block in enumerate(s.blocks) for a in block.attentions}
-    found = []
+    attentions = []
     for a in layout.attentions:
         if a.queries is not None and a.keys is not None:
             names = [] if a.is_learned else _names(layout, a.queries), _names(layout, a.keys)
             shape = [*a.queries.shape, a.keys.shape[1]]
-            found.append(AttentionMap(*names, a.depth, blocks.get(a.map), shape))
-    return found
+            attentions.append(AttentionMap(*names, a.depth, blocks.get(a.map), shape))
+    return attentions
 
 
 def _names(layout: Layout, numbers: Tensor) -> list[str]:
-    """The inputs that some rows are made of."""
+    """Return the names of the inputs from which some rows are computed."""
     families = (layout.rows.families[f] for f in layout.rows.family[numbers].unique().tolist())
     return sorted({family.source.rstrip("'") for family in families if family.source})
 
 
 def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], list[AuditedUnit]]:
-    """The units between inputs and target, alike ones together and one by one, with their rules."""
+    """Return the units between inputs and target, grouped by name, kind and rules, and individually."""
     whole = task.passed()
     roots = task.recorded(COMPOSITES["plain"]).roots.every
     logits = whole.logits(task.read)
@@ -218,9 +226,9 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
     blocks = sorted((block.entry, block.exit) for stream in layout.streams for block in stream.blocks)
     counts, units = Counter[tuple[str, str, tuple[tuple[str, str | None], ...]]](), []
     for i, unit in enumerate(program.units):
-        own = {name: titles[i] for name, titles in rules.items() if titles[i] != ""}
-        counts[unit.name, unit.kind, tuple(own.items())] += 1
-        unknown = [name for name, title in own.items() if title is None]
+        unit_rules = {name: titles[i] for name, titles in rules.items() if titles[i] != ""}
+        counts[unit.name, unit.kind, tuple(unit_rules.items())] += 1
+        unknown = [name for name, title in unit_rules.items() if title is None]
         block = sum(entry < unit.exit for entry, _ in blocks) - 1
         block = block if block >= 0 and unit.exit <= blocks[block][1] else -1
         shape, module = list(whole.tape.shapes[unit.exit]), whole.modules.get(unit.calls[-1], "")
@@ -228,38 +236,38 @@ def _operations(task: Task, layout: Layout) -> tuple[list[AuditedOperation], lis
             AuditedUnit(unit.exit, unit.kind, unit.name, shape, list(unit.entries), module, block, unknown)
         )
     groups = sorted(counts.items(), key=lambda pair: pair[0][:2])
-    return [AuditedOperation(name, kind, n, dict(own)) for (name, kind, own), n in groups], units
+    return [AuditedOperation(name, kind, n, dict(titles)) for (name, kind, titles), n in groups], units
 
 
 def _rules(program: Program, whole: ForwardPass, composite: Composite) -> list[str | None]:
-    """The rule of each unit, None where there is none; "" where no relevance arrives."""
+    """Return the name of the rule of each unit; None if it has none, "" if no relevance arrives."""
     steps = plan(program, whole.tape, composite, frozenset(program.roots))
-    found, arrives = list[str | None](), set(program.outputs)
+    titles, arrives = list[str | None](), set(program.outputs)
     for step in reversed(steps):
         held = any(step.carry) and not any(step.live)
         reached = any(r in arrives for r in step.unit.exits)
-        found.append(step.rule.title if held or reached else "")
+        titles.append(step.rule.title if held or reached else "")
         if reached:
             arrives.update(e for e, live in zip(step.unit.entries, step.live, strict=True) if live)
-    return found[::-1]
+    return titles[::-1]
 
 
 def _figures(task: Task) -> tuple[dict[str, dict[int, float]], dict[str, dict[str, float]], dict[str, float]]:
-    """What becomes of the relevance under each composite: ``blocks``, ``lost`` and ``sums`` of an :class:`Audit`."""
+    """Return ``blocks``, ``lost`` and ``sums`` of an :class:`Audit`."""
     blocks, lost, sums = dict[str, dict[int, float]](), dict[str, dict[str, float]](), dict[str, float]()
     for name, composite in RULES.items():
         try:
             rooted = task.recorded(composite)
             flows = rooted.back(task.seed(rooted.logits))
         except WhyformerError:
-            continue  # the methods' own refusals say why
+            continue  # Audit.methods has the reason
         relevance = composite.carrier == "relevance"
         start = float(task.value(rooted.logits).sum()) or 1.0
         if relevance:
             figure = rooted.balance.diagnostics()["conservation"]
             start = sum(figure["start"]) or 1.0
-            blocks[name] = {int(block): sum(own) / start for block, own in figure["blocks"].items()}
-            lost[name] = {kind: sum(own) / start for kind, own in figure["given_up_by_operation"].items()}
+            blocks[name] = {int(block): sum(samples) / start for block, samples in figure["blocks"].items()}
+            lost[name] = {kind: sum(samples) / start for kind, samples in figure["given_up_by_operation"].items()}
         parts = (flow if relevance else rooted.begun[source] * flow for source, flow in flows.items())
         sums[name] = sum(float(part.sum()) for part in parts) / start
     return blocks, lost, sums
@@ -275,13 +283,13 @@ def _streams(ready: Prepared, task: Task, layout: Layout, target: Target) -> lis
         for name in e.inputs:
             part = e.part(name)
             sizes.setdefault(name, (part.level, list(part.grid or part.scores.shape[1:])))
-    found = []
+    streams = []
     for name in task.sources:
-        source = task.made.get(name, name)  # rows of the same ids that are looked up again have a prime
+        source = task.made.get(name, name)  # rows of ids that are looked up a second time have a name with a prime
         blocks = sum(len(stream.blocks) for stream in layout.streams if source in stream.names)
         level, size = sizes.get(name, (None, None))
-        found.append(Stream(name, source.rstrip("'"), level, size, blocks))
-    return found
+        streams.append(Stream(name, source.rstrip("'"), level, size, blocks))
+    return streams
 
 
 def _why_not(ready: Prepared, method: Method, target: Target, together: Together) -> str | None:
@@ -291,10 +299,12 @@ def _why_not(ready: Prepared, method: Method, target: Target, together: Together
         return None
     settings: Mapping[str, Any] = {name: _QUICK[name] for name in method.settings if name in _QUICK}
     if "limit" in method.settings:
-        settings = {**settings, "limit": 1}  # told to stop where the work would begin
+        settings = {**settings, "limit": 1}  # stops the method before its main computation
     try:
         together.around(partial(ready.explain, method.name, target, **settings))
     except WhyformerError as error:
-        said = " ".join(str(error).split())
-        return None if "limit=1" in said else said.removeprefix(f"{method.name} ").partition(" Methods that apply:")[0]
+        reason = " ".join(str(error).split())
+        if "limit=1" in reason:
+            return None
+        return reason.removeprefix(f"{method.name} ").partition(" Methods that apply:")[0]
     return None

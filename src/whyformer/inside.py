@@ -1,4 +1,4 @@
-"""How much of a logit each attention head, each MLP and each of its neurons accounts for."""
+"""Relevance of the attention heads, MLPs and neurons of a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Neuron:
     """One neuron of an MLP.
 
     Attributes:
-        block: number of its block; module: path of the module that made it; index: its place along the last axis.
+        block: index of its block, from 0.
+        module: path of the module that computes it.
+        index: its index along the last axis.
         relevance: its relevance, summed over all tokens.
     """
 
@@ -45,13 +47,15 @@ class Inside:
     """Relevance of the parts of a model, for each sample of a batch; see :meth:`whyformer.Record.inside`.
 
     Attributes:
-        attentions: ``[B, L]``, of each attention: Σ of the relevance of A·V over heads, queries and channels.
-        heads: ``[B, L, H]``, the part of each head; NaN where an attention has fewer heads, or where which head is
-            which is unknown.
-        neurons: of each MLP ``[B, n]``: the relevance of its neurons (behind the activation), summed over the tokens.
-        attention_blocks, mlp_blocks: the number of the block that each belongs to, from 0.
-        modules: paths of the modules that made the neurons.
-        target_names: what is explained of each sample; composite: the rules of the walk.
+        attentions: ``[B, L]``, relevance of each of the L attentions: that of A·V, summed over heads, queries and
+            channels.
+        heads: ``[B, L, H]``, the part of each head; NaN for heads that an attention does not have, and if its heads
+            cannot be distinguished.
+        neurons: for each MLP, ``[B, n]``, the relevance of its neurons after the activation, summed over the tokens.
+        attention_blocks, mlp_blocks: index of the block of each attention and MLP, from 0.
+        modules: for each MLP, path of the module that computes the neurons.
+        target_names: name of the target of each sample.
+        composite: name of the rules of the walk.
     """
 
     attentions: Tensor
@@ -69,27 +73,28 @@ class Inside:
         return 1 + max([*self.attention_blocks, *self.mlp_blocks], default=-1)
 
     def layers(self, sample: int = 0) -> tuple[Tensor, Tensor]:
-        """Relevance of the attentions and of the MLPs of each block, ``[blocks]`` each; NaN where there is none."""
-        mlps = [own[sample].sum() for own in self.neurons]
+        """Return the relevance of the attentions and of the MLPs of each block, ``[blocks]`` each; NaN for a block
+        without any."""
+        mlps = [neurons[sample].sum() for neurons in self.neurons]
         return self._of_blocks(self.attention_blocks, self.attentions[sample]), self._of_blocks(self.mlp_blocks, mlps)
 
     def _of_blocks(self, numbers: list[int], values: Iterable[Tensor]) -> Tensor:
-        found = torch.full((self.blocks,), torch.nan, dtype=torch.float64)
+        totals = torch.full((self.blocks,), torch.nan, dtype=torch.float64)
         for number, value in zip(numbers, values, strict=True):
-            found[number] = value + found[number].nan_to_num()
-        return found
+            totals[number] = value + totals[number].nan_to_num()
+        return totals
 
     def top_neurons(self, k: int = 10, sample: int = 0) -> list[Neuron]:
-        """The k neurons of all MLPs with the largest |relevance|, the largest first."""
-        found: list[Neuron] = []
+        """Return the k neurons of all MLPs with the largest |relevance|, in descending order."""
+        neurons: list[Neuron] = []
         for block, module, values in zip(self.mlp_blocks, self.modules, self.neurons, strict=True):
-            own = values[sample]
-            best = own.abs().argsort(descending=True, stable=True)[:k].tolist()
-            found += [Neuron(block, module, index, float(own[index])) for index in best]
-        return sorted(found, key=lambda one: -abs(one.relevance))[:k]
+            relevance = values[sample]
+            best = relevance.abs().argsort(descending=True, stable=True)[:k].tolist()
+            neurons += [Neuron(block, module, index, float(relevance[index])) for index in best]
+        return sorted(neurons, key=lambda neuron: -abs(neuron.relevance))[:k]
 
     def figure(self, sample: int = 0, k: int = 10) -> Figure:
-        """The heads of all blocks, the relevance of each block, and the k neurons with the largest |relevance|."""
+        """Plot the heads of all blocks, the relevance of each block, and the k neurons with the largest |relevance|."""
         from whyformer.show.inside import figure
 
         return figure(self, sample, k)
@@ -103,7 +108,7 @@ class Inside:
 
 
 def look_inside(record: Record, target: Target, composite: str | Composite, names: list[str]) -> Inside:
-    """See :meth:`whyformer.Record.inside`."""
+    """Compute the relevance of heads, MLPs and neurons, see :meth:`whyformer.Record.inside`."""
     layout = record.layout(target)
     blocks = [block for stream in layout.streams for block in stream.blocks]
     attentions = [(b, a) for b, block in enumerate(blocks) for a in block.attentions]
@@ -111,7 +116,7 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
     if not attentions and not mlps:
         raise ModelError("no attention and no MLP of a block leads to the target: this pass has no heads or neurons")
     wanted = [n for _, a in attentions for n in _products(a)] + [n for _, n in mlps]
-    relevance = {value.number: found for value, found in record.relevances(wanted, target, composite).items()}
+    relevance = {value.number: scores for value, scores in record.relevances(wanted, target, composite).items()}
     plain = record.walk_back([*wanted, *(m for _, a in attentions for m in a.maps)], target)
     flows = {value.number: flow for value, flow in plain.items()}
     samples = RowSamples(layout.rows)
@@ -127,9 +132,9 @@ def look_inside(record: Record, target: Target, composite: str | Composite, name
             totals[:, i] += samples.sums(n, relevance[n]).double().cpu()
     neurons = [_of_samples(relevance[n], samples.of(n), len(names)) for _, n in mlps]
     modules = [record.value(n).module for _, n in mlps]
-    said = composite if isinstance(composite, str) else "own rules"
+    rules = composite if isinstance(composite, str) else "own rules"
     numbers = [b for b, _ in attentions], [b for b, _ in mlps]
-    return Inside(totals, heads, neurons, *numbers, modules, names, said)
+    return Inside(totals, heads, neurons, *numbers, modules, names, rules)
 
 
 def _products(attention: Attention) -> tuple[int, ...]:
@@ -137,11 +142,11 @@ def _products(attention: Attention) -> tuple[int, ...]:
 
 
 def _mlps(record: Record, blocks: list[Block]) -> Iterator[tuple[int, int]]:
-    """(block, number of the value) of activated values that a linear layer of the same block reads."""
+    """Yield (block, number) of the values that an activation computes and a linear layer in the same block reads."""
     makers = record.program.makers
-    # where learned vectors enter a block, it begins with its attention
+    # a block whose entry is learned vectors begins at its attention
     starts = [b.entry if b.entry >= 0 else min(a.map for a in b.attentions) for b in blocks]
-    seen: set[int] = set()
+    yielded: set[int] = set()
     for unit in record.units:
         if unit.kind != "layer" or unit.name == "convolution":
             continue
@@ -149,35 +154,36 @@ def _mlps(record: Record, blocks: list[Block]) -> Iterator[tuple[int, int]]:
         while number in makers and makers[number].kind in _PASSING:
             number = makers[number].entries[0]
         block = next((i for i, b in enumerate(blocks) if starts[i] < number < b.exit), None)
-        if number in makers and makers[number].kind in _ACTIVATED and block is not None and number not in seen:
-            seen.add(number)
+        if number in makers and makers[number].kind in _ACTIVATED and block is not None and number not in yielded:
+            yielded.add(number)
             yield block, number
 
 
 def _of_heads(
     record: Record, attention: Attention, flows: dict[int, Tensor], plain: dict[int, Tensor]
 ) -> Tensor | None:
-    """``[B, H]``; None where which head a product belongs to is unknown."""
+    """Return ``[B, H]``, the relevance of the heads; None if the heads cannot be distinguished."""
 
-    def by_query(found: dict[int, Tensor]) -> list[Tensor]:
+    def by_query(values: dict[int, Tensor]) -> list[Tensor]:
+        """Sums over the channels of A·V, spread evenly over the keys, in the layout of the maps."""
         shapes = [record.tape.shapes[piece.map] for piece in attention.pieces]
-        sums = [found[piece.product].sum(-1) for piece in attention.pieces]
-        return [(own.reshape(s[:-1])[..., None] / s[-1]).expand(s) for own, s in zip(sums, shapes, strict=True)]
+        sums = [values[piece.product].sum(-1) for piece in attention.pieces]
+        return [(total.reshape(s[:-1])[..., None] / s[-1]).expand(s) for total, s in zip(sums, shapes, strict=True)]
 
     products, maps = _products(attention), attention.maps
     try:
-        made = attention.arrange(*by_query(flows)).sum((-2, -1)).double()
-        # with plain gradients, Σ value · gradient of a query's map is that of its product: checks which head is which
+        heads = attention.arrange(*by_query(flows)).sum((-2, -1)).double()
+        # with plain gradients, Σ value · gradient over the map of a query and head equals that over its product
         outer = attention.arrange(*by_query({n: record.tape[n] * plain[n] for n in products})).sum(-1)
         inner = attention.arrange(*(record.tape[n] * plain[n] for n in maps)).sum(-1)
     except (ModelError, RuntimeError):
         return None
     close = (outer - inner).abs().max() <= 1e-3 * inner.abs().max() + 1e-12
-    return made if bool(close) else None
+    return heads if bool(close) else None
 
 
 def _of_samples(values: Tensor, samples: Tensor, count: int) -> Tensor:
-    """``[B, n]`` the sums over the rows of each sample."""
+    """Return ``[B, n]``, the sums over the rows of each sample."""
     rows = samples.to(values.device).expand(*values.shape[:-1], 1).flatten()
-    found = values.new_zeros(count, values.shape[-1], dtype=torch.float64)
-    return found.index_add_(0, rows, values.reshape(-1, values.shape[-1]).double()).cpu()
+    sums = values.new_zeros(count, values.shape[-1], dtype=torch.float64)
+    return sums.index_add_(0, rows, values.reshape(-1, values.shape[-1]).double()).cpu()

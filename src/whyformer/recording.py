@@ -1,10 +1,10 @@
-"""``record``: one forward pass as data, for relevance at any place inside a model and for interventions.
+"""``record``: record one forward pass as data, to compute relevance at any value inside a model, and interventions.
 
-r = whyformer.record(model, pixels)
-print(r)                                       # the program, one line a unit
-mlp = r["encoder.layer.3.mlp"]                 # the value that this module returned
-r.relevance(mlp, target=7, composite="attnlrp")
-r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits without it
+    r = whyformer.record(model, pixels)
+    print(r)                                       # the program, one line for each unit
+    mlp = r["encoder.layer.3.mlp"]                 # the value that this module returned
+    r.relevance(mlp, target=7, composite="attnlrp")
+    r.replay({mlp: torch.zeros_like(mlp.tensor)})  # the logits with this value set to zero
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = ["Record", "Value", "record"]
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor of the recorded pass. Two with one number are equal.
+    """A tensor of the recorded pass. Values with the same number are equal.
 
     Attributes:
         number: its number on the tape.
         shape: its shape.
-        module: path of the module that returned it, or that made the call; "" for the model itself.
+        module: path of the module that returned it or made the call; "" for the model itself.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Value:
 
     @property
     def tensor(self) -> Tensor:
-        """The tensor itself."""
+        """The tensor, recomputed if the tape does not store it."""
         return self._tape[self.number]
 
     def __index__(self) -> int:
@@ -78,9 +78,8 @@ class Record:
 
     Attributes:
         tape: the calls and values of the pass.
-        inputs: the tensors that were fed, by name or position.
-        roots: where relevance ends: scored inputs of floating-point numbers, and vectors that were looked up by the
-            ids of scored inputs.
+        inputs: the tensors passed to the model, by name or position.
+        roots: the values at which relevance of the inputs is read: floating-point inputs, and the embeddings of ids.
         outputs: the tensors that the model returned, by name.
     """
 
@@ -91,7 +90,7 @@ class Record:
     _ready: Prepared = field(repr=False)
     _pass: ForwardPass = field(repr=False)
 
-    # -- what there is
+    # -- structure of the pass
     @cached_property
     def program(self) -> Program:
         """The units between the roots and all outputs."""
@@ -99,7 +98,7 @@ class Record:
 
     @cached_property
     def _carry(self) -> list[bool]:
-        """Of each value, whether it depends on a root."""
+        """For each value, whether it depends on a root."""
         return reach(self.tape, [v.number for v in self.roots])
 
     @property
@@ -109,7 +108,7 @@ class Record:
 
     @cached_property
     def _layout(self) -> Layout:
-        """On the way to the row of logits that is read by default; to any output of a model that has no such row."""
+        """The layout for the default target; for a model without a default row of logits, for any output."""
         with suppress(InputError):
             return self.layout(None)
         return self._pass.layout(self._sides)
@@ -120,18 +119,18 @@ class Record:
         return {name: inputs.side(name) for name in (inputs.name, *inputs.others)}
 
     def layout(self, target: Target) -> Layout:
-        """Which rows the values hold, and which attentions and blocks lead to the row of logits of a target."""
+        """Return the rows of the values, and the attentions, streams and blocks on paths to the logits of a target."""
         return self._pass.layout(self._sides, self._ready.resolver(target).read)
 
     @property
     def attentions(self) -> list[Attention]:
-        """The attentions, in the order of execution: numbers of their map, scores and product, and whose rows look at
-        whose."""
+        """The attentions, in the order of execution, with the numbers of their map, scores and product, and their query
+        and key rows."""
         return list(self._layout.attentions)
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks of all streams: numbers of what enters and leaves them, and their attentions."""
+        """The blocks of all streams, with the numbers of their entry and exit, and their attentions."""
         return [block for stream in self._layout.streams for block in stream.blocks]
 
     def attention_map(self, attention: Attention, values: Callable[[int], Tensor] | None = None) -> Tensor:
@@ -139,11 +138,11 @@ class Record:
 
         Args:
             attention: one of :attr:`attentions`.
-            values: number of a value -> a tensor of its shape, such as a flow, to be laid out like the map; None for
-                the map itself.
+            values: function that takes the number of a map and returns a tensor of the same shape, such as a flow,
+                which is returned in the layout of the map; None for the map itself.
 
         Raises:
-            ModelError: which sample, head, query or key its elements belong to is unknown.
+            ModelError: it is unknown to which sample, head, query or key the elements of the map belong.
         """
         return attention.arrange(*map(values or self.tape.__getitem__, attention.maps))
 
@@ -153,13 +152,17 @@ class Record:
         return sorted(self.tape.outputs)
 
     def __str__(self) -> str:
-        """The program: number of the exit, kind, call, shape, entries and module of each unit."""
+        """The program, with a line for each unit: number of its exit, kind, call, shape, entries and module."""
         ends = f"{_names(self.roots)} and {_names(self.outputs.values())}"
         first = f"{len(self.tape.calls)} calls, {len(self.units)} units between {ends}"
         return "\n".join([first, *self.program.lines(self.tape.modules)])
 
     def value(self, number: int) -> Value:
-        """Return a value by its number on the tape."""
+        """Return a value by its number on the tape.
+
+        Raises:
+            InputError: there is no value with this number.
+        """
         if not 0 <= number < len(self.tape):
             raise InputError(f"the pass has the values 0 to {len(self.tape) - 1}, not {number}")
         maker = self.tape.maker.get(number)
@@ -167,63 +170,68 @@ class Record:
         return Value(number, self.tape.shapes[number], module, self.tape)
 
     def runs(self, module: str) -> list[Value]:
-        """Return what a module returned, one value for each time it ran; of several tensors the first.
+        """Return the outputs of a module, one for each run; if it returned several tensors, the first.
 
         Raises:
-            InputError: no module has that path, or it did not run, or it returned no tensor.
+            InputError: no module that ran has this path, or it returned no floating-point tensor.
         """
         if module not in self.tape.outputs:
             start = "no module that ran has the path"
             raise unknown(start, module, self.tape.outputs, "print(record.modules) lists them.")
-        found = [next((n for n in numbers if self.tape.floating(n)), None) for numbers in self.tape.outputs[module]]
-        if None in found:
-            raise InputError(f"the module '{module}' returned no tensor of floating-point numbers")
-        return [Value(n, self.tape.shapes[n], module, self.tape) for n in found if n is not None]
+        firsts = [next((n for n in numbers if self.tape.floating(n)), None) for numbers in self.tape.outputs[module]]
+        if None in firsts:
+            raise InputError(f"the module '{module}' returned no floating-point tensor")
+        return [Value(n, self.tape.shapes[n], module, self.tape) for n in firsts if n is not None]
 
     def __getitem__(self, module: str) -> Value:
-        """Return what a module returned.
+        """Return the output of a module; if it returned several tensors, the first.
 
         Raises:
             InputError: as :meth:`runs`, or the module ran more than once.
         """
         runs = self.runs(module)
         if len(runs) > 1:
-            raise InputError(f"the module '{module}' ran {len(runs)} times: take one of record.runs({module!r})")
+            raise InputError(f"the module '{module}' ran {len(runs)} times: use one of record.runs({module!r})")
         return runs[0]
 
     # -- walks
     def logits(self, target: Target = None) -> Tensor:
-        """Return ``[B, C]``, the row of logits that a target is about."""
+        """Return ``[B, C]``, the logits to which a target refers.
+
+        Args:
+            target: as for :func:`whyformer.explain`.
+        """
         return self._ready.resolver(target).read(self._pass.output()).detach()
 
     def walk_back(
         self, wanted: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
-        """Walk from the target back to some values and return what arrives there.
+        """Propagate from the target back to some values.
 
         Args:
-            wanted: values of the pass.
-            target: what is explained, as for :func:`whyformer.explain`.
+            wanted: values of the pass, or their numbers.
+            target: the class or output to explain, as for :func:`whyformer.explain`.
             composite: the rules, by name ("deep_taylor", "lrp", or a key of
                 :data:`whyformer.rules.multipliers.COMPOSITES`) or as an object. "plain" is the gradient.
 
         Returns:
-            For each value a tensor of its shape: a multiplier m, or relevance itself if that is what the composite
-            carries; zeros where nothing arrives.
+            For each value, a tensor of its shape: a multiplier m, or relevance if the composite propagates relevance
+            itself; zeros if nothing arrives.
 
         Raises:
-            InputError: the target does not fit the model's output, or there is no such composite or value.
+            InputError: the target does not fit the model's output, a composite or value does not exist, or a value is
+                not floating-point.
         """
         values = [v if isinstance(v, Value) else self.value(v) for v in wanted]
         for v in values:
             if not self.tape.floating(v.number):
-                raise InputError(f"value {v.number} is of whole numbers, through which no relevance flows")
+                raise InputError(f"value {v.number} is not floating-point, so no relevance flows through it")
         seeds = self._seeds(target)
         rules = _composite(composite, self._ready.opened)
-        # values that depend on no root are roots themselves, so that something arrives there
+        # wanted values that depend on no root, such as weights, become roots
         before = {v.number for v in values if not self._carry[v.number]}
         program = read_program(self.tape, {*(r.number for r in self.roots), *before}, seeds)
-        # rules that carry relevance itself share it within each sample, wherever its rows lie
+        # rules that propagate relevance itself normalise it within each sample, wherever its rows lie
         samples = RowSamples(self._layout.rows) if rules.carrier == "relevance" else None
         wanted_numbers = [v.number for v in values]
         (flows,) = walk_back(program, self.tape, [(rules, seeds)], wanted=wanted_numbers, samples=samples)
@@ -231,75 +239,79 @@ class Record:
         return {v: flows[v.number] for v in values}
 
     def relevance(self, value: Value | int, target: Target = None, composite: str | Composite = "plain") -> Tensor:
-        """Return the relevance of each element of a value: x ⊙ m for composites of multipliers, as gradient × input
-        is.
+        """Return the relevance of each element of a value x: x ⊙ m if the composite propagates multipliers m, as in
+        gradient × input.
 
         Args:
-            value: a value of the pass.
+            value: a value of the pass, or its number.
             target, composite: as for :meth:`walk_back`.
+
+        Returns:
+            A tensor of the shape of the value.
         """
-        (found,) = self.relevances([value], target, composite).values()
-        return found
+        (relevance,) = self.relevances([value], target, composite).values()
+        return relevance
 
     def relevances(
         self, values: Iterable[Value | int], target: Target = None, composite: str | Composite = "plain"
     ) -> dict[Value, Tensor]:
-        """Return :meth:`relevance` at several values, from one walk."""
+        """Return the :meth:`relevance` of several values, computed in one walk."""
         rules = _composite(composite, self._ready.opened)
         flows = self.walk_back(values, target, rules)
         return {v: flow if rules.carrier == "relevance" else v.tensor * flow for v, flow in flows.items()}
 
     def inside(self, target: Target = None, composite: str | Composite = "attnlrp") -> Inside:
-        """Return the relevance of each attention head, of each MLP and of its neurons: one walk under the composite,
-        and one of plain gradients that checks which head is which.
+        """Return the relevance of each attention head, each MLP and its neurons. This takes one walk with the composite
+        and one with plain gradients, which checks the assignment of heads.
 
         Args:
             target, composite: as for :meth:`walk_back`.
 
         Raises:
-            ModelError: no attention and no MLP of a block leads to the target.
+            ModelError: no block with an attention or an MLP leads to the target.
         """
         return look_inside(self, target, composite, self._ready.resolver(target).describe(self.logits(target))[1])
 
     def replay(self, changes: Mapping[Value, Tensor], target: Target = None) -> Tensor:
-        """Return ``[B, C]``, the row of logits of the same pass with some values replaced.
+        """Return ``[B, C]``, the logits of the recorded pass with some values replaced.
 
-        Only what depends on them is computed again; ``torch.vmap`` over this makes a batch of interventions.
+        Only calls that depend on the changes are repeated. ``torch.vmap`` over this method computes a batch of
+        interventions.
 
         Args:
-            changes: value -> what takes its place.
-            target: says which row of logits is meant, as for :meth:`logits`.
+            changes: maps a value to its replacement, a tensor of the same shape.
+            target: selects the logits, as for :meth:`logits`.
 
         Raises:
             ModelError: the model decides by a value that depends on the changes: use :meth:`run`.
-            InputError: a change has another shape than its value.
+            InputError: the shape of a replacement differs from that of its value.
         """
         for value, tensor in changes.items():
             if tensor.shape != value.shape:
-                shapes = f"{list(value.shape)}, its change {list(tensor.shape)}"
+                shapes = f"{list(value.shape)}, and its replacement {list(tensor.shape)}"
                 raise InputError(f"value {value.number} has the shape {shapes}")
         end = self._pass.end
         numbers = [v.number for v in self.outputs.values()] + ([] if end is None else [end.logits])
-        made = replay_tape(self.tape, {v.number: t for v, t in changes.items()}, numbers)
-        now = dict(zip(numbers, made, strict=True))
-        again = self._pass.output(lambda n: now[n] if n in now else self.tape[n])
-        return self._ready.resolver(target).read(again)
+        tensors = replay_tape(self.tape, {v.number: t for v, t in changes.items()}, numbers)
+        values = dict(zip(numbers, tensors, strict=True))
+        output = self._pass.output(lambda n: values[n] if n in values else self.tape[n])
+        return self._ready.resolver(target).read(output)
 
     def run(self, changes: Mapping[Value, Callable[[Tensor], Tensor]], target: Target = None) -> Tensor:
-        """Return ``[B, C]``, the row of logits of another pass in which some values are replaced as they are made.
+        """Return ``[B, C]``, the logits of a new pass in which some values are replaced as they are computed.
 
-        Slower than :meth:`replay`, and for every model: the rest of the pass may take another way.
+        Slower than :meth:`replay`, but works for every model: after a change, the model may take another path.
 
         Args:
-            changes: value -> function of the value that returns what takes its place.
-            target: says which row of logits is meant, as for :meth:`logits`.
+            changes: maps a value to a function that takes its tensor and returns the replacement.
+            target: selects the logits, as for :meth:`logits`.
         """
         inputs, change = self._ready.inputs, {v.number: f for v, f in changes.items()}
-        again = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
-        return self._ready.resolver(target).read(again.output()).detach()
+        changed = record_pass(self._ready.model, inputs.feed, inputs.samples, change)
+        return self._ready.resolver(target).read(changed.output()).detach()
 
     def _seeds(self, target: Target) -> dict[int, Tensor]:
-        """∂target/∂ each output tensor that the target reads, summed over the samples."""
+        """Return the gradient of the target, summed over the samples, with respect to each output that it reads."""
         resolver = self._ready.resolver(target)
         seed = self._ready.task(resolver, "record").seed(self._pass.logits(resolver.read))
         return self._pass.starts(resolver.read, seed)
@@ -329,25 +341,25 @@ def _composite(composite: str | Composite, opened: OpenedModel) -> Composite:
 def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Keywords]) -> Record:
     """Record one forward pass of a model.
 
-    The model runs once, as it is, in eval mode and without gradients; what it computes is kept as data. Nothing is
-    registered on it, and its buffers, its inputs and torch's switches are left as they were.
+    The unmodified model runs once, in eval mode and without gradients, and all of its operations and values are
+    recorded. Nothing is registered on the model; its buffers, its inputs and the global settings of torch are restored.
 
-    Explanations differentiate what the forward pass computes: ``detach``, ``no_grad`` and the backward functions of
-    custom autograd functions play no part.
+    Relevance is propagated through what the forward pass computes: ``detach``, ``no_grad`` and the backward functions
+    of custom autograd functions have no effect.
 
     Args:
-        model, inputs, processor, **options: as for :func:`whyformer.explain`; ``checkpoint`` has no place here.
+        model, inputs, processor, **options: as for :func:`whyformer.explain`; ``checkpoint=True`` is not supported.
 
     Returns:
-        A :class:`Record`. It holds the activations of the pass until it is dropped.
+        A :class:`Record`. It holds the activations of the pass in memory.
 
     Raises:
-        WhyformerError: one of :mod:`whyformer.errors`; each names the cause and the way out.
+        WhyformerError: one of :mod:`whyformer.errors`, with the cause and a way out.
     """
     ready = open_model(model, processor, **options).prepare(inputs)
     ready.refuse_singles("record")
     if ready.opened.options.checkpoint:
-        raise InputError("a record keeps every value, and checkpoint=True computes them again: take checkpoint=False")
+        raise InputError("record stores every value, so it does not support checkpoint=True: use checkpoint=False")
     args, kwargs = ready.inputs.feed
     try:
         with declared(ready.opened.options.rules):
@@ -358,14 +370,14 @@ def record(model: Any, inputs: Any, processor: Any = None, **options: Unpack[Key
             raise
         raise InputError(reason) from error
     tape = whole.tape
-    fed = {str(i): a for i, a in enumerate(args)} | kwargs
-    inside = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
-    named = {name: inside(tape.number(t)) for name, t in fed.items() if isinstance(t, Tensor) and tape.knows(t)}
+    arguments = {str(i): a for i, a in enumerate(args)} | kwargs
+    value = lambda n, name="": Value(n, tape.shapes[n], name, tape)  # noqa: E731
+    named = {name: value(tape.number(t)) for name, t in arguments.items() if isinstance(t, Tensor) and tape.knows(t)}
     sides = {id(ready.inputs.side(name).tensor) for name in (ready.inputs.name, *ready.inputs.others)}
-    roots = [n for name in named if id(fed[name]) in sides for n in roots_of(tape, named[name].number)]
+    roots = [n for name in named if id(arguments[name]) in sides for n in roots_of(tape, named[name].number)]
     if not roots:
         raise InputError("the model did not read any of the inputs that could be explained")
-    outputs = {name or "output": inside(n) for name, n in whole.outputs.items()}
+    outputs = {name or "output": value(n) for name, n in whole.outputs.items()}
     if not outputs:
-        raise InputError("the model returned no tensor of floating-point numbers")
-    return Record(tape, named, tuple(inside(n) for n in roots), outputs, ready, whole)
+        raise InputError("the model returned no floating-point tensor")
+    return Record(tape, named, tuple(value(n) for n in roots), outputs, ready, whole)

@@ -274,7 +274,7 @@ def test_rows_are_read_once_for_each_signature_and_index() -> None:
 def test_no_map_is_computed() -> None:
     """Reading a model's structure computes no value of its attentions."""
     reading = read(*zoo.build("hf_vit"))
-    assert not reading.tape._again
+    assert not reading.tape._recomputed
 
 
 def test_a_convolution_over_time_with_padding_keeps_the_samples() -> None:

@@ -1,4 +1,4 @@
-"""A rule of a user's own for an operation."""
+"""Custom rules for operations of users."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Grads = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded operation.
+    """A recorded operation, as a custom rule receives it.
 
     Attributes:
-        operands: its tensors.
-        output: what it made of them.
-        needs: which operands lie on the way back.
-        compute: operands -> the output.
-        constant: which operands depend on no input.
+        operands: the operands that depend on an input of the model.
+        output: the result.
+        needs: for each operand, whether its relevance is needed.
+        compute: function that computes the output from the operands.
+        constant: for each operand, whether it depends on inputs only through values that the composite holds constant.
     """
 
     operands: tuple[Tensor, ...]
@@ -33,14 +33,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an operation hands on what flows back to it.
+    """A custom rule: how an operation propagates relevance from its output to its operands.
 
     Attributes:
-        name: what errors call it.
-        relevance: (call, R of the output) -> R of each operand, None for those that get none.
-        gradient: the same where multipliers flow.
-        hold: operands that are constant where multipliers flow, by position.
-        share: factor of each multiplier that is handed on.
+        name: name for errors and audits.
+        relevance: ``relevance(call, R)``, with the relevance R of the output, returns the relevance of each operand,
+            None for operands that get none. Used by composites that propagate relevance.
+        gradient: the same for composites that propagate multipliers.
+        hold: positions of the operands that are treated as constants.
+        share: factor of each propagated multiplier or relevance.
     """
 
     name: str

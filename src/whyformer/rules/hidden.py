@@ -1,4 +1,5 @@
-"""Relevance through declared operations: linear ones whose weights nobody sees, and those with a derivative only."""
+"""Relevance through custom operations declared to be linear, whose weights are not known, or to have only an
+adjoint."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from whyformer.tape.walking import Parts, Step, Walk, repeat_unit
 __all__ = ["ROUNDING", "hidden_layer_rule", "read_weights", "refuse_adjoint"]
 
 ROUNDING = 1e-3
-"""How far what is read off may be from the run's own values, as a share of the largest."""
-_ROWS = 1024  # unit vectors at a time
+"""Largest accepted deviation from the values of the pass, relative to the largest of these values."""
+_ROWS = 1024  # number of unit vectors at a time
 
 _MULTIPLIERS = (
-    'take one of the methods that carry multipliers, for which like="adjoint" holds (attnlrp, cp_lrp, lrp_ah_ln)'
+    'use a method that propagates multipliers, for which like="adjoint" suffices (attnlrp, cp_lrp, lrp_ah_ln)'
 )
 
 
 @dataclass(frozen=True)
 class HiddenLayer(MatrixLayer):
-    """A layer whose weights were read off what it does.
+    """A layer whose weights were determined from its outputs.
 
     Attributes:
         bias: ``[O]``.
@@ -39,31 +40,31 @@ class HiddenLayer(MatrixLayer):
 
 
 def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
-    """The rule of an operation that is declared to be linear.
+    """Return the rule for operations that are declared to be linear.
 
-    Where it multiplies each row with the same weights it is a layer, and gets the rule of layers. Else it is a weighted
-    sum, unless weights of the model are among what it was given: their rule cannot be kept then.
+    If the operation multiplies each row with the same weights, it is a layer and gets the rule of layers. Otherwise, it
+    gets the rule of weighted sums, or is refused if it uses weights of the model, which the rule of layers needs.
 
     Args:
         share: the rule of layers.
-        otherwise: that of weighted sums.
+        otherwise: the rule of weighted sums.
     """
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
         tape, unit, (flow,) = walk.tape, step.unit, flows.values()
         (entry,) = unit.entries
         x = tape[entry]
-        found = read_weights(lambda rows: repeat_unit(tape, unit, {entry: rows})[0], x, tape[unit.exit])
-        if found is None:
+        layer = read_weights(lambda rows: repeat_unit(tape, unit, {entry: rows})[0], x, tape[unit.exit])
+        if layer is None:
             if _has_weights(walk, unit):
                 raise UnknownOperation(
-                    f"'{unit.name}' is declared to be linear and multiplies with weights of the model that cannot be "
-                    "read off what it does (it mixes rows, or rounds what enters it), and rules of relevance need "
-                    f"these: {_MULTIPLIERS}, explain the model before it was quantised, or give it a rule of its own, "
+                    f"'{unit.name}' is declared to be linear, but its weights, which rules for relevance need, cannot "
+                    "be determined from its outputs (it mixes rows, or rounds its inputs): "
+                    f"{_MULTIPLIERS}, explain the model before quantisation, or register a rule, "
                     "rule=whyformer.rules.core.Rule(...)"
                 )
             return otherwise(walk, step, flows)
-        weight, bias = (wide(t) for t in found)
+        weight, bias = (wide(t) for t in layer)
         rows = [wide(t).reshape(-1, t.shape[-1]) for t in (x, flow)]
         return [(entry, share(HiddenLayer(tape, unit, rows[0], rows[1], weight.mT, None, bias)).reshape(x.shape))]
 
@@ -72,46 +73,47 @@ def hidden_layer_rule(share: Share, otherwise: Back) -> Back:
 
 @torch.no_grad()
 def read_weights(function: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return W ``[O, I]`` and b ``[O]`` of y = W x + b, from what unit vectors give; None if y is no such thing.
+    """Determine W ``[O, I]`` and b ``[O]`` of y = W x + b from the outputs for unit vectors; return None if the
+    operation is not of this form.
 
     Args:
-        function: of ``[..., I]``, with as many axes as x and any number of rows.
-        x, y: ``[..., I]`` and ``[..., O]``, what it was given and gave.
+        function: takes ``[..., I]`` with as many axes as ``x`` and any number of rows, returns ``[..., O]``.
+        x, y: ``[..., I]`` and ``[..., O]``, recorded input and output.
     """
     if x.dim() < 2 or x.shape[:-1] != y.shape[:-1] or x.is_complex() or y.is_complex():
         return None
 
-    def of(rows: Tensor) -> Tensor:
-        """What it makes of rows ``[M, I]``: ``[M, O]``."""
+    def outputs(rows: Tensor) -> Tensor:
+        """Return the outputs ``[M, O]`` for rows ``[M, I]``."""
         return function(rows.reshape(*(1,) * (x.dim() - 2), *rows.shape)).reshape(-1, y.shape[-1])
 
-    width, flat, wanted = x.shape[-1], x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
-    try:  # it may take no other number of rows
-        bias = 2 * wanted[0] - of(2 * flat[:1])[0]
-        bias = bias.masked_fill(bias.abs() <= 8 * torch.finfo(y.dtype).eps * wanted[0].abs().max(), 0)
+    width, flat, recorded = x.shape[-1], x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    try:  # the operation may fail for other numbers of rows
+        bias = 2 * recorded[0] - outputs(2 * flat[:1])[0]
+        bias = bias.masked_fill(bias.abs() <= 8 * torch.finfo(y.dtype).eps * recorded[0].abs().max(), 0)
         units = torch.eye(width, dtype=x.dtype, device=x.device).split(_ROWS)
-        weight = torch.cat([of(some) - bias for some in units]).mT.contiguous()
-        off = (flat @ weight.mT + bias - wanted).abs().max()
+        weight = torch.cat([outputs(rows) - bias for rows in units]).mT.contiguous()
+        error = (flat @ weight.mT + bias - recorded).abs().max()
     except (RuntimeError, ValueError, IndexError, TypeError):
         return None
-    return (weight, bias) if bool(off <= ROUNDING * wanted.abs().max()) else None
+    return (weight, bias) if bool(error <= ROUNDING * recorded.abs().max()) else None
 
 
 def _has_weights(walk: Walk, unit: Unit) -> bool:
-    """Return True if a matrix of weights is among what a declared operation reads."""
+    """Return True if a declared operation reads a matrix of weights."""
     tape, call = walk.tape, walk.tape.calls[unit.calls[0]]
-    given = any(walk.program.weight[o] and len(tape.shapes[o]) > 1 for o in call.operands)
-    return given or getattr(call.operator, "holds_weights", False)
+    has_operand = any(walk.program.weight[o] and len(tape.shapes[o]) > 1 for o in call.operands)
+    return has_operand or getattr(call.operator, "holds_weights", False)
 
 
 def refuse_adjoint(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """An operation of which only the derivative is known."""
+    """Refuse an operation of which only the derivative is known, unless no relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
-        return []  # no relevance arrives
+        return []
     name = step.unit.name.split(".")[-1]
     raise UnknownOperation(
-        f"relevance arrives at '{step.unit.name}', of which only the derivative is known: say what it is like, such as "
-        f'whyformer.rules.register({name}, like="linear"); or {_MULTIPLIERS}; or explain the model before it was '
-        "quantised"
+        f"relevance arrives at '{step.unit.name}', of which only the derivative is known: register a similar operation,"
+        f' such as whyformer.rules.register({name}, like="linear"); or {_MULTIPLIERS}; or explain the model before '
+        "quantisation"
     )
 

@@ -1,4 +1,4 @@
-"""Relevance through linear layers: one normal form for all of them, and the rules that share relevance in it."""
+"""Relevance through linear layers: a common interface for all of them, and the rules that use it."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ __all__ = [
 
 Back: TypeAlias = Callable[[Walk, Step, dict[int, Tensor]], Parts]
 Share: TypeAlias = "Callable[[MatrixLayer | WrittenLayer], Tensor]"
-"""Layer with the relevance of its result -> relevance of its x."""
+"""Rule of linear layers: takes a layer with the relevance of its output, returns the relevance of its input."""
 Part: TypeAlias = Callable[[Tensor], Tensor]
-"""Weights -> themselves, their absolute values, or those of one sign."""
+"""Takes weights, returns their positive or negative part, their absolute values, or the weights themselves."""
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 def least(dtype: torch.dtype) -> float:
-    """Return the smallest denominator by which relevance is divided; quotients by larger ones do not overflow."""
+    """Return the smallest denominator by which relevance is divided: quotients by larger ones do not overflow."""
     limits = torch.finfo(dtype)
     return limits.tiny / limits.eps
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """Return a / b, and 0 where b is 0. Nothing is added to b. Complex numbers are divided part by part."""
+    """Return a / b, and 0 where b is 0. No constant is added to b. Complex numbers are divided part by part."""
     if b.is_complex():
         return _as_pairs(divide, a, b)
-    # threshold is several times as fast as masked_fill
+    # threshold is several times faster than masked_fill
     return a / torch.threshold(b.abs(), least(b.dtype), math.inf).copysign(b)
 
 
@@ -64,42 +64,46 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _as_pairs(function: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Apply a function to complex numbers as to pairs of real ones."""
+    """Apply a function to the real and imaginary parts of complex numbers separately."""
     pairs = (torch.view_as_real(t.to(b.dtype).resolve_conj()) for t in (a, b))
     return torch.view_as_complex(function(*pairs).contiguous())
 
 
 def finite(value: Tensor) -> Tensor:
-    """Replace the −∞ of a mask by the lowest number: its product with 0 is 0."""
+    """Replace infinities, such as the −∞ of a mask, by the largest finite numbers, whose product with 0 is 0."""
     if not value.is_floating_point():
         return value
     return value.clamp(torch.finfo(value.dtype).min, torch.finfo(value.dtype).max)
 
 
 def wide(t: Tensor) -> Tensor:
-    """Return half precision as float32, in which rules compute."""
+    """Convert half precision to float32, in which rules compute."""
     return t.float() if t.is_floating_point() and t.itemsize < 4 else t
 
 
-# -- the normal form of linear layers ----------------------------------------------------------------------------------
+# -- the common interface of linear layers -----------------------------------------------------------------------------
 def whole(w: Tensor) -> Tensor:
+    """Return the weights themselves, see :data:`Part`."""
     return w
 
 
 positive, negative = partial(torch.clamp, min=0), partial(torch.clamp, max=0)
 
 _AT_ONCE = {"cpu": 2**18}
-"""Weights that are split by sign at a time, elsewhere 2²⁴: 1 MB of float32 stays in the cache of a CPU."""
+"""Number of weights whose parts are computed at a time, 2²⁴ on other devices: 1 MB of float32 fits the cache of a
+CPU."""
 _RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "clone", "alias"))
 
 
 @dataclass(frozen=True)
 class WrittenLayer:
-    """A unit y = f(x; W) + constant of any calls, where f is linear in x and in W. The calls are repeated.
+    """A unit y = f(x; W) + constant, where f consists of any calls and is linear in x and in W. Its calls are repeated.
 
     Attributes:
-        x: the entry.
-        flow: the relevance of y.
+        tape: the pass.
+        unit: the unit.
+        x: value of the entry.
+        flow: relevance of y.
     """
 
     tape: Tape
@@ -112,12 +116,12 @@ class WrittenLayer:
         return repeat(self.tape, self.unit, {self.unit.entries[0]: x}, part)
 
     def backward(self, flow: Tensor, part: Part) -> Tensor:
-        """Return the adjoint of x -> f(x; part(W))."""
-        found: Tensor = torch.func.vjp(partial(self.forward, part=part), self.x)[1](flow)[0]
-        return found
+        """Return the adjoint of x ↦ f(x; part(W)), applied to ``flow``."""
+        adjoint: Tensor = torch.func.vjp(partial(self.forward, part=part), self.x)[1](flow)[0]
+        return adjoint
 
     def y(self) -> Tensor:
-        """Return the exit."""
+        """Return the value of the exit."""
         return wide(self.tape[self.unit.exit])
 
     def z(self) -> Tensor:
@@ -127,11 +131,16 @@ class WrittenLayer:
 
 @dataclass(frozen=True)
 class MatrixLayer:
-    """The same of a unit y = x @ W + constant, with x ``[M, I]`` and W ``[I, O]``. Weights are split by sign a part at
-    a time, so that no second copy of all of them is made.
+    """A unit y = x @ W + constant, with the interface of :class:`WrittenLayer`. Parts of W are computed in chunks, so
+    that no second copy of the weights is in memory.
 
     Attributes:
-        rows: numbers of the rows that ``x`` and ``flow`` hold; None for all.
+        tape: the pass.
+        unit: the unit.
+        x: ``[M, I]``, rows of the entry.
+        flow: ``[M, O]``, relevance of these rows of y.
+        weight: ``[I, O]``, W.
+        rows: indices of the rows that ``x`` and ``flow`` hold; None for all.
     """
 
     tape: Tape
@@ -161,7 +170,7 @@ class MatrixLayer:
         constant, y = _constant(self.tape, self.unit), self.tape[self.unit.exit]
         if constant is None:
             return self.y()
-        # what was rounded together with the constant is computed again
+        # a sum that was rounded to half precision with the constant must be recomputed without it
         return self.forward(self.x, whole) if y.itemsize < 4 else self._rows_of(y - self.tape[constant])
 
     def _rows_of(self, y: Tensor) -> Tensor:
@@ -175,9 +184,9 @@ def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, ev
     Args:
         tape: the pass.
         unit: a unit of kind "layer".
-        flow: the relevance of its exit.
+        flow: relevance of its exit.
         share: the rule.
-        every_row: do not leave out rows without relevance.
+        every_row: compute all rows. By default, rows without relevance may be skipped.
     """
     x, weight = wide(tape[unit.entries[0]]), _matrix(tape, unit)
     flow = flow.to(x.dtype)
@@ -185,16 +194,16 @@ def relevance_of_layer(tape: Tape, unit: Unit, flow: Tensor, share: Share, *, ev
         return share(WrittenLayer(tape, unit, x, flow))
     width, height = weight.shape
     flow, rows = flow.reshape(-1, height), x.reshape(-1, width)
-    some = None if every_row else _rows_with_relevance(flow)
-    if some is None:
+    subset = None if every_row else _rows_with_relevance(flow)
+    if subset is None:
         return share(MatrixLayer(tape, unit, rows, flow, weight)).reshape(x.shape)
-    made = share(MatrixLayer(tape, unit, rows[some], flow[some], weight, some))
-    return made.new_zeros(len(flow), width).index_copy_(0, some, made).reshape(x.shape)
+    relevance = share(MatrixLayer(tape, unit, rows[subset], flow[subset], weight, subset))
+    return relevance.new_zeros(len(flow), width).index_copy_(0, subset, relevance).reshape(x.shape)
 
 
 def _rows_with_relevance(flow: Tensor) -> Tensor | None:
-    """Return the numbers of the rows that are not zero, or None if these are most: behind the last attention few rows
-    carry relevance, and padding carries none."""
+    """Return the indices of the rows that are not zero; None if they are half of the rows or more. After the last
+    attention, few rows have relevance, and padding has none."""
     if len(flow) <= 8 or in_transform() or 2 * int(flow[:, 0].count_nonzero()) >= len(flow):
         return None
     rows = flow.any(-1).nonzero()[:, 0]
@@ -202,7 +211,7 @@ def _rows_with_relevance(flow: Tensor) -> Tensor | None:
 
 
 def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
-    """Return ``[I, O]``, the weights of a unit that computes x @ W of rows; None for other linear maps."""
+    """Return ``[I, O]``, the weights of a unit that computes x @ W for each row; None for other linear maps."""
     first, *rest = (tape.calls[n] for n in unit.calls)
     at = 1 if first.name == "addmm" else 0
     if first.name not in ("mm", "bmm", "matmul", "addmm") or first.kwargs or first.operands[at] != unit.entries[0]:
@@ -212,7 +221,7 @@ def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
     weight, entry, exit_ = tape[first.operands[at + 1]], tape.shapes[unit.entries[0]], tape.shapes[unit.exit]
     if weight.dim() < 2 or any(c.name not in _RESHAPES for c in rest):
         return None
-    # one matrix for all samples may have been expanded
+    # the same matrix may have been expanded for all samples
     same = all(n == 1 or step == 0 for n, step in zip(weight.shape[:-2], weight.stride(), strict=False))
     weight = weight[(0,) * (weight.dim() - 2)]
     width, height = weight.shape
@@ -220,7 +229,7 @@ def _matrix(tape: Tape, unit: Unit) -> Tensor | None:
 
 
 def _constant(tape: Tape, unit: Unit) -> int | None:
-    """Return the number of what a linear unit adds to the product, such as a bias."""
+    """Return the number of the value that a linear unit adds to its product, such as a bias; None if there is none."""
     first, *rest = (tape.calls[n] for n in unit.calls)
     if rest and rest[-1].name == "add":
         inside = {r for call in (first, *rest) for r in call.results}
@@ -231,30 +240,37 @@ def _constant(tape: Tape, unit: Unit) -> int | None:
 
 
 def without_constant(tape: Tape, unit: Unit) -> Tensor:
-    """Return the exit of a linear unit without what it adds to the product."""
+    """Return the exit of a linear unit without its constant, such as a bias."""
     if _constant(tape, unit) is None:
         return wide(tape[unit.exit])
     return repeat(tape, unit, {e: wide(tape[e]) for e in unit.entries}, whole)
 
 
 def repeat(tape: Tape, unit: Unit, values: dict[int, Tensor], part: Part) -> Tensor:
-    """Return the exit of a linear unit without its constant, for other entries and a part of the weights."""
-    known, constant, sign = dict(values), _constant(tape, unit), _sign(tape, unit)
+    """Recompute the exit of a linear unit without its constant, with other entries and a part of the weights.
+
+    Args:
+        tape: the pass.
+        unit: a linear unit.
+        values: maps the number of an entry to its value.
+        part: the part of the weights to use.
+    """
+    results, constant, sign = dict(values), _constant(tape, unit), _sign(tape, unit)
 
     def operand(o: int) -> Tensor:
-        if o in known or not tape.floating(o):
-            return known[o] if o in known else tape[o]
+        if o in results or not tape.floating(o):
+            return results[o] if o in results else tape[o]
         value = wide(tape[o])
         return torch.zeros_like(value) if o == constant else sign * part(sign * value) if sign < 0 else part(value)
 
     for number in unit.calls:
         call = tape.calls[number]
-        known.update(zip(call.results, call([operand(o) for o in call.operands]), strict=True))
-    return wide(known[unit.exit])
+        results.update(zip(call.results, call([operand(o) for o in call.operands]), strict=True))
+    return wide(results[unit.exit])
 
 
 def _sign(tape: Tape, unit: Unit) -> int:
-    """Return the sign of the numbers by which a linear unit multiplies its weights."""
+    """Return the sign of the product of the constant factors in a linear unit."""
     calls = [tape.calls[n] for n in unit.calls]
     factors = [a for c in calls if c.name in ("mul", "div") for a in c.args if type(a) in (int, float)]
     factors += [calls[0].kwargs.get("alpha", 1)]
@@ -262,7 +278,7 @@ def _sign(tape: Tape, unit: Unit) -> int:
 
 
 def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R to the first entry: of activations and softmax, and of a branch that one number for many divides. Conserves
+    """R to the first entry: for activations, softmax, and the dividend of a quotient that normalizes. Conserves
     relevance."""
     entry, (flow,) = step.unit.entries[0], flows.values()
     return [(entry, unbroadcast(flow, walk.tape.shapes[entry]))]
@@ -272,8 +288,8 @@ def identity(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Share:
     """R_j = x_j Σ_o W_oj a_o + |x_j| Σ_o |W_oj| b_o with (a, b) = shares(R, Σ_j z_oj, Σ_j |z_oj|) and z_oj = W_oj x_j.
 
-    Rules that treat positive and negative z_oj differently have this form, because z⁺ = (z + |z|) / 2. They take one
-    product forward and two backward.
+    Rules that treat positive and negative z_oj differently have this form, because z⁺ = (z + |z|) / 2. They need one
+    forward product and two backward products.
     """
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
@@ -285,17 +301,17 @@ def by_magnitude(shares: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor
 
 
 def _over_positive(r: Tensor, total: Tensor, magnitude: Tensor) -> Tensor:
-    """Return R / 2Σz⁺, where 2Σz⁺ = Σz + Σ|z|; 0 where that is a rounding error of Σ|z|."""
+    """Return R / 2Σz⁺, where 2Σz⁺ = Σz + Σ|z|; 0 where the denominator is only a rounding error of Σ|z|."""
     noise = 16 * torch.finfo(total.dtype).eps
     above = torch.threshold_((total + magnitude).sub_(magnitude, alpha=noise), least(total.dtype), math.inf)
     return r / above.add_(magnitude, alpha=noise)
 
 
 def alpha_beta(alpha: float = 1.0) -> Share:
-    """αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1). No bias.
+    """αβ rule, with one denominator for all products of a sign (Bach et al. 2015; TA Eq. 5 for α = 1). Without bias.
 
     R_j = Σ_o (α z_oj⁺ / Σ_k z_ok⁺ − β z_oj⁻ / Σ_k z_ok⁻) R_o with z_oj = W_oj x_j and β = α − 1. Conserves relevance,
-    except at results that have no product of the sign.
+    except at outputs that have no product of one of the signs.
     """
 
     def shares(r: Tensor, total: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
@@ -309,9 +325,9 @@ def alpha_beta(alpha: float = 1.0) -> Share:
 
 
 def gamma_rule(gamma: float = 0.25) -> Share:
-    """γ rule for entries of any sign (Montavon et al. 2019). No bias.
+    """γ rule for entries of any sign (Montavon et al. 2019). Without bias.
 
-    R_j = Σ_o (z_oj + γ z_oj^s) / Σ_k (z_ok + γ z_ok^s) R_o, where z^s is z where it has the sign s of Σ_k z_ok, else 0.
+    R_j = Σ_o (z_oj + γ z_oj^s) / Σ_k (z_ok + γ z_ok^s) R_o, where z^s = z if z has the sign s of Σ_k z_ok, else 0.
     Conserves relevance.
     """
 
@@ -325,9 +341,9 @@ def gamma_rule(gamma: float = 0.25) -> Share:
 
 
 def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
-    """R = x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. No bias.
+    """R = x⁺ ⊙ W⁺ᵀ(R / W⁺x⁺) + x⁻ ⊙ W⁻ᵀ(R / W⁻x⁻), the rule of the baseline "LRP" of Chefer et al. 2021. Without bias.
 
-    Each part has its own denominator, so ΣR may double.
+    The two terms have separate denominators, so ΣR may double.
     """
     up, down = layer.x.clamp(min=0), layer.x.clamp(max=0)
     by_up = layer.backward(divide(layer.flow, layer.forward(up, positive)), positive)
@@ -336,7 +352,8 @@ def separate(layer: MatrixLayer | WrittenLayer) -> Tensor:
 
 
 def epsilon_rule(epsilon: float = 1e-6) -> Share:
-    """ε rule: R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)); the bias in y takes its share (Bach et al. 2015)."""
+    """ε rule: R_j = x_j Σ_o W_oj R_o / (y_o + ε sign(y_o)) (Bach et al. 2015). y includes the bias, which absorbs its
+    share of R."""
 
     def share(layer: MatrixLayer | WrittenLayer) -> Tensor:
         y = layer.y()
@@ -346,10 +363,10 @@ def epsilon_rule(epsilon: float = 1e-6) -> Share:
 
 
 def box(low: Tensor, high: Tensor) -> Share:
-    """z^B rule of a first layer on pixels (Montavon et al. 2017; TA's rule of the patch embedding). No bias.
+    """z^B rule for a first layer on pixels (Montavon et al. 2017; TA's rule for the patch embedding). Without bias.
 
-    R = x ⊙ Wᵀs − l ⊙ W⁺ᵀs − h ⊙ W⁻ᵀs with s = R / (Wx − W⁺l − W⁻h), where [l, h] is the range of each sample's values.
-    Conserves relevance.
+    R = x ⊙ Wᵀs − l ⊙ W⁺ᵀs − h ⊙ W⁻ᵀs with s = R / (Wx − W⁺l − W⁻h), where [l, h] is the range of the values of each
+    sample. Conserves relevance.
 
     Args:
         low, high: l and h in the shape of the entry.
@@ -366,7 +383,8 @@ def box(low: Tensor, high: Tensor) -> Share:
 
 
 def layer_rule(share: Share) -> Back:
-    """The rule of linear layers: ``share``, or the z^B rule if the layer reads an input of the model."""
+    """Return the rule for units of kind "layer": ``share``, or the z^B rule if the layer reads an input of the
+    model."""
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
         unit, (flow,) = step.unit, flows.values()
@@ -380,13 +398,14 @@ def layer_rule(share: Share) -> Back:
 
 
 def _reads_input(walk: Walk, value: int) -> bool:
-    """Return True if a value is a root of more than two axes that was passed to the model, or rearranges one."""
-    tape, program, todo, seen = walk.tape, walk.program, [value], set[int]()
+    """Return True if a value is a root with at least three axes that was passed to the model, or a view of such
+    roots."""
+    tape, program, todo, visited = walk.tape, walk.program, [value], set[int]()
     while todo:
         value = todo.pop()
-        if value in seen:
+        if value in visited:
             continue
-        seen.add(value)
+        visited.add(value)
         if value in program.roots:
             if value not in tape.inputs or len(tape.shapes[value]) < 3:
                 return False

@@ -1,8 +1,7 @@
-"""Rules whose carrier is a multiplier m: relevance is x ⊙ m, and the gradient is the multiplier of the empty
-composite.
+"""Rules that propagate a multiplier m: relevance is x ⊙ m, and the multiplier of the empty composite is the gradient.
 
-Some factors are held constant, some products are shared between their branches, some slopes are replaced by secants. A
-rule maps the flow at the exit of a unit to flows at its entries, see :mod:`whyformer.tape.walking`.
+The rules hold factors constant, divide products between their branches, or replace slopes by secants. A rule maps the
+flow at the exit of a unit to flows at its entries, see :mod:`whyformer.tape.walking`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from whyformer.tape.values import Tape
 from whyformer.tape.walking import GRADIENT, Composite, Flows, Parts, Rule, Step, Walk, adjoint, repeat_unit
 
 CompositeName = Literal["plain", "ah", "ln", "ah_ln", "libra", "attnlrp", "cp_lrp", "gim"]
-"""Names of :data:`COMPOSITES`: what a method's setting ``composite`` may be."""
+"""Names of :data:`COMPOSITES`, the values of the setting ``composite`` of methods."""
 
 
 # -- secants ---------------------------------------------------------------------------------------------------------
 def secant(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """m_x = m_y (g(x) − g(0)) / x, the slope of the secant from 0 in the place of g'(x); at x = 0 its limit g'(0).
-    Where g has no value at 0, as a logarithm, it is g'(x)."""
-    if len(step.unit.entries) > 1:  # bounds that depend on the input: no function of one number
+    """m_x = m_y (g(x) − g(0)) / x: replace the derivative g'(x) by the slope of the secant through 0, and by its limit
+    g'(0) at x = 0. If g(0) is not finite, as for a logarithm, use g'(x)."""
+    if len(step.unit.entries) > 1:  # a clip whose bounds depend on the input is no function of x alone
         return adjoint(walk, step, flows)
     (entry,), flow = step.unit.entries, flows[step.unit.exit]
     x, g = walk.tape[entry], _Function(walk, step)
@@ -39,10 +38,10 @@ def secant(walk: Walk, step: Step, flows: Flows) -> Parts:
     zero = x.new_zeros(()) if g.elementwise else torch.zeros_like(x)
     origin = g(zero)
     limit = (g(zero + h) - g(zero - h)) / (2 * h)
-    known = not in_transform()  # then Python may look at numbers
-    if known and not bool(origin.isfinite().all()):
+    concrete = not in_transform()  # inside vmap, Python cannot branch on values
+    if concrete and not bool(origin.isfinite().all()):
         return adjoint(walk, step, flows)
-    if known and g.elementwise and float(origin) == 0:  # no difference is taken, so only 0/0 has to be replaced
+    if concrete and g.elementwise and float(origin) == 0:  # g(x) / x is exact enough, and only 0/0 must be replaced
         slope = g(x).div_(x).nan_to_num_(float(limit), math.inf, -math.inf)
     else:
         slope = torch.where(x.abs() < h, limit, (g(x) - origin) / torch.where(x == 0, 1, x))
@@ -58,7 +57,7 @@ class _Function:
 
     @property
     def elementwise(self) -> bool:
-        """True if it is the same function of one number everywhere."""
+        """True if the same scalar function is applied to every element."""
         tape, unit = self.walk.tape, self.step.unit
         inner = {unit.entries[0], *(r for n in unit.calls for r in tape.calls[n].results)}
         calls = [tape.calls[n] for n in unit.calls]
@@ -74,8 +73,8 @@ class _Function:
 def detached_norm(walk: Walk, step: Step, flows: Flows) -> Parts:
     """LN rule: y = (x − mean x) · [1/√(var x + ε)] · w + b with the bracket held constant (Ali et al., ICML 2022).
 
-    Of a norm that is written out the bracket is a value inside it, so the rule is its adjoint without what flows
-    there.
+    In a norm of several calls, the bracket is a value inside the unit (``statistics``), so the rule is the adjoint with
+    this value held constant.
     """
     unit = step.unit
     if not unit.places:
@@ -85,13 +84,13 @@ def detached_norm(walk: Walk, step: Step, flows: Flows) -> Parts:
 
 
 def _through_norm(walk: Walk, unit: Unit, flow: Tensor) -> Tensor:
-    """What flows through a norm of one call, with its deviation held constant."""
+    """Return the flow to the entry of a norm of one call, with its standard deviation held constant."""
     gain = norm_operand(walk.tape, unit, "weight")
     return normalise(walk.tape, unit, flow if gain is None else flow * gain).to(flow.dtype)
 
 
 def normalise(tape: Tape, unit: Unit, x: Tensor) -> Tensor:
-    """Return (x − mean x) / √(var + ε) with the deviation of a recorded norm of one call; without the mean of an RMS
+    """Return (x − mean x) / √(var + ε) with the recorded deviation of a norm of one call; x / √(mean x² + ε) for an RMS
     norm."""
     call = tape.calls[unit.calls[0]]
     if unit.name == "native_group_norm":
@@ -106,7 +105,8 @@ def normalise(tape: Tape, unit: Unit, x: Tensor) -> Tensor:
 
 
 def norm_operand(tape: Tape, unit: Unit, name: Literal["weight", "bias"]) -> Tensor | None:
-    """Return the weight or the bias of a norm of one call in a shape that broadcasts against its entry."""
+    """Return the weight or bias of a norm of one call, in a shape that broadcasts to that of its entry; None if it has
+    none."""
     n = tape.calls[unit.calls[0]].operand(name)
     if n is None:
         return None
@@ -115,14 +115,14 @@ def norm_operand(tape: Tape, unit: Unit, name: Literal["weight", "bias"]) -> Ten
 
 
 def mean_of_moments(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """Of a deviation and a mean that are computed at once, what flows to the mean."""
+    """Propagate only the flow to the mean through ``std_mean`` or ``var_mean``; the deviation is held constant."""
     mean = walk.tape.calls[step.unit.calls[0]].results[1]
     return adjoint(walk, step, {mean: flows[mean]}) if mean in flows else []
 
 
 # -- softmax at another temperature ----------------------------------------------------------------------------------
 def warm_softmax(walk: Walk, step: Step, flows: Flows, temperature: float = 2.0) -> Parts:
-    """m_x = p_T ⊙ (m_y − Σ p_T m_y), p_T = softmax(x / T): softmax's derivative at temperature T (Edin et al.,
+    """m_x = p_T ⊙ (m_y − Σ p_T m_y) with p_T = softmax(x / T): the adjoint of softmax at temperature T (Edin et al.,
     2025)."""
     unit = step.unit
     p = _warmer(walk.tape[unit.exit], temperature, unit.axes[0])
@@ -130,9 +130,9 @@ def warm_softmax(walk: Walk, step: Step, flows: Flows, temperature: float = 2.0)
 
 
 def _warmer(p: Tensor, temperature: float, axis: int) -> Tensor:
-    """softmax(x / T) from p = softmax(x). What is lacking to 1 went to a sink."""
+    """Return softmax(x / T) from p = softmax(x). If Σp < 1, an attention sink has the remaining probability."""
     root, sink = p.pow(1 / temperature), 1 - p.sum(axis, keepdim=True)
-    sink = sink.clamp(min=0).masked_fill(sink < 1e-4, 0)  # no sink, but rounding
+    sink = sink.clamp(min=0).masked_fill(sink < 1e-4, 0)  # below this, a rounding error and no sink
     return root / (root.sum(axis, keepdim=True) + sink.pow(1 / temperature)).clamp(min=torch.finfo(p.dtype).tiny)
 
 
@@ -140,7 +140,7 @@ def _warmer(p: Tensor, temperature: float, axis: int) -> Tensor:
 _HELD = Rule(hold=(0,), name="constant")
 _HALF = Rule(share=0.5)
 
-# where something is sampled, and what a system of equations is divided by, is constant; "identity" is said by users
+# the grid of a sampling and the matrix of a linear system are held constant; "identity" is for custom operations
 _COMMON = {
     "sampling": Rule(hold=(1,), name="adjoint, places constant"),
     "solve": Rule(hold=(0,), name="adjoint, matrix constant"),
@@ -159,7 +159,7 @@ WARM = {"softmax": Rule(back=partial(warm_softmax, temperature=2.0), name="adjoi
 
 
 def _composite(name: str, *tables: dict[str, Rule]) -> Composite:
-    """Later tables hold where two have a row for the same kind."""
+    """Return a composite of several tables; later ones override earlier ones."""
     rules = dict(_COMMON)
     for table in tables:
         rules.update(table)
@@ -187,4 +187,4 @@ WITH_SECANTS: dict[CompositeName, Composite] = {
     "ln": _composite("LRP(LN) with secants", HALVES, LN, SECANT),
     "ah_ln": COMPOSITES["libra"],
 }
-"""Composites of Ali et al. with secants of activations, and products of two branches halved."""
+"""Composites of Ali et al. that also use secants for activations and halve products of two branches."""

@@ -1,9 +1,9 @@
-"""Rules whose carrier is relevance itself, and the composites made of them.
+"""Rules that propagate relevance itself, and their composites.
 
     flows = walk_back(program, tape, [(deep_taylor(), {program.output: seed})], wanted=program.roots)
 
-A rule says how the relevance R of what a unit computes is shared among its entries. In formulas, ``a / b`` is 0 where b
-is 0: relevance that no entry accounts for is lost.
+A rule distributes the relevance R of the exit of a unit over its entries. In formulas, ``a / b`` is 0 where b is 0:
+relevance to which no entry contributes is lost.
 
 Sources: Bach et al. 2015 (ε, αβ), Montavon et al. 2017 (z^B) and 2019 (γ), Chefer et al. 2021 (Transformer Attribution,
 "TA").
@@ -52,32 +52,31 @@ LINEAR_RULES: tuple[str, ...] = get_args(LinearRule)
 def z_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
     """R_i = x_i ⊙ J_iᵀ(R / y) for a unit y that is linear in each entry x_i, with the derivative J_i (TA Eq. 2).
 
-    Conserves relevance if there is one entry; of a product, each branch gets parts with the sum ΣR. The real and the
-    imaginary part of a complex number are two numbers.
+    Conserves relevance if there is one entry; in a product, each of the two branches gets relevance with the sum ΣR.
+    The real and imaginary parts of complex numbers are treated as separate numbers.
     """
     tape, (flow,) = walk.tape, flows.values()
-    found = _pull_back(walk, step, divide(wide(flow), without_constant(tape, step.unit)))
-    return [(n, multiply(part, wide(tape[n]))) for n, part in found]
+    pulled = _pull_back(walk, step, divide(wide(flow), without_constant(tape, step.unit)))
+    return [(n, multiply(part, wide(tape[n]))) for n, part in pulled]
 
 
 def _pull_back(walk: Walk, step: Step, flow: Tensor) -> Parts:
-    """The ordinary adjoint of a unit, in float32 where the pass has half precision."""
+    """Return the ordinary adjoint of a unit, computed in float32 if the pass has half precision."""
     tape, unit = walk.tape, step.unit
     if tape.dtypes[unit.exit].itemsize > 2:
         return adjoint(walk, step, {unit.exit: flow})
-    known = {e: wide(tape[e]) for e in unit.entries}
+    values = {e: wide(tape[e]) for e in unit.entries}
     live = list(dict.fromkeys(e for e, is_live in zip(unit.entries, step.live, strict=True) if is_live))
 
-    def function(*values: Tensor) -> Tensor:
-        return repeat(tape, unit, known | dict(zip(live, values, strict=True)), whole)
+    def function(*live_values: Tensor) -> Tensor:
+        return repeat(tape, unit, values | dict(zip(live, live_values, strict=True)), whole)
 
-    pull = torch.func.vjp(function, *(known[e] for e in live))[1]
+    pull = torch.func.vjp(function, *(values[e] for e in live))[1]
     return list(zip(live, pull(flow), strict=True))
 
 
 def product_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Product of two branches: half of what the z rule gives to each (TA Eq. 9–10 for equal sums). Conserves
-    relevance."""
+    """Product of two branches: half of the z rule for each (TA Eq. 9–10 for equal sums). Conserves relevance."""
     return z_rule(walk, step, {n: flow / 2 for n, flow in flows.items()})
 
 
@@ -91,7 +90,7 @@ def gate_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 
 # -- rules of one branch -----------------------------------------------------------------------------------------------
 def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """R to x. A scale that carries relevance is the branch of a product: R / 2 to each. Conserves relevance."""
+    """Norm of x: R to x. If its weight depends on a root too, R / 2 to each. Conserves relevance."""
     unit = step.unit
     if len(unit.entries) == 1:
         return identity(walk, step, flows)
@@ -103,7 +102,7 @@ def norm_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
 def scale_rule(normalised: bool) -> Back:
     """Product with a constant: R to the entry. Conserves relevance.
 
-    A complex number c + id makes (ac − bd) + i(ad + bc) of a + ib: the two sums share by the add rule.
+    For complex numbers, (a + ib)(c + id) = (ac − bd) + i(ad + bc): each of the two sums uses the add rule.
     """
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
@@ -120,20 +119,21 @@ def scale_rule(normalised: bool) -> Back:
         c = call([torch.ones_like(x) if o == entry else tape[o] for o in call.operands])[0].resolve_conj()
         sums = ((flow.real, x.real * c.real, -x.imag * c.imag), (flow.imag, x.real * c.imag, x.imag * c.real))
         shares = (_shares(walk, unit.exit, r, u + v, (u, v), normalised) for r, u, v in sums)
-        found = torch.complex(*(torch.stack(parts).sum(0) for parts in zip(*shares, strict=True)))
-        return [(entry, unbroadcast(found, tape.shapes[entry]))]
+        relevance = torch.complex(*(torch.stack(parts).sum(0) for parts in zip(*shares, strict=True)))
+        return [(entry, unbroadcast(relevance, tape.shapes[entry]))]
 
     return back
 
 
 def clip_rule(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """Constant bounds: R to the entry. Bounds that carry relevance: R to what was selected. Conserves relevance."""
+    """Clip with constant bounds: R to the entry. With bounds that depend on a root: R to the selected values. Conserves
+    relevance."""
     return (identity if len(step.unit.entries) == 1 else adjoint)(walk, step, flows)
 
 
 # -- rules of sums -----------------------------------------------------------------------------------------------------
 def add_rule(normalised: bool) -> Back:
-    """Sum y = u + v. Plain: R_u = u ⊙ R / y, which may be large where u and v cancel (TA Eq. 2). Conserves relevance.
+    """Sum y = u + v. Plain (TA Eq. 2): R_u = u ⊙ R / y, which may be large where u and v cancel. Conserves relevance.
 
     Normalised (TA Eq. 9–10): R_u · |ΣR_u| / (|ΣR_u| + |ΣR_v|) · ΣR / ΣR_u, with sums over each sample. Conserves
     relevance, and no branch gets more than ΣR.
@@ -157,25 +157,25 @@ def add_rule(normalised: bool) -> Back:
 def _shares(
     walk: Walk, exit_: int, flow: Tensor, y: Tensor, branches: Sequence[Tensor], normalised: bool
 ) -> Sequence[Tensor]:
-    """Return what the two branches of a sum y get of its relevance."""
+    """Return the relevance of the two branches of a sum y."""
     s = divide(flow, y)
     parts = [multiply(s, finite(branch)) for branch in branches]
     if not normalised:
         return parts
 
     def sums(part: Tensor) -> Tensor:
-        found = walk.samples.sums(exit_, part)
-        return found.real + found.imag if found.is_complex() else found
+        result = walk.samples.sums(exit_, part)
+        return result.real + result.imag if result.is_complex() else result
 
     total, each = sums(flow), [sums(part) for part in parts]
-    bulk = each[0].abs() + each[1].abs()
-    factors = [divide(divide(own.abs(), bulk) * total, own) for own in each]
+    magnitude = each[0].abs() + each[1].abs()
+    factors = [divide(divide(s.abs(), magnitude) * total, s) for s in each]
     return [part * walk.samples.spread(exit_, factor, part) for part, factor in zip(parts, factors, strict=True)]
 
 
 def shift_rule(normalised: bool) -> Back:
-    """Sum of a branch and a constant. A constant that is the same for all rows is a bias and takes nothing. Another,
-    such as positions or a mask, takes its share by the add rule; the share is dropped."""
+    """Sum of a branch and a constant. If the constant is a bias, the same for all rows, the branch gets R. Otherwise
+    (position embeddings, masks) the add rule applies, and the relevance of the constant is dropped."""
     add = add_rule(normalised)
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
@@ -205,18 +205,19 @@ def _refused(step: Step, reason: str) -> UnknownOperation:
 
 
 def unknown(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
-    """An operation that no table knows. One without a derivative is refused as such: no gradient passes it either."""
+    """Refuse an operation that has no rule, unless no relevance arrives."""
     if not any(bool(flow.any()) for flow in flows.values()):
-        return []  # no relevance arrives
-    adjoint(walk, step, flows)
+        return []
+    adjoint(walk, step, flows)  # an operation without a derivative raises an error that says so
     raise _refused(step, "an operation without a rule for relevance")
 
 
 def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
-    """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, hand on their ordinary adjoint.
+    """Return rules by kind of unit. Views, selections and logsumexp, a soft maximum, use their ordinary adjoint.
 
     Args:
-        share, name: the rule of linear layers, and what an audit prints.
+        share: rule of linear layers.
+        name: its name for audits.
         normalised: use the normalised add rule.
     """
     add, layers = "normalised add" if normalised else "add", f"{name}, z^B at inputs"
@@ -237,18 +238,19 @@ def _rules(share: Share, name: str, normalised: bool) -> dict[str, Rule]:
         "other": (unknown, None),
     }
     refused = {kind: Rule(refuse=f"{reason}: {_WAY_OUT}") for kind, reason in _REFUSED.items()}
-    # where something is sampled, and what a system of equations is divided by, is constant
+    # the grid of a sampling and the matrix of a linear system are held constant
     held = {
         "sampling": Rule(hold=(1,), back=z_rule, name="z, places constant"),
         "solve": Rule(hold=(0,), back=z_rule, name="z, matrix constant"),
     }
-    return {kind: Rule(back=back, name=own) for kind, (back, own) in backs.items()} | refused | held
+    return {kind: Rule(back=back, name=title) for kind, (back, title) in backs.items()} | refused | held
 
 
-@functools.cache  # a composite is known by its object
+@functools.cache  # plans of walks are cached by the identity of the composite
 def deep_taylor(alpha: float = 1.0) -> Composite:
-    """Return the rules of Transformer Attribution (Chefer et al. 2021): αβ rule with one denominator in linear layers,
-    z^B rule at the pixels, normalised add rule, products halved, identity through norms, activations and softmax.
+    """Return the composite of Transformer Attribution (Chefer et al. 2021): the αβ rule with one denominator for linear
+    layers, the z^B rule for layers that read pixels, the normalised add rule, half to each branch of a product, and the
+    identity for norms, activations and softmax.
 
     Args:
         alpha: α of the αβ rule, with β = α − 1.
@@ -266,13 +268,13 @@ def layerwise(
     gamma: float = 0.25,
     normalise_add: bool = False,
 ) -> Composite:
-    """Return the rules of layer-wise relevance propagation: as :func:`deep_taylor`, with another rule in linear layers
-    and the plain add rule.
+    """Return a composite of layer-wise relevance propagation: :func:`deep_taylor` with another rule for linear layers
+    and, by default, the plain add rule.
 
     Args:
         rule: rule of linear layers; "separate" is the baseline "LRP" of Chefer et al. 2021.
         alpha: α of "alpha_beta", with β = α − 1.
-        epsilon: ε of "epsilon", which is added with the sign of the denominator.
+        epsilon: ε of "epsilon", added to the denominator with its sign.
         gamma: γ of "gamma".
         normalise_add: use the normalised add rule.
     """

@@ -1,4 +1,4 @@
-"""What users say of operations of their own: :func:`register` for all calls, :func:`declared` for one."""
+"""Rules for custom operations: :func:`register` for the whole process, :func:`declared` for a context."""
 
 from __future__ import annotations
 
@@ -19,81 +19,88 @@ from whyformer.tape.walking import Rule as TapeRule
 
 @dataclass(frozen=True)
 class Declared:
-    """``like``: the name of an operation or of a kind of operations; or the rule itself."""
+    """The rule of a custom operation: ``like``, a similar operation or kind of operations, or ``rule``."""
 
     like: str = ""
     rule: Rule | None = None
 
 
-_always: dict[Any, Declared] = {}
-_here: ContextVar[Mapping[Any, Declared] | None] = ContextVar("rules of this call", default=None)
+_registered: dict[Any, Declared] = {}
+_in_context: ContextVar[Mapping[Any, Declared] | None] = ContextVar("rules of this call", default=None)
 
 
 def register(operation: Any, *, like: str | None = None, rule: Rule | None = None) -> None:
-    """Say how relevance passes an operation that no composite knows, for every model and method from now on.
+    """Register a propagation rule for a custom operation, for all models and methods in this process.
 
     Args:
-        operation: its name (``"i0"``, ``"my_ns::op"`` of ``torch.library``), a torch function, a class
-            of ``torch.autograd.Function``, or a class of ``nn.Module``, which then counts as one operation.
-        like: the operation whose rule it gets in each composite ("gelu", "layer_norm", "linear", "softmax" ...), or a
-            kind ("activation", "view", "selection", "linear"; ``whyformer.tape.declared.LIKES`` lists all); or
-            "identity" (what arrives passes unchanged) or "adjoint" (its ordinary derivative, for composites of
-            multipliers: LRP(AH), LRP(LN) ...; where relevance itself flows it stays refused).
-            "linear" is a layer: where relevance flows its weights are read off what it makes of unit vectors, and the
-            result is compared; weights of the model that cannot be read off so are refused.
-            "layer_norm" and "rms_norm" are checked against the values, with the parameters that the operation is given.
-        rule: instead of ``like``, a :class:`~whyformer.rules.core.Rule`: its ``relevance`` serves composites of
-            relevance, its ``gradient`` or ``hold`` those of multipliers; where it has none for one, that refuses.
+        operation: a name (``"i0"``, or ``"my_ns::op"`` of ``torch.library``), a torch function, a class of
+            ``torch.autograd.Function``, or a class of ``nn.Module``, which then counts as one operation.
+        like: a similar operation, whose rule it gets in each composite ("gelu", "layer_norm", "linear", "softmax" ...),
+            or a kind of operations ("activation", "view", "selection", "linear"; ``whyformer.tape.declared.LIKES``
+            lists all), or "identity" (flows pass unchanged), or "adjoint" (the ordinary derivative, for composites that
+            propagate multipliers: LRP(AH), LRP(LN) ...; composites that propagate relevance still refuse it).
+            "linear" is a layer: composites that propagate relevance determine its weights from its outputs for unit
+            vectors and compare them with the values of the pass; they refuse a layer whose weights cannot be determined
+            in this way. "layer_norm" and "rms_norm" are compared with the values of the pass, with the parameters that
+            the operation gets.
+        rule: instead of ``like``, a :class:`~whyformer.rules.core.Rule`. Composites that propagate relevance use its
+            ``relevance``, those that propagate multipliers its ``gradient`` or ``hold``; without these, they refuse it.
 
     Raises:
-        InputError: neither or both of ``like`` and ``rule`` given, a ``like`` that does not exist, or an operation that
-            torch makes of others.
+        InputError: neither or both of ``like`` and ``rule`` are given, ``like`` does not exist, or torch decomposes the
+            operation into others before it is recorded.
     """
-    _always[operation] = _declaration(operation, like, rule)
+    _registered[operation] = _declaration(operation, like, rule)
 
 
 @contextlib.contextmanager
 def declared(rules: Mapping[Any, str | Rule] | None) -> Iterator[None]:
-    """The same for what is explained inside, in this thread: operation -> what it is like, or its rule."""
-    made = {
+    """Context manager with additional rules, in this thread.
+
+    Args:
+        rules: maps an operation to a similar one or to its rule, as in :func:`register`.
+    """
+    added = {
         key: _declaration(key, None, value) if isinstance(value, Rule) else _declaration(key, value, None)
         for key, value in (rules or {}).items()
     }
-    token = _here.set({**(_here.get() or {}), **made})
+    token = _in_context.set({**(_in_context.get() or {}), **added})
     try:
         yield
     finally:
-        _here.reset(token)
+        _in_context.reset(token)
 
 
 def declarations() -> dict[Any, Declared]:
-    """All that hold here and now; those of the call before those of :func:`register`."""
-    return {**_always, **(_here.get() or {})}
+    """Return all rules in force. Those of :func:`declared` take precedence over those of :func:`register`."""
+    return {**_registered, **(_in_context.get() or {})}
 
 
 def likes() -> dict[Any, str]:
-    """What holds here and now, for a pass that is recorded: operation -> what it is like, or the kind under which
-    :func:`with_own_rules` has the rule of a user's own."""
-    return {recorded_as(key): said.like or _kind(said) for key, said in declarations().items()}
+    """Return, for each operation with a rule in force, the similar operation, or the kind under which
+    :func:`with_own_rules` adds its custom rule."""
+    return {recorded_as(key): rule.like or _kind(rule) for key, rule in declarations().items()}
 
 
 def with_own_rules(composite: Composite) -> Composite:
-    """Return a composite with the rules of a user's own that hold here and now. The gradient has no rules."""
-    own = {_kind(said): _on_tape(said.rule, composite) for said in declarations().values() if said.rule is not None}
-    return replace(composite, rules={**composite.rules, **own}) if own and composite.rules else composite
+    """Return a composite with the custom rules in force added. The empty composite, the gradient, stays empty."""
+    custom = {_kind(d): _on_tape(d.rule, composite) for d in declarations().values() if d.rule is not None}
+    return replace(composite, rules={**composite.rules, **custom}) if custom and composite.rules else composite
 
 
-def _kind(said: Declared) -> str:
-    return f"rule {id(said.rule)}"
+def _kind(declaration: Declared) -> str:
+    return f"rule {id(declaration.rule)}"
 
 
 def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
-    """A rule of a user's own for a walk over a tape."""
+    """Convert a custom rule to a rule for walks over a tape."""
     relevance = composite.carrier == "relevance"
     share = rule.relevance if relevance else rule.gradient
     if share is None and (relevance or not rule.hold):
         carried = "multipliers" if relevance else "relevance"
-        return TapeRule(refuse=f"whose rule '{rule.name}' is for {carried} only: give it one for {composite.name} too")
+        return TapeRule(
+            refuse=f"whose rule '{rule.name}' is for {carried} only: give it a rule for {composite.name} too"
+        )
 
     def back(walk: Walk, step: Step, flows: dict[int, Tensor]) -> Parts:
         tape, unit, (flow,) = walk.tape, step.unit, flows.values()
@@ -116,13 +123,13 @@ def _on_tape(rule: Rule, composite: Composite) -> TapeRule:
 
 def _declaration(operation: Any, like: str | None, rule: Rule | None) -> Declared:
     if (like is None) == (rule is None) or not isinstance(like or "", str) or not isinstance(rule or Rule(""), Rule):
-        raise InputError('an operation is declared by like="gelu" (an operation it is like) or by rule=Rule(...)')
+        raise InputError('give either like="gelu" (a similar operation) or rule=Rule(...) for a custom operation')
     recorded_as(operation)
     if like and like not in LIKES:
         raise unknown(
             f"{operation!r} is declared to be like",
             like,
             LIKES,
-            'Say an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
+            'Use an operation ("gelu", "linear" ...), a kind ("activation", "view" ...), "identity" or "adjoint"',
         )
     return Declared(like or "", rule)

@@ -1,7 +1,7 @@
-"""Adjoints of single calls: what flows to the operands, given what flows to the results.
+"""Adjoints (vector–Jacobian products) of single calls: the flows to the operands, from the flows at the results.
 
-Calls that are frequent in Transformers have a formula here; all others use autograd on that one call. A formula may
-return None to decline. No flow is dropped in silence: a call without a derivative is an error that names it.
+Calls that are frequent in Transformers have a formula here; for all others, autograd is applied to the single call. A
+formula may return None to fall back to autograd. A call without a derivative raises an error that names it.
 """
 
 from __future__ import annotations
@@ -26,83 +26,84 @@ Flow = Tensor | None
 Formula = Callable[[Call, Tape, list[Flow], Sequence[bool]], Sequence[Flow] | None]
 
 ADJOINTS: dict[str, Formula] = {}
-"""name -> (call, tape, flows of its results, which operands want one) -> flows of its operands."""
+"""Maps the name of a call to its formula, with the arguments and the result of :func:`adjoint_of_call`."""
 
 
 def adjoint_of_call(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
-    """Return what flows to each operand of a call.
+    """Return the flow to each operand of a call.
 
     Args:
         call: a call of the tape.
-        tape: the pass it belongs to.
-        flows: what arrives at each of its results; None for nothing.
-        want: for each operand, whether its flow is asked for; others may be None.
+        tape: the recorded pass.
+        flows: the flow at each of its results; None if nothing arrives.
+        want: for each operand, whether its flow is needed. Flows that are not needed may be None.
 
     Raises:
         ModelError: the call has no derivative.
     """
     formula = ADJOINTS.get(call.name)
     if formula is not None and not any(tape.dtypes[n].is_complex for n in (*call.operands, *call.results)):
-        found = formula(call, tape, flows, want)
-        if found is not None:
-            return found
+        result = formula(call, tape, flows, want)
+        if result is not None:
+            return result
     if call.random:
         raise ModelError(
-            f"'{call.name}' draws random numbers, and what it drew is not known, so nothing can be propagated "
-            "through it: call model.eval(), or turn off what draws at random in its forward"
+            f"'{call.name}' draws random numbers that were not recorded, so nothing can be propagated through it: "
+            "call model.eval(), or turn off the randomness in its forward"
         )
     return _by_autograd(call, tape, flows, want)
 
 
 def _by_autograd(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow]:
-    asked = [i for i, w in enumerate(want) if w]
+    needed = [i for i, w in enumerate(want) if w]
     arriving = [i for i, f in enumerate(flows) if f is not None]
     values = [tape[o] for o in call.operands]
-    if in_transform():  # inside vmap over seeds, for one: the functional form
-        found = _by_pullback(call, values, flows, asked, arriving)
+    if in_transform():  # inside vmap, only functional transforms are possible
+        grads_in = _by_vjp(call, values, flows, needed, arriving)
     else:
         with torch.inference_mode(False), torch.enable_grad():
             leaves = [t.clone() if t.is_inference() else t.detach() for t in values]
-            for i in asked:
+            for i in needed:
                 leaves[i].requires_grad_()
             try:
                 outs = call(leaves)
-            except RuntimeError as error:  # an operator that was never run under autograd
+            except RuntimeError as error:  # a custom operator that fails under autograd
                 raise _no_derivative(call) from error
             if not all(outs[i].requires_grad for i in arriving):
                 raise _no_derivative(call)
             grads = [_like(flows[i].reshape(outs[i].shape), outs[i]) for i in arriving]  # type: ignore[union-attr]
-            sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in asked]
+            sources, wanted = [outs[i] for i in arriving], [leaves[i] for i in needed]
             try:
-                found = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
+                grads_in = torch.autograd.grad(sources, wanted, grads, allow_unused=True)
             except RuntimeError as error:
                 if "autograd formula" not in str(error):
                     raise
                 raise _no_derivative(call) from error
-    if all(f is None for f in found):
+    if all(f is None for f in grads_in):
         raise _no_derivative(call)
-    made = dict(zip(asked, found, strict=True))
-    return [made.get(i) for i in range(len(want))]
+    by_operand = dict(zip(needed, grads_in, strict=True))
+    return [by_operand.get(i) for i in range(len(want))]
 
 
-def _by_pullback(call: Call, values: list[Tensor], flows: list[Flow], asked: list[int], arriving: list[int]) -> Any:
-    def function(*moving: Tensor) -> list[Tensor]:
-        now = dict(zip(asked, moving, strict=True))
-        outs = call([now.get(i, t) for i, t in enumerate(values)])
+def _by_vjp(call: Call, values: list[Tensor], flows: list[Flow], needed: list[int], arriving: list[int]) -> Any:
+    def function(*variables: Tensor) -> list[Tensor]:
+        replaced = dict(zip(needed, variables, strict=True))
+        outs = call([replaced.get(i, t) for i, t in enumerate(values)])
         return [outs[i] for i in arriving]
 
-    outs, pull, *_ = torch.func.vjp(function, *(values[i] for i in asked))
+    outs, pull, *_ = torch.func.vjp(function, *(values[i] for i in needed))
     return pull([in_dtype(flows[i].reshape(out.shape), out.dtype) for i, out in zip(arriving, outs, strict=True)])  # type: ignore[union-attr]
 
 
 def _like(flow: Tensor, value: Tensor) -> Tensor:
-    """A flow in the dtype and memory layout of the value: some of torch's kernels read those of another wrongly."""
+    """Return a flow in the dtype and memory layout of a value. Some backward kernels of torch give wrong results for
+    other layouts."""
     flow = in_dtype(flow, value.dtype)
     return flow if flow.stride() == value.stride() else torch.empty_like(value).copy_(flow)
 
 
 def in_dtype(flow: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a flow in the dtype of the value that it arrives at: of a complex flow into a real value the real part."""
+    """Convert a flow to the dtype of its value; of a complex flow to a real value, take the real part."""
     if flow.dtype == dtype:
         return flow
     return flow.to(dtype) if dtype.is_complex or not flow.is_complex() else flow.real.to(dtype)
@@ -110,8 +111,8 @@ def in_dtype(flow: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _no_derivative(call: Call) -> ModelError:
     return ModelError(
-        f"'{call.name}' has no derivative, and relevance would have to pass through it. If it is an operator of "
-        "your own, give it one with torch.library.register_autograd, or write it in terms of torch's operators"
+        f"'{call.name}' has no derivative, and relevance has to pass through it. If it is a custom operator, add a "
+        "derivative with torch.library.register_autograd, or write it in terms of torch's operators"
     )
 
 
@@ -125,15 +126,15 @@ def _formula(names: str) -> Callable[[Formula], Formula]:
 
 
 def _unary(names: str) -> Callable[[Callable[[Call, Tape, Tensor], Flow]], Any]:
-    """Register (call, tape, flow) -> flow of the first operand, of calls with one result of which only that operand
-    carries."""
+    """Register a formula ``(call, tape, flow) -> flow of the first operand``. It is used if only the first result has a
+    flow and only the flow of the first operand is needed."""
 
     def register(formula: Callable[[Call, Tape, Tensor], Flow]) -> Any:
         def general(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
             if not want[0] or any(want[1:]) or flows[0] is None or any(f is not None for f in flows[1:]):
                 return None
-            made = formula(call, tape, flows[0])
-            return None if made is None else (made, *[None] * (len(want) - 1))
+            result = formula(call, tape, flows[0])
+            return None if result is None else (result, *[None] * (len(want) - 1))
 
         _formula(names)(general)
         return formula
@@ -152,8 +153,8 @@ def unbroadcast(flow: Tensor, shape: torch.Size) -> Tensor:
 
 
 def times(flow: Tensor, weight: Tensor) -> Tensor:
-    """Return ``flow @ weight`` without the rows of ``flow`` that are zero: few rows carry behind the last attention,
-    and padding carries nothing."""
+    """Return ``flow @ weight``, skipping rows of ``flow`` that are zero: after the last attention, few rows have a
+    flow, and padding has none."""
     if flow.dim() == 2 and len(flow) > 8 and not in_transform() and 2 * int(flow[:, 0].count_nonzero()) < len(flow):
         rows = flow.any(-1).nonzero()[:, 0]
         if 2 * len(rows) < len(flow):
@@ -191,10 +192,10 @@ def _convolution(call: Call, tape: Tape, flow: Tensor) -> Flow:
     grid = flow.shape[2:]
     exact = [*stride] == [*kernel] and [a * b for a, b in zip(grid, kernel, strict=True)] == [*shape[2:]]
     plain = groups == 1 and not transposed and max(dilation) == 1 and not any(padding)
-    if exact and plain and len(kernel) == 2:  # patches that do not overlap
+    if exact and plain and len(kernel) == 2:  # non-overlapping patches
         rows = times(flow.permute(0, 2, 3, 1).reshape(-1, flow.shape[1]), weight.flatten(1))
         return rows.reshape(shape[0], *grid, shape[1], *kernel).permute(0, 3, 1, 4, 2, 5).reshape(shape)
-    like = flow.new_empty(1).expand(shape)  # only its shape is read
+    like = flow.new_empty(1).expand(shape)  # only the shape is used
     return aten.convolution_backward(flow, like, weight, None, *call.args[3:9], [True, False, False])[0]
 
 
@@ -222,17 +223,17 @@ def _repeat_interleave(call: Call, tape: Tape, flow: Tensor) -> Flow:
 @_unary("slice")
 def _slice(call: Call, tape: Tape, flow: Tensor) -> Flow:
     shape = tape.shapes[call.operands[0]]
-    given: tuple[Any, ...] = call.args[1:]
-    axis, start, end, step = given + (0, None, None, 1)[len(given) :]
+    args: tuple[Any, ...] = call.args[1:]
+    axis, start, end, step = args + (0, None, None, 1)[len(args) :]
     return aten.slice_backward(flow, shape, axis, start or 0, shape[axis] if end is None else end, step)
 
 
 @_formula("split split_with_sizes unbind")
 def _split(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
     axis = call.args[-1] if len(call.args) > (1 if call.name == "unbind" else 2) else 0
-    some = next(f for f in flows if f is not None)
-    made = [some.new_zeros(tape.shapes[r]) if f is None else f for r, f in zip(call.results, flows, strict=True)]
-    return (torch.stack(made, axis) if call.name == "unbind" else torch.cat(made, axis),)
+    like = next(f for f in flows if f is not None)
+    parts = [like.new_zeros(tape.shapes[r]) if f is None else f for r, f in zip(call.results, flows, strict=True)]
+    return (torch.stack(parts, axis) if call.name == "unbind" else torch.cat(parts, axis),)
 
 
 @_formula("cat")
@@ -241,7 +242,7 @@ def _cat(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Seq
     if flow is None:
         return None
     shapes = [tape.shapes[o] for o in call.operands]
-    sizes = [s[axis] if len(s) == flow.dim() else 0 for s in shapes]  # an empty cache has one axis, whatever the rank
+    sizes = [s[axis] if len(s) == flow.dim() else 0 for s in shapes]  # an empty cache may have a single axis
     parts = zip(flow.split(sizes, axis), shapes, call.operands, want, strict=True)
     return [p.reshape(s).to(tape.dtypes[o]) if w else None for p, s, o, w in parts]
 
@@ -275,7 +276,7 @@ def _index(call: Call, tape: Tape, flow: Tensor) -> Flow:
 
 @_formula("copy")
 def _copy(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Sequence[Flow] | None:
-    """What was there before is gone."""
+    """The overwritten operand gets no flow."""
     (flow,) = flows
     if flow is None:
         return None
@@ -292,7 +293,7 @@ def _fill(call: Call, tape: Tape, flows: list[Flow], want: Sequence[bool]) -> Se
 
 @_unary("native_dropout")
 def _native_dropout(call: Call, tape: Tape, flow: Tensor) -> Flow:
-    """By the mask that was drawn."""
+    """Use the recorded mask."""
     p = call.args[1]
     return flow * tape[call.results[1]] * (1 / (1 - p) if p < 1 else 0)
 
@@ -336,11 +337,11 @@ def _mean(call: Call, tape: Tape, flow: Tensor) -> Flow:
     if flow.dim() < len(shape):
         for d in axes:
             flow = flow.unsqueeze(d)
-    made = flow.to(tape.dtypes[call.operands[0]]).expand(shape)
-    return made / math.prod(shape[d] for d in axes) if call.name == "mean" else made
+    spread = flow.to(tape.dtypes[call.operands[0]]).expand(shape)
+    return spread / math.prod(shape[d] for d in axes) if call.name == "mean" else spread
 
 
-# -- functions of one number -----------------------------------------------------------------------------------------
+# -- elementwise functions -------------------------------------------------------------------------------------------
 @_unary("pow")
 def _pow(call: Call, tape: Tape, flow: Tensor) -> Flow:
     p = call.args[1]
@@ -359,9 +360,9 @@ _unary("silu")(lambda c, t, f: aten.silu_backward(f, t[c.operands[0]]))
 _unary("gelu")(lambda c, t, f: aten.gelu_backward(f, t[c.operands[0]], **c.kwargs))
 
 
-# -- along rows ------------------------------------------------------------------------------------------------------
+# -- softmax and layer norm ------------------------------------------------------------------------------------------
 def softmax_adjoint(flow: Tensor, p: Tensor, axis: int) -> Tensor:
-    """Return p ⊙ (flow − Σ flow ⊙ p), the adjoint of a softmax with the result ``p``."""
+    """Return p ⊙ (flow − Σ flow ⊙ p), the adjoint of a softmax with the result ``p`` along an axis."""
     return aten._softmax_backward_data(flow, p, axis, p.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Along which axis of an input the features of its rows lie, read off the first layer that reads it."""
+"""Find the axis of an input along which its rows have their features, from the first layer that reads it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from whyformer.tape.walking import walk_back
 
 __all__ = ["axis_of_rows", "find_features"]
 
-ROWS = 12  # of which it is measured what they see
-_LAYERS = {"linear": 0, "mm": 0, "matmul": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # position of what a layer reads
+ROWS = 12  # number of rows whose receptive fields are measured
+_LAYERS = {"linear": 0, "mm": 0, "matmul": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # position of the input of a layer
 
 
 def find_features(tape: Tape, n: int) -> int | None:
-    """Return the axis of an input that the first convolution or linear layer that reads it sums over, perhaps behind
-    views; None if that is unknown, or none or several.
+    """Return the axis of an input over which the first convolution or linear layer that reads it sums, possibly after
+    views; None if it is unknown, or if the layer sums over no axis or several.
 
     Args:
         tape: a recorded pass.
@@ -36,12 +36,13 @@ def find_features(tape: Tape, n: int) -> int | None:
 
 
 def _summed(tape: Tape, n: int) -> list[int] | None:
-    """The axes of an input that the first layer that reads it sums over; None if that is unknown. None of them where a
-    linear layer is over another axis than the last and the input is read otherwise too: it mixes rows."""
+    """Return the axes of an input over which the first layer that reads it sums; None if unknown. Return an empty list
+    for a linear layer over another axis than the last if the input is also read in its own layout, since such a layer
+    mixes rows."""
     shape = tape.shapes[n]
-    # floating-point numbers: some views have no kernel for integers
+    # floating-point, since some views have no kernel for integers
     lines = [torch.arange(size, dtype=torch.float64) for size in shape]
-    views = {n: list(torch.meshgrid(lines, indexing="ij"))}  # where each element stands along each axis of the input
+    views = {n: list(torch.meshgrid(lines, indexing="ij"))}  # for each axis of the input, coordinate of each element
     for call in tape.calls:
         operand = next((o for o in call.operands if o in views), None)
         if operand is None:
@@ -54,7 +55,7 @@ def _summed(tape: Tape, n: int) -> list[int] | None:
             moving = [axis for axis, places in enumerate(views[operand]) if not constant_along(places, channels)]
             return [] if not conv and moving != [len(shape) - 1] and _branches(tape, views) else moving
         result = call.results[0] if call.results else -1
-        if result >= 0 and tape.dtypes[result].is_complex:  # a transform of the whole
+        if result >= 0 and tape.dtypes[result].is_complex:  # a Fourier transform
             break
         if result >= 0 and KINDS.get(call.name) == "view" and len(call.operands) == 1:
             with bare():
@@ -67,7 +68,7 @@ def _summed(tape: Tape, n: int) -> list[int] | None:
 
 
 def _branches(tape: Tape, views: dict[int, list[Tensor]]) -> bool:
-    """Return True if a value that is turned is read in its own layout too, as by the sum behind a layer over rows."""
+    """Return True if a value is read both by a view and in its own layout, as by the sum after a layer over rows."""
     read: dict[int, set[bool]] = {}
     for call in tape.calls:
         turns = KINDS.get(call.name) == "view" and bool(call.results) and call.results[0] in views
@@ -78,12 +79,11 @@ def _branches(tape: Tape, views: dict[int, list[Tensor]]) -> bool:
 
 
 def axis_of_rows(tape: Tape, n: int) -> int | None:
-    """Return 1 or 2, the axis of an input ``[B, N, D]`` or ``[B, D, N]`` along which its rows stand; None if that is
-    unknown.
+    """Return the axis of the rows of an input ``[B, N, D]`` or ``[B, D, N]``, 1 or 2; None if unknown.
 
-    Along the axis of the rows each of them sees another place, along that of the features all see the same. That is
-    read off the first layer, or else measured at some rows of what it returns. Where both axes are kept apart (patches
-    of a spectrogram), or neither is (all is flattened first), it is axis 1.
+    The rows of the first layer have different receptive fields along the axis of rows, and the same along the axis of
+    features. This is derived from the layer, or else measured at some rows of its output. If the receptive fields
+    differ along both axes (patches of a spectrogram), or along none (a flattened input), the result is 1.
 
     Args:
         tape: a recorded pass.
@@ -93,28 +93,29 @@ def axis_of_rows(tape: Tape, n: int) -> int | None:
     if features is not None:
         return 3 - features[0] if len(features) == 1 and features[0] > 0 else 1
     layer = _first_layer(tape, n)
-    found = None if layer is None else _spread(tape, n, layer)
-    if found is None or found[0] >= 0.5:
+    spread = None if layer is None else _spread(tape, n, layer)
+    if spread is None or spread[0] >= 0.5:
         return 1
-    return 2 if found[1] >= 0.5 and found[0] < 0.25 else None
+    return 2 if spread[1] >= 0.5 and spread[0] < 0.25 else None
 
 
 def _first_layer(tape: Tape, n: int) -> Call | None:
-    """The first convolution or linear layer that reads what depends on an input."""
+    """Return the first convolution or linear layer that reads a value that depends on an input."""
     carry = reach(tape, [n])
     layers = (c for c in tape.calls if "convolution" in c.name or c.name in _LAYERS)
     return next((c for c in layers if any(carry[o] for o in c.operands)), None)
 
 
 def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
-    """How far apart the centres of some of the first sample's rows lie along axes 1 and 2, as a share of what places
-    all over the axis have: 0 where all rows see the same. None if there are fewer than two rows."""
-    made = layer.results[0]
-    program, flows = read_program(tape, [n], made), list[Tensor]()
-    for seed in _seeds(tape, made, 1 if "convolution" in layer.name else -1):
-        (found,) = walk_back(program, tape, [(UNMIXED, {made: seed})], wanted=[n])
-        if bool(found[n][0].any()):  # others are no rows of this sample
-            flows.append(found[n][0].double().square())
+    """Return the standard deviations, along axes 1 and 2 of the input, of the centres of the receptive fields of some
+    rows of the first sample, relative to that of all positions: 0 if all rows have the same receptive field. Return
+    None if there are fewer than two rows."""
+    result = layer.results[0]
+    program, flows = read_program(tape, [n], result), list[Tensor]()
+    for seed in _seeds(tape, result, 1 if "convolution" in layer.name else -1):
+        (flow,) = walk_back(program, tape, [(UNMIXED, {result: seed})], wanted=[n])
+        if bool(flow[n][0].any()):  # rows of other samples have no flow
+            flows.append(flow[n][0].double().square())
         if len(flows) == ROWS:
             break
     tape.release()
@@ -124,19 +125,19 @@ def _spread(tape: Tape, n: int, layer: Call) -> tuple[float, float] | None:
     return _of_axis(weights.sum(2)), _of_axis(weights.sum(1))
 
 
-def _seeds(tape: Tape, made: int, channels: int) -> Iterator[Tensor]:
-    """The same random flow to each of some rows of what a layer returns, one at a time."""
-    flow = drawn(tape, made)
+def _seeds(tape: Tape, result: int, channels: int) -> Iterator[Tensor]:
+    """Yield flows to the output of a layer, each the same random flow at a single row."""
+    flow = drawn(tape, result)
     rows = flow.movedim(channels, -1).flatten(0, -2)
     rows = rows[:1].expand_as(rows)
     for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: 8 * ROWS].tolist():
-        one = torch.zeros_like(rows)
-        one[i] = rows[i]
-        yield one.view(flow.movedim(channels, -1).shape).movedim(-1, channels)
+        seed = torch.zeros_like(rows)
+        seed[i] = rows[i]
+        yield seed.view(flow.movedim(channels, -1).shape).movedim(-1, channels)
 
 
 def _of_axis(weights: Tensor) -> float:
-    """The deviation of the centres of ``[rows, places]``, over that of the places."""
+    """Return the standard deviation of the centres of ``[rows, positions]``, relative to that of the positions."""
     places = torch.arange(weights.shape[1], dtype=weights.dtype, device=weights.device)
     if len(places) < 2:
         return 0.0

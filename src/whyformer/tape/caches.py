@@ -1,4 +1,4 @@
-"""Results that are kept for the next time, the most recent ones only."""
+"""A cache of recent results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Result = TypeVar("Result")
 
 
 class Recent(Generic[Result]):
-    """Keep the results that were used last, by key.
+    """Cache of the most recently used results, by key.
 
     Args:
-        most: how many.
+        most: maximum number of results.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,8 +28,8 @@ class Recent(Generic[Result]):
         return result
 
     def put(self, key: object, result: Result) -> Result:
-        """Keep a result as the most recent one, and return it."""
-        self._results.pop(key, None)  # so that it is the last, in several threads too
+        """Store a result as the most recent one, and return it."""
+        self._results.pop(key, None)  # so that it becomes the last, also when several threads use the cache
         self._results[key] = result
         while len(self._results) > self.most:
             self._results.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Calls: what a tape consists of."""
+"""ATen calls, the entries of a tape."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ aten = torch.ops.aten
 
 __all__ = ["Call", "Slot", "every_tensor", "fill", "is_composite", "slot", "tensors_in"]
 
-# other operands may lie otherwise in memory
+# a repeated call may get operands with other strides
 _ANY_LAYOUT: dict[Any, Any] = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
 class Slot:
-    """The place of a tensor among the arguments of a call: ``operands[index]``."""
+    """Placeholder for the tensor ``operands[index]`` among the arguments of a call."""
 
     __slots__ = ("index",)
 
@@ -45,14 +45,14 @@ class Call:
     Attributes:
         number: its position on the tape.
         name: the operator without namespace, overload and trailing underscore, such as ``"addmm"``.
-        operator: what was called, an ``OpOverload`` or a function of tensors.
-        args, kwargs: its arguments, with a :class:`Slot` in the place of each tensor.
-        operands: numbers of the values it reads.
-        results: numbers of the values it makes.
-        writes: positions of the operands that it overwrites; their new values are its first results.
-        random: True if it draws random numbers. Such a call is never repeated.
-        kind: of a call of a declared operation, what it is, see :mod:`whyformer.tape.declared`; "" for other calls.
-        beside: numbers of the values that a declared operation reads without being given them.
+        operator: the callable, an ``OpOverload`` or a function of tensors.
+        args, kwargs: its arguments, with a :class:`Slot` for each tensor.
+        operands: numbers of the input values.
+        results: numbers of the output values.
+        writes: positions of the operands that the call overwrites; their new values are its first results.
+        random: True if the call draws random numbers. Such a call is never repeated.
+        kind: kind of a declared operation, see :mod:`whyformer.tape.declared`; "" for other calls.
+        beside: numbers of the values that a declared operation reads although they are not among its arguments.
     """
 
     number: int
@@ -68,26 +68,24 @@ class Call:
     beside: tuple[int, ...] = ()
 
     def __call__(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Repeat the call on other operands, without writing into them; return all results."""
-        operator, given = self.operator, operands
+        """Repeat the call with other operands, without modifying them; return all results."""
+        operator, inputs = self.operator, operands
         if self.writes:
             pure = _out_of_place(operator)
             if pure is not None and len(self.results) == 1:
                 operator = pure
             else:
-                given = [t.clone() if i in self.writes else t for i, t in enumerate(operands)]
+                inputs = [t.clone() if i in self.writes else t for i, t in enumerate(operands)]
         else:
             operator = _ANY_LAYOUT.get(operator, operator)
-        made = list(
-            tensors_in(operator(*fill(self.args, given), **{k: fill(a, given) for k, a in self.kwargs.items()}))
-        )
-        if given is operands:
-            return made
-        written = [given[i] for i in self.writes]
-        return [*written, *(t for t in made if not any(t is w for w in written))]
+        output = operator(*fill(self.args, inputs), **{k: fill(a, inputs) for k, a in self.kwargs.items()})
+        if inputs is operands:
+            return list(tensors_in(output))
+        written = [inputs[i] for i in self.writes]
+        return [*written, *(t for t in tensors_in(output) if not any(t is w for w in written))]
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Return an argument by its name in the operator's schema; a :class:`Slot` stands for a tensor."""
+        """Return the argument ``name`` of the operator's schema, a :class:`Slot` for a tensor."""
         if name in self.kwargs:
             return self.kwargs[name]
         for argument, value in zip(self._schema(), self.args, strict=False):
@@ -98,7 +96,7 @@ class Call:
         )
 
     def operand(self, name: str) -> int | None:
-        """Return the number of the tensor argument ``name``, or None if it was not passed."""
+        """Return the value number of the tensor argument ``name``; None if it was not passed."""
         slot = self.argument(name)
         return self.operands[slot.index] if isinstance(slot, Slot) else None
 
@@ -107,16 +105,16 @@ class Call:
         return schema.arguments if schema is not None else ()
 
 
-def fill(argument: Any, given: Sequence[Tensor]) -> Any:
-    """Put tensors into the slots of an argument."""
+def fill(argument: Any, tensors: Sequence[Tensor]) -> Any:
+    """Replace the slots in an argument by tensors."""
     kind = type(argument)
     if kind is Slot:
-        return given[argument.index]
-    return kind(fill(a, given) for a in argument) if kind in (list, tuple) else argument
+        return tensors[argument.index]
+    return kind(fill(a, tensors) for a in argument) if kind in (list, tuple) else argument
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested lists and tuples, in order."""
+    """Yield the tensors in nested lists and tuples, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -125,7 +123,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
-    """Yield the tensors of the inputs of a model: nested sequences, mappings and objects such as caches."""
+    """Yield the tensors in the inputs or outputs of a model: nested sequences, mappings, and objects such as caches."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -138,11 +136,11 @@ def every_tensor(value: Any, depth: int = 6) -> Iterator[Tensor]:
 
 
 def is_composite(operator: Any) -> bool:
-    """Return True if torch makes an operator of others below autograd, so that these are recorded in its place."""
+    """Return True if torch decomposes an operator above the dispatch mode, so that its parts are recorded instead."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd"))
 
 
-# -- calls that write in place, repeated without it --------------------------------------------------------------------
+# -- out-of-place versions of in-place operators ---------------------------------------------------------------------
 def _copy(old: Tensor, new: Tensor, *_: Any) -> Tensor:
     return new.to(old.dtype).expand(old.shape).clone()
 
@@ -151,8 +149,8 @@ _PURE: dict[Any, Any] = {}
 
 
 def _out_of_place(operator: Any) -> Any:
-    """Return ``aten::add`` for ``aten::add_``, if there is one with the same arguments and a derivative; vmap cannot
-    write a batched value into one that is not."""
+    """Return ``aten::add`` for ``aten::add_``, if it exists with the same arguments and a derivative. vmap cannot write
+    a batched tensor into an unbatched one in place."""
     if operator not in _PURE:
         _PURE[operator] = _find_pure(operator)
     return _PURE[operator]

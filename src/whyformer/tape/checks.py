@@ -1,7 +1,7 @@
-"""Can a tape be trusted? Memory that torch does not see, and weights that changed since the pass.
+"""Checks of a tape: values that were written outside of torch, and weights that changed since the pass.
 
-A dispatch mode sees torch's calls. A kernel that is handed an address, numpy, or another thread may write values that
-no call made, and relevance would end there without a word. These checks find such values.
+A dispatch mode sees only the calls of torch. A kernel that gets an address, numpy, or another thread may write values
+that no recorded call computed, and relevance would be lost there silently. These checks find such values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _CLONES = frozenset(("clone", "contiguous", "_to_copy"))
 
 
 def unset(tape: Tape) -> list[Call]:
-    """Return the calls that read memory which nobody wrote: a tensor from ``torch.empty`` that a kernel filled by its
-    address."""
-    raw, found = set[int](), []
+    """Return the calls that read memory that no recorded call wrote, such as a tensor from ``torch.empty`` that a
+    kernel filled through its address."""
+    raw, calls = set[int](), []
     for call in tape.calls:
         if call.name in RAW:
             raw.update(call.results)
@@ -36,8 +36,8 @@ def unset(tape: Tape) -> list[Call]:
             if KINDS.get(call.name) == "view" and call.name not in _CLONES and not call.writes:
                 raw.update(call.results)
             else:
-                found.append(call)
-    return found
+                calls.append(call)
+    return calls
 
 
 def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
@@ -47,7 +47,7 @@ def _reads_no_numbers(call: Call, raw: set[int]) -> bool:
 
 
 def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
-    """Return True if a call writes every row of unset memory, each by its index."""
+    """Return True if a call writes every row of unset memory, by its index."""
     if call.name != "index_put" or not call.writes or any(o in raw for o in call.operands[1:]):
         return False
     rows = call.args[1]
@@ -58,7 +58,7 @@ def _fills(call: Call, tape: Tape, raw: set[int]) -> bool:
 
 
 def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
-    """Return the values that no call made and that differ in a pass on other inputs: they came from numpy, another
+    """Return the leaves that differ in a pass on other inputs, so that they were computed from inputs by numpy, another
     thread or a foreign kernel.
 
     Args:
@@ -67,9 +67,9 @@ def foreign(tape: Tape, other: Tape, known: Iterable[int]) -> list[int]:
         known: numbers of parameters and buffers, which need no comparison.
     """
     suspects = sorted(n for n in tape.given - tape.inputs - set(known) if tape.floating(n))
-    # where the other pass took another way, its numbers are others
-    there = [other[n] for n in other.given - other.inputs if other.floating(n)]
-    return [n for n in suspects if not any(_same(tape[n], t) for t in there)]
+    # compared by value, since the numbers differ if the other pass took another path
+    leaves = [other[n] for n in other.given - other.inputs if other.floating(n)]
+    return [n for n in suspects if not any(_same(tape[n], t) for t in leaves)]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -77,22 +77,22 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def altered(tape: Tape) -> list[int]:
-    """Return the given values (weights, buffers, inputs) that were written to since the pass, so that a walk would mix
-    old values and new weights."""
+    """Return the leaves (parameters, buffers, inputs) that were modified since the pass, so that a walk would mix old
+    values and new weights."""
     return [n for n, version in tape.versions.items() if n not in tape.written and tape[n]._version != version]
 
 
 def unfaithful(tape: Tape) -> list[Call]:
-    """Return the calls that give something else when they are repeated: a kernel wrote into one of their values. Costs
-    as much as the pass, and needs a tape that holds all values."""
-    found = []
+    """Return the calls whose results differ when they are repeated, because a kernel wrote into one of their values.
+    Takes as long as the pass, and needs a tape that stores all values."""
+    differing = []
     with bare():
         for call in tape.calls:
             held = all(tape.holds(n) for n in (*call.operands, *call.results))
             if not held or call.random or call.name in RAW:
                 continue
-            made = call([tape[o] for o in call.operands])
-            same = zip(made, (tape[r] for r in call.results), strict=True)
-            if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in same if not a.is_complex()):
-                found.append(call)
-    return found
+            repeated = call([tape[o] for o in call.operands])
+            pairs = zip(repeated, (tape[r] for r in call.results), strict=True)
+            if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if not a.is_complex()):
+                differing.append(call)
+    return differing

@@ -1,4 +1,4 @@
-"""Random values in the place of those from outside a region, and calls that are repeated on them."""
+"""Random substitutes for the values that a region reads, and repetition of calls on them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FEW = 6
 
 @dataclass(eq=False)
 class Draws:
-    """Random float64 values in the place of values from outside a region: weights, masks, whatever the model was given.
-    What calls compute from nothing, such as a causal mask, is a constant of the program and stays.
+    """Random float64 substitutes for values from outside a region, such as weights and masks. Values that depend on no
+    leaf, such as a causal mask, are constants of the program and are kept.
 
     Attributes:
         tape: the pass.
-        fixed: for each value, whether it is computed from nothing.
-        repeats: number of a value -> the calls that only repeat another one, if it is made so.
-        short: axes of which few elements are drawn, counted from the last.
+        fixed: for each value, whether it depends on no leaf.
+        repeats: maps a value to the views that expand a smaller value to it; empty if there are none.
+        short: (negative) axes of which few elements are drawn.
     """
 
     tape: Tape
@@ -39,7 +39,7 @@ class Draws:
         self.random = torch.Generator().manual_seed(0)
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """The shape of value ``n`` with short axes."""
+        """Return the shape of the substitute for value ``n``."""
         shape = self.tape.shapes[n]
         return tuple(min(size, _FEW) if i - len(shape) in self.short else size for i, size in enumerate(shape))
 
@@ -60,11 +60,11 @@ class Draws:
             return t
         if tape.dtypes[n] == torch.bool:
             return torch.rand(shape, generator=self.random) < 0.5
-        if not tape.floating(n):  # a mask, or a number
+        if not tape.floating(n):  # a mask of integers, or a scalar
             if tape.shapes[n].numel() == 1:
                 return tape[n].cpu()
             return (torch.rand(shape, generator=self.random) < 0.75).to(tape.dtypes[n])
-        if math.prod(shape) == 1:  # a number, such as what masked scores are filled with: of its size, but another
+        if math.prod(shape) == 1:  # a scalar, such as the fill value of masked scores: keep its order of magnitude
             return wide(tape[n]) * self.uniform((), 0.5)
         noise = self.normal(shape)
         return noise + noise.sign()
@@ -77,10 +77,10 @@ class Draws:
 
 
 def repeat(call: Call, tape: Tape, operands: list[Tensor]) -> list[Tensor]:
-    """Repeat a call in float64, casts between floating types left out."""
+    """Repeat a call in float64, without casts to other floating-point dtypes."""
     if call.name == "_to_copy" and tape.floating(call.results[0]):
         return [operands[0].double()]
-    if call.name in ("_softmax", "_log_softmax"):  # the third argument asks for float32 of half precision
+    if call.name in ("_softmax", "_log_softmax"):  # the third argument requests float32 results for half precision
         return [call.operator(operands[0], call.args[1], False)]
     dtype = call.kwargs.get("dtype")
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
@@ -89,4 +89,5 @@ def repeat(call: Call, tape: Tape, operands: list[Tensor]) -> list[Tensor]:
 
 
 def wide(t: Tensor) -> Tensor:
+    """Return a tensor on the CPU, in float64 if it is floating-point."""
     return t.double().cpu() if t.is_floating_point() else t.cpu()

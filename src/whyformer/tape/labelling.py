@@ -1,4 +1,4 @@
-"""Find whose row each element of a value is, by applying the calls of a tape to the numbers of rows."""
+"""Find the row of each element of a value, by applying the calls of a tape to row numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPLEX = name_set("real imag view_as_real view_as_complex _conj conj _neg_view
 _RESIZED = {name for name in KINDS if "pool" in name or "upsample" in name} | {"convolution", "_convolution"}
 _JAGGED = name_set("_jagged_to_padded_dense_forward _padded_dense_to_jagged_forward")
 _VIEWS = {name for name, kind in KINDS.items() if kind == "view"} - _KEPT - _COMPLEX - _RESIZED - _JAGGED - {"fill"}
-_MOVED = _VIEWS | name_set("index_add scatter_add index_copy")
+_MOVED = _VIEWS | name_set("index_add scatter_add")
 _FLOATS = name_set("im2col reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d")  # no integer kernel
 _JOINED = name_set("cat stack masked_scatter where index_put overlay index_copy")
 _INDEXED = name_set("gather index index_select take take_along_dim")
@@ -48,8 +48,8 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
     Args:
         tape: a recorded pass.
         sources: the inputs whose rows are followed.
-        outputs: numbers of values; calls that these do not depend on, such as those of a hook that runs the model once
-            more, are left out. None takes all calls.
+        outputs: numbers of values. Calls on which these do not depend, such as those of a hook that runs the model
+            again, are ignored. None uses all calls.
     """
     ends = None if outputs is None else tuple(outputs)
     key = tape.signature, tuple(sources), ends
@@ -63,18 +63,18 @@ def find_rows(tape: Tape, sources: Sequence[Source], outputs: Iterable[int] | No
 
 
 class _Following:
-    """One pass over the calls, in the order of execution."""
+    """Computes the rows of a pass, in one loop over its calls."""
 
     def __init__(self, tape: Tape, sources: Sequence[Source], calls: Sequence[Call]) -> None:
         self.tape, self.rows = tape, Rows()
         self.labels = self.rows.labels
-        self.ids: dict[int, Tensor] = {}  # integer value -> the element of an input that each one is; 0 for none
-        self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each element of an integer input
+        self.ids: dict[int, Tensor] = {}  # integer value -> number of the input element that each id is; 0 for none
+        self.elements: list[tuple[str, int]] = [("", 0)]  # (source, sample) of each input element, by number
         self.first: dict[str, tuple[int, int]] = {}  # source -> (number of its first element, length of its last axis)
         self.looked_up: list[tuple[Tensor, Tensor]] = []  # (elements, their rows)
-        self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # one tensor for equal labels
-        self.blank: set[int] = set()  # values that hold padding alone, cut off from values with rows
-        self.blends = False  # the call at hand makes elements of several rows of one family
+        self.same: dict[tuple[torch.Size, bytes], Tensor] = {}  # a shared tensor for equal labels
+        self.blank: set[int] = set()  # values that hold only padding
+        self.blends = False  # whether the current call combines several rows of a family in an element
         for source in sources:
             self._begin(source)
         for call in calls:
@@ -90,7 +90,7 @@ class _Following:
         grid: tuple[int, ...] | None = None,
         elements: Tensor | None = None,
     ) -> Tensor:
-        """Number new rows, in the shape of ``samples``, and of ``elements`` if they are looked up."""
+        """Create a family of new rows; return their numbers, in the shape of ``samples``, the sample of each row."""
         rows, count = self.rows, samples.numel()
         numbers = torch.arange(len(rows), len(rows) + count).view(samples.shape)
         order = samples.flatten().argsort(stable=True)
@@ -106,6 +106,7 @@ class _Following:
         return numbers
 
     def _begin(self, source: Source) -> None:
+        """Create the rows of a source, or the element numbers of ids."""
         shape = self.tape.shapes[source.value]
         samples = torch.arange(shape[0]) if source.samples is None else torch.tensor(source.samples)
         lead = 2 if len(samples) == shape[:2].numel() != shape[0] else 1
@@ -128,7 +129,8 @@ class _Following:
         self.labels[source.value] = (self._new(samples, source.name, source.value, grid).expand(shape),)
 
     def _look_up(self, call: Call) -> bool:
-        """Rows begin where vectors are looked up by ids. The same ids looked up again are the same rows."""
+        """Create rows for embeddings that are looked up by ids, and return True if the call is such a look-up. If equal
+        ids are looked up again, they get the same rows."""
         if call.name not in _LOOKED_UP or call.operands[0] in self.labels:
             return False
         if call.operands[-1] not in self.ids or not self.tape.floating(call.operands[0]):
@@ -154,7 +156,8 @@ class _Following:
         return True
 
     def _samples_of(self, ids: Tensor) -> tuple[Tensor | None, str]:
-        """Samples and source of elements. What is no element, such as a start token, is of the sample beside it."""
+        """Return the samples and the source of element numbers. A 0, such as a start token, gets the sample of its
+        neighbours. Samples are None if unknown."""
         listed = ids.flatten().tolist()
         names = [self.elements[i][0] for i in listed]
         samples = torch.tensor([self.elements[i][1] if i else -1 for i in listed]).view(ids.shape)
@@ -166,201 +169,207 @@ class _Following:
                 return top.contiguous(), next(n for i, n in zip(listed, names, strict=True) if i)
         return None, ""
 
-    # -- where they go
+    # -- propagation
     def _follow(self, call: Call) -> None:
+        """Label the results of a call."""
         if any(o in self.ids for o in call.operands):
             self._follow_ids(call)
-        known = [self.labels.get(o, ()) for o in call.operands]
-        if not any(known) or not call.results:
+        labels = [self.labels.get(o, ()) for o in call.operands]
+        if not any(labels) or not call.results:
             moves = call.name in _MOVED and bool(call.operands) and all(o in self.blank for o in call.operands)
             self.blank.update(call.results if moves else ())
             return
         shape, name = self.tape.shapes[call.results[0]], call.name
         if 0 in shape:
             return
-        masks = name == "where" and sum(map(bool, known)) == 1
+        masks = name == "where" and sum(map(bool, labels)) == 1
         restrides = name == "as_strided" and bool(call.writes)
         if name in _MOVED and not masks and not restrides:
-            self._move(call, known)
+            self._move(call, labels)
             return
         self.blends = False
-        found = tuple(filter(_holds_rows, self._made(call, known, shape)))
+        label = tuple(filter(_holds_rows, self._label_of(call, labels, shape)))
         for r in call.results:
-            if found and self.tape.floating(r) and self.tape.shapes[r] == shape:
-                self.labels[r] = found
+            if label and self.tape.floating(r) and self.tape.shapes[r] == shape:
+                self.labels[r] = label
                 self.rows.blended.update([r] if self.blends else [])
 
-    def _made(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
-        """The label of what a call computes; none if it is unknown."""
+    def _label_of(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
+        """Return the label of the results of a call, from those of its operands; () if unknown."""
         name = call.name
         if name in _PRODUCTS:
-            a, b = (known[0], ()) if name in ("linear", "_grouped_mm") else known[-2:]
+            a, b = (labels[0], ()) if name in ("linear", "_grouped_mm") else labels[-2:]
             return self._product(call, a, b, shape)
         if call.kind == HIDDEN_LAYER and self._keeps_rows(call, shape):
-            return self._product(call, next(filter(None, known)), (), shape)
+            return self._product(call, next(filter(None, labels)), (), shape)
         if name in _RESIZED:
-            return self._resize(call, known[0], shape)
+            return self._resize(call, labels[0], shape)
         if name in _SAMPLED:
-            return self._sample(call, known, shape)
+            return self._sample(call, labels, shape)
         if name in _REDUCED and len(call.operands) == 1:
-            return self._reduce(call, known[0], shape)
+            return self._reduce(call, labels[0], shape)
         if name in _SORTED:
-            return self._sort(call, known[0], shape)
+            return self._sort(call, labels[0], shape)
         if name in _COMPLEX:
-            return self._complex(call, known[0], shape)
+            return self._complex(call, labels[0], shape)
         if name == "copy":
-            return tuple(t.expand(shape) for t in known[1])
+            return tuple(t.expand(shape) for t in labels[1])
         if not _is_pointwise(call):
             return ()
         shapes = [self.tape.shapes[o] for o in call.operands]
-        return self._elementwise([(k, own) for k, own in zip(known, shapes, strict=True) if k], shape)
+        return self._elementwise([(k, s) for k, s in zip(labels, shapes, strict=True) if k], shape)
 
     def _keeps_rows(self, call: Call, shape: torch.Size) -> bool:
-        """Return True if a layer that users declare makes other features of the same rows."""
-        given = [self.tape.shapes[o] for o in call.operands if o in self.labels]
-        return len(given) == 1 and len(given[0]) > 1 and given[0][:-1] == shape[:-1]
+        """Return True if a declared layer maps features of rows to other features of the same rows."""
+        shapes = [self.tape.shapes[o] for o in call.operands if o in self.labels]
+        return len(shapes) == 1 and len(shapes[0]) > 1 and shapes[0][:-1] == shape[:-1]
 
     def _follow_ids(self, call: Call) -> None:
-        """Integers that stand for elements of an input, through what rearranges or shifts them."""
-        given = self.ids.get(call.operands[0])
+        """Follow the element numbers of ids through calls that rearrange or shift them."""
+        first = self.ids.get(call.operands[0])
         by_ids = call.name in _PLACED_BY_INDEX and any(o in self.ids for o in call.operands[1:])
-        moved = call.name in _MOVED and not by_ids and (given is not None or call.name not in _INDEXED)
+        moved = call.name in _MOVED and not by_ids and (first is not None or call.name not in _INDEXED)
         if call.name == "copy" or moved:
             places = call.operands[:1] if call.name in _INDEXED else call.operands
             ids = [self.ids.get(o) if o in places else None for o in call.operands]
-            found = _moved(call, [self._still(call, i) if t is None else t for i, t in enumerate(ids)])
-        elif given is not None and (call.name in _KEPT or _is_pointwise(call)):
-            found = [given] * len(call.results)
+            numbers = _moved(call, [self._unlabelled(call, i) if t is None else t for i, t in enumerate(ids)])
+        elif first is not None and (call.name in _KEPT or _is_pointwise(call)):
+            numbers = [first] * len(call.results)
         else:
             return
-        for r, t in zip(call.results, found, strict=True):
+        for r, t in zip(call.results, numbers, strict=True):
             if not self.tape.floating(r) and self.tape.dtypes[r] != torch.bool and t.shape == self.tape.shapes[r]:
                 self.ids[r] = t
 
-    def _still(self, call: Call, place: int) -> Tensor:
-        """What stands for an operand without rows: itself if it says which rows are meant, no row if it is data."""
+    def _unlabelled(self, call: Call, place: int) -> Tensor:
+        """Return the substitute for an operand without rows, when a call is repeated on row numbers: its values for
+        indices and masks, zeros for data."""
         n = call.operands[place]
-        says = call.name in _INDEXED or any(o in self.labels for o in call.operands)
-        if self.tape.floating(n) or not (says or self.tape.dtypes[n] == torch.bool):
+        selects = call.name in _INDEXED or any(o in self.labels for o in call.operands)
+        if self.tape.floating(n) or not (selects or self.tape.dtypes[n] == torch.bool):
             return zero(self.tape.shapes[n])
         self.rows.indices[n] = self.tape[n].detach().cpu().clone()
         return self.rows.indices[n]
 
-    def _move(self, call: Call, known: list[Label]) -> None:
-        for part in range(max(map(len, known))):
-            given = [k[min(part, len(k) - 1)] if k else self._still(call, i) for i, k in enumerate(known)]
-            for r, label in zip(call.results, _moved(call, given), strict=True):
+    def _move(self, call: Call, labels: list[Label]) -> None:
+        """Label the results of a call that rearranges elements."""
+        for part in range(max(map(len, labels))):
+            numbers = [k[min(part, len(k) - 1)] if k else self._unlabelled(call, i) for i, k in enumerate(labels)]
+            for r, label in zip(call.results, _moved(call, numbers), strict=True):
                 if self.tape.floating(r) and _holds_rows(label):
                     label = self._shared(slim(label)).expand(self.tape.shapes[r])
                     if call.name == "cat":
-                        label = self._fill(call, known, label)
+                        label = self._fill(call, labels, label)
                     self.labels[r] = (*(self.labels.get(r, ()) if part else ()), label)
                 elif self.tape.floating(r):
                     self.blank.add(r)
         joined = self.labels.get(call.results[0], ())
-        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, known))
+        beside = call.name in _JOINED and not (call.name == "cat" and _along_features(call, labels))
         if beside and len(joined) == 1:
             self._join(joined[0])
 
     def _shared(self, label: Tensor) -> Tensor:
-        """The first label that is equal to this one."""
+        """Return the first label that is equal to this one, to save memory."""
         return self.same.setdefault((label.shape, label.contiguous().numpy().tobytes()), label)
 
-    def _fill(self, call: Call, known: list[Label], label: Tensor) -> Tensor:
-        """Give rows to constants that are put beside others: a class token is a row, further features are none."""
+    def _fill(self, call: Call, labels: list[Label], label: Tensor) -> Tensor:
+        """Label constants that are concatenated with rows: constant rows, such as class tokens, become new rows, and
+        constant features belong to the rows beside them."""
         axis, shape = call.argument("dim", 0), label.shape
-        like = next(k[0] for k in known if k)
-        filled = all(k or o in self.blank for k, o in zip(known, call.operands, strict=True))
+        like = next(k[0] for k in labels if k)
+        filled = all(k or o in self.blank for k, o in zip(labels, call.operands, strict=True))
         if filled or like.dim() != label.dim() or not bool((label == 0).any()):
             return label
-        if _along_features(call, known):
+        if _along_features(call, labels):
             return torch.where(label == 0, like.narrow(axis, 0, 1).expand(shape), label)
         samples = self.rows.sample[like]
         samples = thin(samples, [a for a in range(like.dim()) if constant_along(samples, a)])
         label = slim(label)
         same = [constant_along(like, a) and like.shape[a] == n and label.shape[a] == 1 for a, n in enumerate(shape)]
-        size = [1 if one else n for one, n in zip(same, shape, strict=True)]
+        size = [1 if s else n for s, n in zip(same, shape, strict=True)]
         if any(m not in (1, n) for m, n in zip(samples.shape, size, strict=True)):
-            return label.expand(shape)  # constants beside samples
+            return label.expand(shape)  # constants along the axis of samples
         missing = (label == 0).expand(size)
         numbers = torch.zeros(size, dtype=torch.long)
         numbers[missing] = self._new(samples.expand(size)[missing], "", call.results[0])
         return torch.where(missing, numbers, label).expand(shape)
 
     def _join(self, label: Tensor) -> None:
-        """Note that the rows of a label stand side by side."""
+        """Record that the families of a label are joined in a value."""
         families = self.rows.family[thin(label)].unique().tolist()
         first, *others = dict.fromkeys(self.rows.linked(f) for f in families)
         self.rows.beside.update(dict.fromkeys(others, first))
 
-    def _elementwise(self, known: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
-        """Rows that meet themselves stay. Of others those that are not broadcast; q kᵀ written as a product of two
-        broadcast values has the rows of both."""
-        found: list[Tensor] = []
+    def _elementwise(self, labels: list[tuple[Label, torch.Size]], shape: torch.Size) -> Label:
+        """Return the label of an elementwise call, from (label, shape) of its operands. If the operands have different
+        rows, those of operands that are not broadcast are kept. If all operands are broadcast, as in q kᵀ written as a
+        product of two broadcast values, the result is a map with the rows of both."""
+        distinct: list[Tensor] = []
         broadcast: list[bool] = []
-        for label, own in known:
-            if len(own) > len(shape) or any(m not in (1, n) for m, n in zip(own[::-1], shape[::-1], strict=False)):
+        for label, size in labels:
+            if len(size) > len(shape) or any(m not in (1, n) for m, n in zip(size[::-1], shape[::-1], strict=False)):
                 continue
-            for one in (t.expand(shape) for t in label):
-                if not any(equal(one, other) for other in found):
-                    found.append(one)
-                    broadcast.append(own != shape)
-        if len(found) < 2 or all(broadcast):
-            return tuple(found[:2]) if len(found) > 1 and _is_crossed(*found[:2]) else tuple(found[:1])
-        whole = [label for label, own in known if own == shape]
+            for numbers in (t.expand(shape) for t in label):
+                if not any(equal(numbers, other) for other in distinct):
+                    distinct.append(numbers)
+                    broadcast.append(size != shape)
+        if len(distinct) < 2 or all(broadcast):
+            return tuple(distinct[:2]) if len(distinct) > 1 and _is_crossed(*distinct[:2]) else tuple(distinct[:1])
+        whole = [label for label, size in labels if size == shape]
         most = max(whole, key=lambda label: (len(label), -self._began(label[0])))
         self.blends = any(self._blend(most, label) for label in whole)
-        if len(most) == 1 and not bool(thin(most[0]).all()):  # added to what was not filled in yet
+        if len(most) == 1 and not bool(thin(most[0]).all()):  # elements without a row get that of another operand
             for label in whole:
                 most = (torch.where(most[0] == 0, label[0], most[0]),)
         return most
 
     def _began(self, label: Tensor) -> int:
-        """The first family of some rows: a state's rows began before those of what is made of it and added."""
+        """Return the first family of some rows: the rows of a state began before those of a branch computed from it."""
         return int(self.rows.family[self.rows.distinct(label)].min())
 
     def _blend(self, a: Label, b: Label) -> bool:
-        """Return True if other rows of the same family stand at the same places."""
+        """Return True if two labels have different rows of the same family at the same position."""
         if len(a) != 1 or len(b) != 1 or equal(a[0], b[0]):
             return False
-        one, other = slim(a[0]), slim(b[0])
+        first, second = slim(a[0]), slim(b[0])
         family = self.rows.family
-        return bool(((one != other) & (one > 0) & (other > 0) & (family[one] == family[other])).any())
+        return bool(((first != second) & (first > 0) & (second > 0) & (family[first] == family[second])).any())
 
     def _product(self, call: Call, a: Label, b: Label, shape: torch.Size) -> Label:
-        """A product keeps the rows that do not change along the axis that it sums over."""
-        kept: list[Tensor] = []
-        dropped: list[tuple[Tensor, int]] = []
+        """Return the label of a product of operands with the labels a and b. Rows that do not change along the summed
+        axis are preserved; if there are none, new rows begin that mix the summed ones."""
+        preserved: list[Tensor] = []
+        summed: list[tuple[Tensor, int]] = []
         for label, other, axis in ((a, b, -1), (b, a, -2)):
-            for one in label:
-                axis = max(axis, -one.dim())
-                first = one.narrow(axis, 0, 1)
-                first = (first if one.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
+            for numbers in label:
+                axis = max(axis, -numbers.dim())
+                first = numbers.narrow(axis, 0, 1)
+                first = (first if numbers.dim() <= len(shape) else first.squeeze(axis)).expand(shape)
                 is_key = False
-                if one.shape[axis] == 1 and len(label) == 2:  # the only key of a map over one key
+                if numbers.shape[axis] == 1 and len(label) == 2:  # the key of a map with a single key
                     is_key = any(equal(first, t.narrow(-3 - axis, 0, 1).expand(shape)) for t in other)
-                if is_key or not constant_along(one, axis):
-                    dropped.append((one, axis))
-                elif not any(equal(first, t) for t in kept):
-                    kept.append(first)
-        if len(kept) == 2 and a and b and not all(_goes_on(t, axis) for t, axis in zip(kept, (-2, -1), strict=True)):
-            moving = [t for t, axis in zip(kept, (-2, -1), strict=True) if _goes_on(t, axis)]
-            kept = moving or kept  # a row times a state, of which each sample has one, is the row's
-        if kept:
-            return tuple(kept[:2])
-        one, axis = dropped[0]
-        by = -2 if a and b else axis if _pools(one, axis) else None
-        return (self._mixture(call, one, axis, shape, by=by),)
+                if is_key or not constant_along(numbers, axis):
+                    summed.append((numbers, axis))
+                elif not any(equal(first, t) for t in preserved):
+                    preserved.append(first)
+        if len(preserved) == 2 and a and b:  # the product of a row with a matrix of its sample belongs to the row
+            moving = [t for t, axis in zip(preserved, (-2, -1), strict=True) if _may_hold_rows(t, axis)]
+            preserved = moving or preserved
+        if preserved:
+            return tuple(preserved[:2])
+        numbers, axis = summed[0]
+        by = -2 if a and b else axis if _pools(numbers, axis) else None
+        return (self._mixture(call, numbers, axis, shape, by=by),)
 
     def _mixture(
         self, call: Call, label: Tensor, axes: int | Sequence[int], shape: torch.Size, by: int | None = None
     ) -> Tensor:
-        """Begin rows that mix others along some axes. Elements that mix the same rows are one row; with learned queries
-        or a pool by a matrix, each element along the axis ``by`` of the result is one."""
+        """Create rows that mix others along some axes. Elements that mix the same rows belong to the same new row. With
+        ``by``, for learned queries or pooling by a matrix, each index along this axis of the result is a new row."""
         axes = [a % label.dim() for a in ([axes] if isinstance(axes, int) else axes)]
         mixed = thin(label, [a for a in range(label.dim()) if a not in axes and constant_along(label, a)])
         of = mixed.amax(axes, keepdim=True)
-        for axis in axes:  # a number for each set of rows
+        for axis in axes:  # a hash of each set of mixed rows
             factors = torch.randint(1 << 40, (mixed.shape[axis],), generator=torch.Generator().manual_seed(axis))
             mixed = (mixed.movedim(axis, -1) * factors).sum(-1, keepdim=True).movedim(-1, axis)
         if mixed.dim() != len(shape):
@@ -370,7 +379,7 @@ class _Following:
             of = of.expand(mixed.shape)
         sets, inverse = mixed.unique(return_inverse=True)
         first = first_places(inverse.flatten(), len(sets))
-        order = first.argsort()  # in the order in which they stand
+        order = first.argsort()  # in the order of their first occurrence
         rows = of.flatten()[first[order]]
         source = self.rows.families[int(self.rows.family[rows].max())].source
         numbers = torch.empty(len(sets), dtype=torch.long)
@@ -378,43 +387,44 @@ class _Following:
         return numbers[inverse].expand(shape)
 
     def _reduce(self, call: Call, label: Label, shape: torch.Size) -> Label:
+        """Return the label of a reduction: a reduction over features keeps rows, others mix them."""
         before = self.tape.shapes[call.operands[0]]
         over = call.argument("dim")
         over = range(len(before)) if over is None or over == [] else [over] if isinstance(over, int) else over
         axes = [a % max(1, len(before)) for a in over]
         size = [1 if a in axes else n for a, n in enumerate(before)]
-        most = [t.amax(axes, keepdim=True) for t in map(slim, label)]  # one row, perhaps beside constants
-        alone = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
-        kept = [m.expand(size).reshape(shape) for m in alone]
-        return tuple(kept) or (self._mixture(call, label[0], axes, shape),)
+        most = [t.amax(axes, keepdim=True) for t in map(slim, label)]
+        # those that reduce a single row, possibly with constants beside it
+        single = [m for m, t in zip(most, map(slim, label), strict=True) if bool(((t == m) | (t == 0)).all())]
+        return tuple(m.expand(size).reshape(shape) for m in single) or (self._mixture(call, label[0], axes, shape),)
 
     def _sort(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Features of a row in another order belong to the same row; rows in an order of values are unknown."""
+        """Return the label of a sort: sorted features of a row belong to the same row; () for sorted rows."""
         axis = call.argument("dim", -1)
-        known = all(constant_along(t, axis) for t in label)
-        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if known else ()
+        labels = all(constant_along(t, axis) for t in label)
+        return tuple(t.narrow(axis, 0, 1).expand(shape) for t in label) if labels else ()
 
     def _resize(self, call: Call, label: Label, shape: torch.Size) -> Label:
-        """Convolutions and pools ``[B, C, *grid]``. Rows of a grid that keeps its size go on, others begin. So do rows
-        where several grids lie along the channels."""
+        """Return the label of a convolution or pool, ``[B, C, *grid]``. If the size of the grid is unchanged, its rows
+        are kept; otherwise, or if the channels hold several grids, new rows begin."""
         if not label or len(shape) < 3 or not constant_along(self.rows.sample[label[0]], 1):
             return ()
         first = label[0].narrow(1, 0, 1)
         if first.shape[2:] == shape[2:] and all(constant_along(t, 1) for t in label):
             return tuple(t.narrow(1, 0, 1).expand(shape) for t in label)
         source = self.rows.families[int(self.rows.family[first].max())].source
-        # the largest along the grid: padding is of no sample
+        # the largest along the grid, because padding has the sample 0
         samples = self.rows.sample[first].amax(tuple(range(2, len(shape))), keepdim=True)
         samples = samples.expand(shape[0], 1, *shape[2:])
         return (self._new(samples, source, call.results[0], tuple(shape[2:])).expand(shape),)
 
-    def _sample(self, call: Call, known: list[Label], shape: torch.Size) -> Label:
-        """Values of a map ``[B, C, *grid]`` at places ``[B, *grid, axes]`` belong to the rows of the places; if these
-        are constants, rows begin."""
-        places = known[1]
+    def _sample(self, call: Call, labels: list[Label], shape: torch.Size) -> Label:
+        """Return the label of values of ``[B, C, *grid]`` sampled at positions ``[B, *grid, axes]``: the rows of the
+        positions, or new rows if the positions are constants."""
+        places = labels[1]
         if places and all(constant_along(t, -1) for t in places):
             return tuple(t[..., 0].unsqueeze(1).expand(shape) for t in places)
-        return self._resize(call, known[0], shape)
+        return self._resize(call, labels[0], shape)
 
     def _complex(self, call: Call, label: Label, shape: torch.Size) -> Label:
         if call.name == "view_as_complex":
@@ -423,54 +433,55 @@ class _Following:
 
 
 def _pools(label: Tensor, axis: int) -> bool:
-    """Return True if rows lie along an axis one by one and have features along another, so that a product with a
-    constant matrix makes as many rows as it has outputs. Of rows that lie there with their features, it makes one."""
+    """Return True if each index along an axis is another row, with features along another axis. A product with a
+    constant matrix along this axis then creates a row for each of its outputs. If rows lie along the axis together with
+    their features, it creates one row."""
     axes = [a - label.dim() for a in range(label.dim()) if a - label.dim() != axis]
     features = any(label.shape[a] > 1 and constant_along(label, a) for a in axes)
     numbers = slim(label).movedim(axis, -1)
     return features and bool((numbers.sort(-1).values.diff(dim=-1) != 0).all())
 
 
-def _goes_on(label: Tensor, axis: int) -> bool:
-    """Return True if rows may lie along an axis of a product, and not the features of one."""
+def _may_hold_rows(label: Tensor, axis: int) -> bool:
+    """Return True if an axis of a product may hold rows, and not the features of a single row."""
     return label.dim() < -axis or label.shape[axis] == 1 or not constant_along(label, axis)
 
 
 def _is_crossed(a: Tensor, b: Tensor) -> bool:
-    """Return True if each of two labels changes along an axis along which the other does not, as those of a map do."""
+    """Return True if each of two labels changes along an axis along which the other is constant, as in a map."""
     moves = [(not constant_along(a, axis), not constant_along(b, axis)) for axis in range(a.dim())]
     return (True, False) in moves and (False, True) in moves
 
 
 def _holds_rows(label: Tensor) -> bool:
-    """Return False for a label of padding alone, as of a part of a value that no row was put in."""
+    """Return False for a label that consists only of padding."""
     return bool(thin(label).any())
 
 
 def _is_pointwise(call: Call) -> bool:
-    """Return True if each element of a result belongs to the row of the operands' elements at its place."""
-    known = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
+    """Return True if each element of a result belongs to the row of the operands at the same position."""
+    listed = call.name in _KEPT or call.name in ELEMENTWISE or call.name in ("where", "as_strided")
     tags = getattr(call.operator, "tags", ())
-    return known or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
+    return listed or (call.kind or KINDS.get(call.name)) in _POINTWISE or torch.Tag.pointwise in tags
 
 
-def _along_features(call: Call, known: list[Label]) -> bool:
-    """Return True if values are put together feature by feature, not row by row."""
+def _along_features(call: Call, labels: list[Label]) -> bool:
+    """Return True if ``cat`` or ``stack`` joins features, not rows."""
     axis = call.argument("dim", 0)
-    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in known if k)
+    return all(k[0].dim() > 0 and k[0].shape[axis] > 1 and constant_along(k[0], axis) for k in labels if k)
 
 
 _PLACED: dict[str, Callable[..., Tensor]] = {"index_add": torch.index_copy, "scatter_add": torch.scatter}
 
 
-def _moved(call: Call, given: list[Tensor]) -> list[Tensor]:
+def _moved(call: Call, numbers: list[Tensor]) -> list[Tensor]:
     """Repeat a call that rearranges elements on row numbers."""
-    if call.name in _PLACED:  # rows put where nothing is yet
-        return [_PLACED[call.name](given[0], call.argument("dim", 0), *given[1:])]
+    if call.name in _PLACED:  # assumes that rows are added to zeros
+        return [_PLACED[call.name](numbers[0], call.argument("dim", 0), *numbers[1:])]
     if call.name == "constant_pad_nd":
-        return [torch.nn.functional.pad(given[0], call.args[1], value=0)]
-    if call.name == "scatter" and len(given) == 2:  # a number is put there, which is of no row
-        return [given[0].scatter(call.argument("dim", 0), given[1], 0)]
+        return [torch.nn.functional.pad(numbers[0], call.args[1], value=0)]
+    if call.name == "scatter" and len(numbers) == 2:  # scatters a constant, which has no row
+        return [numbers[0].scatter(call.argument("dim", 0), numbers[1], 0)]
     if call.name in _FLOATS:
-        return [t.long() for t in call([t.double() for t in given])]
-    return call(given)
+        return [t.long() for t in call([t.double() for t in numbers])]
+    return call(numbers)

@@ -1,4 +1,4 @@
-"""Which values hold the rows of a stream."""
+"""Find the values that hold the rows of a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ __all__ = ["Members"]
 
 
 class Members:
-    """Which values hold rows of a stream."""
+    """Tests whether values hold the rows of a stream.
+
+    Args:
+        queries: ``[B, N]``, the rows of the stream.
+        rows: the rows of the pass.
+    """
 
     def __init__(self, queries: Tensor, rows: Rows) -> None:
         self.rows, self.queries, self.count = rows, queries, queries.numel()
@@ -22,40 +27,41 @@ class Members:
         self.known: dict[int, tuple[bool, bool]] = {}
 
     def carry(self, program: Program, tape: Tape) -> list[bool]:
-        """Return for each value whether it holds rows of the stream and is made of all of them."""
+        """Return, for each value, whether it holds rows of the stream and is computed from all of them."""
         carry = [False] * len(tape)
         for n in program.roots:
             carry[n] = self.is_whole(n)
         for call in tape.calls:
-            behind = any(carry[o] for o in call.operands)
+            dependent = any(carry[o] for o in call.operands)
             for r in call.results:
-                carry[r] = program.carry[r] and (self.is_part(r) if behind else self.is_whole(r))
+                carry[r] = program.carry[r] and (self.is_part(r) if dependent else self.is_whole(r))
         return carry
 
     def is_part(self, value: int) -> bool:
-        """Return True if one side of the value, or all of it, holds rows of the stream and no other, or nothing is
-        filled in yet."""
+        """Return True if all rows of a value, or of one side of a map, belong to the stream. Also True if it holds no
+        rows yet."""
         return any(self._look(t)[0] for t in self.rows.labels.get(value, ()))
 
     def is_whole(self, value: int) -> bool:
-        """Return True if the value holds all rows of the stream and no other."""
+        """Return True if the value holds all rows of the stream and no others."""
         label = self.rows.labels.get(value, ())
         return len(label) == 1 and self._look(label[0])[1]
 
     def is_state(self, value: int) -> bool:
-        """Return True if the value holds each row of the stream once, and no other."""
+        """Return True if the value holds each row of the stream once, and no others."""
         return self.is_whole(value) and self.stand_once(value)
 
     def stand_once(self, value: int) -> bool:
-        """Return True if the value holds rows of the stream, each with all of its features side by side."""
+        """Return True if the value holds rows of the stream, each of them once."""
         label = self.rows.labels.get(value, ())
         if len(label) != 1:
             return False
-        standing = slim(label[0]).flatten()
-        own = standing[self.inside[standing]]
-        return len(own) > 0 and len(own) == len(own.unique())
+        numbers = slim(label[0]).flatten()
+        members = numbers[self.inside[numbers]]
+        return len(members) > 0 and len(members) == len(members.unique())
 
     def _look(self, label: Tensor) -> tuple[bool, bool]:
+        """Return (whether a label holds only rows of the stream, whether it holds all of them and no others)."""
         numbers = self.rows.distinct(label)
         if id(numbers) not in self.known:
             inside = int(self.inside[numbers].sum())

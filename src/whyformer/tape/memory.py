@@ -1,4 +1,4 @@
-"""Memory of tensors: which views lie where, and what they hold after a write through another view."""
+"""Memory of tensors: the positions of views, and their content after a write through another view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Geometry = tuple[torch.Size, tuple[int, ...], int]
 
 
 def memory(t: Tensor) -> int:
-    """Identity of the memory a tensor lies in; sparse and old nested tensors have memory of several tensors."""
+    """Return an identifier of the storage of a tensor; a unique one for sparse and nested tensors, which have several
+    storages."""
     return t.untyped_storage()._cdata if t.layout is torch.strided and not t.is_nested else -id(t)
 
 
@@ -26,29 +27,37 @@ def elements(t: Tensor) -> int:
     return t.untyped_storage().nbytes() // t.element_size()
 
 
-# no closures that name themselves and none over tensors: they would keep operands alive until the garbage collector
-# runs
-def overlay(own: Geometry, writes: list[Geometry], size: int) -> Callable[..., Tensor]:
-    """(view before, what was written, in order) -> view now, where all of them lie in one storage of ``size``
-    elements."""
+# the closures below must not refer to tensors or to themselves, which would keep operands alive until the garbage
+# collector runs
+def overlay(view: Geometry, writes: list[Geometry], size: int) -> Callable[..., Tensor]:
+    """Return a function that computes the content of a view after writes into its storage through other tensors.
+
+    Args:
+        view: geometry of the view.
+        writes: geometries of the written tensors, in order.
+        size: number of elements of the storage.
+
+    Returns:
+        A function of the old content of the view and the written tensors, in order.
+    """
 
     def written_over(old: Tensor, *new: Tensor) -> Tensor:
-        room = old.new_zeros(size)
-        room.as_strided(*own).copy_(old)
+        storage = old.new_zeros(size)
+        storage.as_strided(*view).copy_(old)
         for place, written in zip(writes, new, strict=True):
-            room.as_strided(*place).copy_(written.to(old.dtype))
-        return room.as_strided(*own).clone()
+            storage.as_strided(*place).copy_(written.to(old.dtype))
+        return storage.as_strided(*view).clone()
 
     return written_over
 
 
 def restride(source: Tensor) -> Callable[..., Tensor]:
-    """``as_strided`` on operands that may lie otherwise in memory than the recorded one."""
-    own, size_of_memory = geometry(source), elements(source)
+    """Return ``as_strided`` for operands whose memory layout may differ from that of the recorded operand."""
+    view, size_of_storage = geometry(source), elements(source)
 
     def as_strided(t: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
-        room = t.new_zeros(size_of_memory)
-        room.as_strided(*own).copy_(t)
-        return room.as_strided(size, stride, own[2] if storage_offset is None else storage_offset)
+        storage = t.new_zeros(size_of_storage)
+        storage.as_strided(*view).copy_(t)
+        return storage.as_strided(size, stride, view[2] if storage_offset is None else storage_offset)
 
     return as_strided

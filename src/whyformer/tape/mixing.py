@@ -1,4 +1,4 @@
-"""Find the blocks of a stream that mix its rows without attention, as by a convolution or a state space."""
+"""Find the blocks of a stream that mix its rows without attention, such as convolutions or state spaces."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["find_mixing", "mixes"]
 
 
 def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence[int]) -> list[int]:
-    """Return what enters the blocks that mix rows without attention.
+    """Return the entries of the blocks that mix rows without attention.
 
-    Such a block stands where others attend: as many branches follow it up to the next one as follow some attention, or
-    it has a norm of its own before the first attention. A convolution that follows the attention of each block is none,
-    nor is one of positions before the first block.
+    Such a block takes the position of an attention: it is followed by as many branches, up to the next block, as some
+    attention, or it lies before the first attention and begins with a norm. A convolution that follows the attention in
+    each block is not a block, nor is a convolution for positions before the first block.
 
     Args:
-        program, tape: of the pass.
-        members: rows of the stream.
+        program, tape: program and tape of the pass.
+        members: the rows of the stream.
         states: numbers of the values between the branches of the stream, in the order of execution.
     """
     branches = [_calls_between(tape, *ends) for ends in pairwise(states)]
@@ -46,7 +46,7 @@ def find_mixing(program: Program, tape: Tape, members: Members, states: Sequence
 
 
 def _is_normed(program: Program, state: int) -> bool:
-    """Return True if a norm is made of a state."""
+    """Return True if a norm reads a state, possibly through views."""
     same = {state}
     for unit in program.units:
         if any(e in same for e in unit.entries):
@@ -59,44 +59,44 @@ def _is_normed(program: Program, state: int) -> bool:
 def _calls_between(tape: Tape, first: int, last: int) -> list[Call]:
     """Return the calls on all paths from a value to a later one."""
     start = tape.maker[first].number + 1 if first in tape.maker else 0
-    calls, behind = tape.calls[start : tape.maker[last].number + 1], {first}
+    calls, dependent = tape.calls[start : tape.maker[last].number + 1], {first}
     for call in calls:
-        if any(o in behind for o in call.operands):
-            behind.update(call.results)
-    needed, found = {last}, list[Call]()
+        if any(o in dependent for o in call.operands):
+            dependent.update(call.results)
+    needed, between = {last}, list[Call]()
     for call in reversed(calls):
-        if any(r in needed and r in behind for r in call.results):
+        if any(r in needed and r in dependent for r in call.results):
             needed.update(call.operands)
-            found.append(call)
-    return found[::-1]
+            between.append(call)
+    return between[::-1]
 
 
 def _attends(call: Call, members: Members) -> bool:
-    """Return True for a softmax over rows, or over what is unknown."""
+    """Return True for a softmax over rows, or over unknown elements."""
     label = members.rows.labels.get(call.results[0], ())
     return call.name in SOFTMAXES and len(label) != 1
 
 
 def _is_strange(calls: Sequence[Call], program: Program, members: Members) -> bool:
-    """Return True if some value holds other rows than those of the stream, unknown ones, or rows beside rows."""
-    made = [r for call in calls for r in call.results if program.carry[r]]
-    return not all(members.is_part(r) and len(members.rows.labels[r]) == 1 for r in made)
+    """Return True if some result holds unknown rows, rows outside the stream, or pairs of rows."""
+    results = [r for call in calls for r in call.results if program.carry[r]]
+    return not all(members.is_part(r) and len(members.rows.labels[r]) == 1 for r in results)
 
 
-def mixes(tape: Tape, rows: Rows, own: Tensor, first: int, last: int) -> bool | None:
-    """Return True if every second row of a value, changed, changes the other rows of a later one. None if that is
-    unknown, as where rows choose experts.
+def mixes(tape: Tape, rows: Rows, numbers: Tensor, first: int, last: int) -> bool | None:
+    """Return True if a change of every second row of a value changes the other rows of a later value; None if unknown,
+    as for rows that select experts.
 
     Args:
-        tape: of the pass.
+        tape: the pass.
         rows: which row each element of a value belongs to.
-        own: ``[B, N]`` the rows.
+        numbers: ``[B, N]`` row numbers.
         first, last: numbers of the two values, which hold these rows.
     """
     if any(call.number <= tape.maker[last].number for call in decisions(tape, [first])):
         return None
-    before = rows.features(first, tape[first], own).clone()
+    before = rows.features(first, tape[first], numbers).clone()
     before[:, ::2] = before[:, ::2].roll(1, -1)
-    (changed,) = replay(tape, {first: rows.with_features(first, tape[first], own, before)}, [last])
-    plain, other = (rows.features(last, t, own)[:, 1::2] for t in (tape[last], changed))
+    (changed,) = replay(tape, {first: rows.with_features(first, tape[first], numbers, before)}, [last])
+    plain, other = (rows.features(last, t, numbers)[:, 1::2] for t in (tape[last], changed))
     return not bool((plain == other).all())

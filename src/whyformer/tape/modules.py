@@ -1,4 +1,4 @@
-"""Which module makes each call."""
+"""Record the module that makes each call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["ModuleNames"]
 
 
 class ModuleNames:
-    """Note which module makes each call, by hooks of torch for all modules, while a pass of one thread is recorded."""
+    """Context manager that records which module makes each call of a pass, with global module hooks of torch. Modules
+    that run in other threads are ignored."""
 
     def __init__(self, model: Any, recorder: Recorder) -> None:
         self.paths = {id(m): name for name, m in model.named_modules()} if isinstance(model, nn.Module) else {}
@@ -38,7 +39,8 @@ class ModuleNames:
             hook.remove()
 
     def close(self, depth: int) -> None:
-        """Give the calls since the last mark to the innermost module."""
+        """Assign the calls since the last module began or ended to the innermost running module, and leave the modules
+        from ``depth`` on."""
         start, path = self.stack[-1]
         for call in self.tape.calls[start:]:
             self.tape.modules.setdefault(call.number, path)

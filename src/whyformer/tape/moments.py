@@ -1,4 +1,4 @@
-"""Which row each moment of a sound, or each pixel of a picture, belongs to, where its rows see overlapping parts."""
+"""Assign the moments of a sound, or the pixels of a picture, to rows whose receptive fields overlap."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from whyformer.tape.values import Tape
 
 __all__ = ["frame_of", "lies_like"]
 
-DRAWN = 8  # random flows, by which it is measured where rows lie
+DRAWN = 8  # number of random flows by which the positions of rows are measured
 
 
 def frame_of(moments: int, frames: int) -> Tensor:
-    """Return ``[T]``, the frame that each moment belongs to, where N frames stand for T/N moments each."""
+    """Return ``[T]``, the frame to which each of T moments belongs, if N frames represent T/N moments each."""
     middles = torch.arange(moments) + 0.5
     return torch.div(middles * frames, moments, rounding_mode="floor").long().clamp(max=frames - 1)
 
 
 def lies_like(tape: Tape, rows: Rows, family: Family, begun: Family) -> bool:
-    """Return True if the rows of a family stand for equal shares of an input: the moments of a sound or the pixels of a
-    picture, in the order of their grids.
+    """Return True if the rows of a family represent equal shares of an input, in the order of their grids: moments of a
+    sound, or pixels of a picture.
 
-    With random flows r to the rows i and g(w) = Jᵀ(w ⊙ r), the mean of g(i) · g(1) over that of g(1)² is the centre
-    Σ_i i‖J_ip‖² / Σ_i ‖J_ip‖² of the rows that element p feeds; i is the coordinate of a row along an axis of the grid.
-    The centres of the elements of each share have to lie on a line over the rows, about the middle, to within one row.
-    What normalises over the whole, or adds positions by a convolution, draws all centres towards the middle (the slope
-    of the line).
+    With random flows r at the rows i and g(w) = Jᵀ(w ⊙ r), the mean of g(i) · g(1) divided by that of g(1)² is the
+    centre Σ_i i‖J_ip‖² / Σ_i ‖J_ip‖² of the rows that element p feeds, where i is the coordinate of a row along an axis
+    of the grid. As a function of the row, the centres of the elements of its share must lie on a line through the
+    middle, up to one row. The slope of the line may be smaller than 1, since norms over the whole input, and positions
+    that are added by a convolution, move all centres towards the middle.
 
     Args:
         tape: a recorded pass.
-        rows: of the pass.
-        family: ``[B, N]`` rows that are made of the elements.
-        begun: ``[B, M]`` rows of the elements.
+        rows: the rows of the pass.
+        family: ``[B, N]``, rows that are computed from the elements.
+        begun: ``[B, M]``, the rows of the elements.
     """
     count = len(family.numbers)
     grid = family.grid if len(begun.grid) > 1 else family.numbers.shape[1:]
@@ -52,39 +52,39 @@ def lies_like(tape: Tape, rows: Rows, family: Family, begun: Family) -> bool:
 
 
 def _coordinates(grid: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """``[M]`` along each axis, the coordinates of the elements of a grid in reading order."""
+    """Return, for each axis, ``[M]``, the coordinates of the elements of a grid in reading order."""
     return torch.unravel_index(torch.arange(math.prod(grid)), grid)
 
 
 def _centres(
     tape: Tape, rows: Rows, family: Family, begun: Family, places: list[Tensor]
 ) -> tuple[Tensor, list[Tensor]]:
-    """(``[B·M]`` g(1)², g(i) · g(1) for each axis) of the elements, summed over the random flows.
+    """Return g(1)² and, for each axis, g(i) · g(1), each ``[B·M]``, of the elements, summed over the random flows.
 
     Args:
         tape, rows, family, begun: as for :func:`lies_like`.
-        places: ``[N]`` the coordinates i of the rows along each axis.
+        places: for each axis, ``[N]``, the coordinates i of the rows.
     """
     ones, elements = torch.ones_like(places[0]), begun.numbers.flatten()
-    found = [torch.zeros(len(elements), dtype=torch.float64) for _ in (ones, *places)]
-    weights = torch.zeros(len(found), len(rows), dtype=torch.float64)
+    totals = [torch.zeros(len(elements), dtype=torch.float64) for _ in (ones, *places)]
+    weights = torch.zeros(len(totals), len(rows), dtype=torch.float64)
     for weight, place in zip(weights, (ones, *places), strict=True):
         weight[family.numbers] = place.expand(family.numbers.shape)
     for seed in range(1, DRAWN + 1):
         plain, *moved = weighed_flows(tape, rows, begun.value, family.value, weights, seed)
-        for total, product in zip(found, (plain, *moved), strict=True):
+        for total, product in zip(totals, (plain, *moved), strict=True):
             total += rows.sums(begun.value, product * plain).cpu()[elements]
-    return found[0], found[1:]
+    return totals[0], totals[1:]
 
 
 def _in_line(power: Tensor, along: Tensor, share: Tensor, count: int) -> bool:
     """Return True if the centres of the elements of each share lie on a line over the shares."""
     total, moved = (t.new_zeros(count).index_add_(0, share, t) for t in (power, along))
-    there = total > 0
-    if int(there.sum()) < min(2, count):
+    fed = total > 0
+    if int(fed.sum()) < min(2, count):
         return False
-    places = (torch.arange(count, dtype=torch.float64) - (count - 1) / 2)[there]
-    centres, about = moved[there] / total[there], places - places.mean()
+    places = (torch.arange(count, dtype=torch.float64) - (count - 1) / 2)[fed]
+    centres, about = moved[fed] / total[fed], places - places.mean()
     spread = float(about.square().sum())
     slope = float((centres * about).sum()) / spread if spread else 1.0
     off = float((centres - centres.mean() - slope * about).square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""Normalisations, known by what they compute."""
+"""Find the parameters of a norm from its input and output."""
 
 from __future__ import annotations
 
@@ -52,37 +52,37 @@ class Norm:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of two tensors, as a share of the value there and of the largest one."""
+    """Return the largest difference of two tensors, relative to |b| at the same element plus the largest |b|."""
     size = b.abs()
     return float(((a - b).abs() / (size + size.amax()).clamp(min=torch.finfo(b.dtype).tiny)).amax())
 
 
 def nearest(candidates: Iterable[F], x: Tensor, output: Tensor) -> F | None:
-    """Return the function that maps x to an output to the precision of its type; None if none does."""
+    """Return the function that maps x to an output, up to the precision of its dtype; None if none does."""
     distances = [(distance(c(x), output), c) for c in candidates]
     least, best = min(distances, key=lambda pair: pair[0], default=(1.0, None))
     return best if least <= _ROUNDING.get(output.dtype, 1e-5) else None
 
 
-def nearest_norm(own: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: Tensor) -> Norm | None:
+def nearest_norm(parameters: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: Tensor) -> Norm | None:
     """Return the norm that maps x to an output; None if there is none.
 
     Args:
-        own: tensors that may be its weight and its bias.
-        epsilons: what may be its ε; the usual ones if it is empty.
-        x: what it normalises.
-        output: what it makes of x.
+        parameters: candidates for its weight and bias.
+        epsilons: candidates for its ε; if empty, 1e-6, 1e-5 and 1e-12.
+        x: its input.
+        output: its output.
     """
     if output.shape != x.shape or not x.numel():
         return None
-    return nearest(norms(own, epsilons, x, output), x, output)
+    return nearest(norms(parameters, epsilons, x, output), x, output)
 
 
-def norms(own: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: Tensor) -> Iterator[Norm]:
-    """Yield norms with some parameters that give nearly the output; arguments as for :func:`nearest_norm`."""
-    weights, biases = _parameters(own, x)
+def norms(parameters: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: Tensor) -> Iterator[Norm]:
+    """Yield candidates for :func:`nearest_norm`: norms whose output for a few rows is close to the given output."""
+    weights, biases = _parameters(parameters, x)
     epsilons = list(epsilons) or [1e-6, 1e-5, 1e-12]
-    part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # a few rows: most candidates fail on them, whatever ε is
+    part = (slice(0, 1),) * max(0, min(2, x.dim() - 2))  # on a few rows, most candidates fail for every ε
     for centred, (weight, plus_one), bias in itertools.product((False, True), weights, biases):
         if bias is weight and bias is not None:
             continue
@@ -90,8 +90,10 @@ def norms(own: Sequence[Tensor], epsilons: Sequence[float], x: Tensor, output: T
             yield from (Norm(centred, eps, weight, bias, plus_one) for eps in epsilons)
 
 
-def _parameters(own: Sequence[Tensor], x: Tensor) -> tuple[list[tuple[Tensor | None, bool]], list[Tensor | None]]:
-    """(what may be the weight of a norm of x, and whether 1 is added to it), and what may be its bias."""
-    own = [p for p in own if p.is_floating_point()]
-    own = [p for p in own if p.numel() == 1 or x.shape[x.dim() - p.dim() :] == p.shape]
-    return [(None, False), *((p, plus) for plus in (False, True) for p in own)], [None, *own]
+def _parameters(
+    parameters: Sequence[Tensor], x: Tensor
+) -> tuple[list[tuple[Tensor | None, bool]], list[Tensor | None]]:
+    """Return the candidates (weight, whether 1 is added to it), and the candidates for the bias, of a norm of x."""
+    parameters = [p for p in parameters if p.is_floating_point()]
+    parameters = [p for p in parameters if p.numel() == 1 or x.shape[x.dim() - p.dim() :] == p.shape]
+    return [(None, False), *((p, plus) for plus in (False, True) for p in parameters)], [None, *parameters]

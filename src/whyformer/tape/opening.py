@@ -1,8 +1,8 @@
-"""Record one call as the calls that it stands for, so that rules see the parts of it.
+"""Record fused calls as the calls of which they consist, so that rules apply to their parts.
 
-Each function gets ``step(name, function, operands, made, *constants, dtype=None)``, which records a call that was not
-made on its own and returns the number of its result, and the arguments of the call that was made: ``named`` by name,
-tensors as slots into ``operands``; ``made`` is what it returned.
+Each function gets ``step(name, function, operands, result, *constants, dtype=None)``, which records a part as a
+separate call and returns the number of its result (:meth:`whyformer.tape.recording.Recorder.step`), and the fused
+call: ``named``, its arguments by name, with tensors as slots into ``operands``, and ``out``, its output.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Step = Callable[..., int]
 Named = Mapping[str, Any]
 
 
-def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
-    """Record β x + α a b, where x is another branch, as a product and a sum."""
+def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+    """Record addmm and baddbmm, β x + α a b, as a product and a sum, if x is a branch and not a bias."""
     number = lambda key: operands[named[key].index]  # noqa: E731
     a, b = (number(k) for k in (("mat1", "mat2") if "mat1" in named else ("batch1", "batch2")))
     alpha, beta = named.get("alpha", 1), named.get("beta", 1)
     steps = 1 + (alpha != 1) + (beta != 0)
-    left = iter([made.shape] * (steps - 1) + [made])
+    left = iter([out.shape] * (steps - 1) + [out])
     y = step("matmul", torch.matmul, [a, b], next(left))
     if alpha != 1:
         y = step("mul", torch.mul, [y], next(left), alpha)
@@ -43,9 +43,9 @@ def open_sum(step: Step, tape: Tape, named: Named, operands: Sequence[int], made
         step("add", torch.add, [x, y], next(left))
 
 
-def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Sequence[Tensor]) -> None:
-    """Record softmax(s q kᵀ + mask) v as the calls that it stands for. The map and what it is made of are values
-    that nobody has computed yet; the output is that of the model's own kernel."""
+def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Sequence[Tensor]) -> None:
+    """Record a fused attention as softmax(s q kᵀ + mask) v. The scores and the map are values that are computed only
+    when read; the output is that of the kernel that the model used."""
     number = lambda key: operands[named[key].index] if isinstance(named.get(key), Slot) else None  # noqa: E731
     q, k, v = number("query"), number("key"), number("value")
     mask = number("attn_mask") if "attn_mask" in named else number("attn_bias")
@@ -62,7 +62,7 @@ def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int]
     keys, groups = tape.shapes[k][-2], tape.shapes[k][-3]
     scale = named.get("scale")
     scale = width**-0.5 if scale is None else scale
-    if heads != groups:  # query heads that share keys and values
+    if heads != groups:  # grouped queries: several query heads share keys and values
         times = heads // groups
         k, v = (
             step(
@@ -90,53 +90,54 @@ def open_attention(step: Step, tape: Tape, named: Named, operands: Sequence[int]
     name, function = ("_softmax", torch.softmax) if mask is None else ("_safe_softmax", aten._safe_softmax)
     weights = step(name, function, [scores], square, -1)
     if half:
-        mixed = step("matmul", torch.matmul, [weights, v], made[0].shape)
-        step("_to_copy", partial(_cast, dtype=made[0].dtype), [mixed], made[0])
+        mixed = step("matmul", torch.matmul, [weights, v], out[0].shape)
+        step("_to_copy", partial(_cast, dtype=out[0].dtype), [mixed], out[0])
     else:
-        step("matmul", torch.matmul, [weights, v], made[0])
-    # log-sum-exp and random state get no numbers: no forward pass reads them
+        step("matmul", torch.matmul, [weights, v], out[0])
+    # the other results of the kernel (log-sum-exp, random state) get no numbers: no forward pass reads them
 
 
-def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
-    """Record GLU as one half of its operand times the sigmoid of the other."""
-    (x,), axis, half = operands, named.get("dim", -1), list(made.shape)
+def open_glu(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+    """Record GLU as the product of one half of its operand and the sigmoid of the other half."""
+    (x,), axis, half = operands, named.get("dim", -1), list(out.shape)
     count = half[axis]
     a = step("slice", aten.slice.Tensor, [x], half, axis, 0, count)
     b = step("slice", aten.slice.Tensor, [x], half, axis, count, 2 * count)
-    step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b], half)], made)
+    step("mul", torch.mul, [a, step("sigmoid", torch.sigmoid, [b], half)], out)
 
 
-def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
+def open_addcmul(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
     """Record x + v a b as a product and a sum."""
     x, a, b = (operands[named[key].index] for key in ("self", "tensor1", "tensor2"))
     value, shape = named.get("value", 1), torch.broadcast_shapes(tape.shapes[a], tape.shapes[b])
     y = step("mul", torch.mul, [a, b], shape)
     if value != 1:
         y = step("mul", torch.mul, [y], shape, value)
-    step("add", torch.add, [x, y], made)
+    step("add", torch.add, [x, y], out)
 
 
-def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
-    """Record the product along an axis of two elements as a product of two values."""
+def open_product(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+    """Record ``prod`` along an axis of size 2 as a product of two values."""
     (x,), axis = operands, named["dim"]
     half = [1 if i == axis % len(tape.shapes[x]) else n for i, n in enumerate(tape.shapes[x])]
     a, b = (step("slice", aten.slice.Tensor, [x], half, axis, i, i + 1) for i in range(2))
     if named.get("keepdim"):
-        step("mul", torch.mul, [a, b], made)
+        step("mul", torch.mul, [a, b], out)
     else:
-        step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], made, axis)
+        step("squeeze", aten.squeeze.dim, [step("mul", torch.mul, [a, b], half)], out, axis)
 
 
-def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], made: Tensor) -> None:
-    """Record the distances of all pairs of rows as norms of their differences, or as sums of their sizes for p = 1."""
+def open_distances(step: Step, tape: Tape, named: Named, operands: Sequence[int], out: Tensor) -> None:
+    """Record the distances of all pairs of rows as norms of their differences; for p = 1, as sums of their absolute
+    values."""
     a, b = (operands[named[key].index] for key in ("x1", "x2"))
     left, right = (*tape.shapes[a][:-1], 1, tape.shapes[a][-1]), (*tape.shapes[b][:-2], 1, *tape.shapes[b][-2:])
     a, b = step("unsqueeze", torch.unsqueeze, [a], left, -2), step("unsqueeze", torch.unsqueeze, [b], right, -3)
-    apart = step("sub", torch.sub, [a, b], torch.broadcast_shapes(left, right))
+    difference = step("sub", torch.sub, [a, b], torch.broadcast_shapes(left, right))
     if named.get("p", 2.0) == 1:
-        step("sum", torch.sum, [step("abs", torch.abs, [apart], tape.shapes[apart])], made, [-1])
+        step("sum", torch.sum, [step("abs", torch.abs, [difference], tape.shapes[difference])], out, [-1])
     else:
-        step("linalg_vector_norm", aten.linalg_vector_norm.default, [apart], made, named.get("p", 2.0), [-1])
+        step("linalg_vector_norm", aten.linalg_vector_norm.default, [difference], out, named.get("p", 2.0), [-1])
 
 
 OPENED: Mapping[str, Callable[..., None]] = {

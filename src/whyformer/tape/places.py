@@ -1,11 +1,12 @@
-"""Where the cells of a picture lie among the rows of a stream.
+"""Map the cells of a picture, and the elements of other inputs, to rows of a stream.
 
     places = find_places(tape, rows, stream, "pixel_values")
-    scores[:, places.rows]  # of each cell, in reading order
+    scores[:, places.rows]  # the score of each cell, in reading order
 
-A cell is the part of a picture or video that one row stands for: a patch, what a stem of convolutions made of one, or
-several patches that a layer merged. Rows begin in convolutions, pools and layers; which rows such a call reads is
-known (:mod:`whyformer.tape.rows`), so that cells are followed from the pixels on.
+A cell is the part of a picture or video that one row represents: a patch, the output of a convolutional stem for a
+patch, or several merged patches. Convolutions, pools and layers create new rows; the rows that they read are known
+(:mod:`whyformer.tape.rows`), so cells are followed from the pixels on. A *family* is the set of rows that one value
+creates.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from whyformer.tape.values import Tape
 __all__ = ["Box", "Elements", "Places", "box_cells", "find_elements", "find_places"]
 
 Box = tuple[float, float, float, float]
-"""(left, top, right, bottom) in pixels of an input, fractions included."""
+"""(left, top, right, bottom) in pixels of an input, possibly fractional."""
 
 
 class Axis(NamedTuple):
-    """Where cells lie along an axis of an input: the first begins at ``start``, each is ``step`` long."""
+    """Positions of cells along an axis of an input, in pixels: the first begins at ``start``, each has length
+    ``step``."""
 
     start: float
     step: float
 
     def compose(self, other: Axis) -> Axis:
-        """Return where cells lie on the input that lie as ``other`` says among cells that lie as this one says."""
+        """Return the positions on the input of cells whose positions, in units of the cells of ``self``, are
+        ``other``."""
         return Axis(self.start + self.step * other.start, self.step * other.step)
 
 
@@ -48,8 +51,8 @@ class Cells:
     """Cells of a picture.
 
     Attributes:
-        rows: ``[rows, columns]``, which row of a family stands for each.
-        axes: where they lie along each axis of the input; None if that is unknown.
+        rows: ``[rows, columns]``, index of the row of a family that represents each cell.
+        axes: positions of the cells along each axis of the input; None if unknown.
     """
 
     rows: Tensor
@@ -57,7 +60,7 @@ class Cells:
 
     @property
     def box(self) -> Box | None:
-        """The box of all cells on the last two axes of the input."""
+        """The bounding box of all cells on the last two axes of the input."""
         return None if self.axes is None else _box(self.axes[-2:], self.rows.shape[-2:])
 
 
@@ -68,15 +71,15 @@ def _box(axes: Sequence[Axis], grid: Sequence[int]) -> Box:
 
 @dataclass(frozen=True)
 class Places:
-    """The rows that stand for the cells of a picture.
+    """The rows that represent the cells of a picture.
 
     Attributes:
-        rows: ``[P]``, the row of each cell, cells in reading order. Rows that are not among them are fed by no pixel
-            (class tokens, registers, detection tokens).
-        grid: (rows, columns) of the cells, or (steps of time, rows, columns) of a video's; None if they have none.
-        tokens: number of rows, N.
-        box: of the grid on the input's pixels: all cells are as large. It ends before the picture where the model does
-            not read the rest, and reaches beyond it where the model pads. None if that is unknown.
+        rows: ``[P]``, the row of each cell, in reading order. Other rows (class tokens, registers, detection tokens)
+            represent no pixels.
+        grid: (rows, columns) of the cells, or (time steps, rows, columns) for a video; None if they form no grid.
+        tokens: N, the number of rows of the stream.
+        box: bounding box of the grid in pixels of the input, whose cells have equal size. It is smaller than the
+            picture if the model ignores its margin, and larger if the model pads. None if unknown.
     """
 
     rows: Tensor
@@ -87,12 +90,12 @@ class Places:
 
 @dataclass(frozen=True, eq=False)
 class Elements:
-    """The rows that stand for the elements of an input: for tokens, vectors, or cells of a picture.
+    """The rows that represent the elements of an input: tokens, vectors, or cells of a picture.
 
     Attributes:
-        rows: ``[B, P]``, the row of each element, those of a picture in reading order; −1 for elements without a row,
-            such as a placeholder in whose place a picture was put.
-        grid, box: of the cells of a picture, see :class:`Places`; None for other inputs.
+        rows: ``[B, P]``, the row of each element, cells in reading order; −1 for elements without a row, such as a
+            placeholder token that is replaced by a picture.
+        grid, box: see :class:`Places`; None for inputs that are not pictures.
     """
 
     rows: Tensor
@@ -101,20 +104,20 @@ class Elements:
 
 
 def find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
-    """Return which of some rows stand for the elements of an input; None if none does, or that is unknown.
+    """Return which rows represent the elements of an input; None if none does, or if that is unknown.
 
     Args:
         tape: a recorded pass.
-        rows: of the pass.
-        numbers: ``[B, N]`` row numbers.
+        rows: the rows of the pass.
+        numbers: ``[B, N]``, the row numbers to choose from.
         source: name of the input.
-        is_picture: its elements are the cells of a picture, and not tokens or vectors.
+        is_picture: True if the elements are cells of a picture, False if they are tokens or vectors.
     """
     key = "elements", id(numbers), source, is_picture
     if key not in rows.cache:
         rows.cache[key] = _find_elements(tape, rows, numbers, source, is_picture), numbers
-    known: Elements | None = rows.cache[key][0]
-    return known
+    elements: Elements | None = rows.cache[key][0]
+    return elements
 
 
 def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_picture: bool) -> Elements | None:
@@ -128,86 +131,87 @@ def _find_elements(tape: Tape, rows: Rows, numbers: Tensor, source: str, is_pict
     if is_picture:
         cells = _cells_of(tape, rows, families[0], source) if len(families) == 1 else None
         if cells is not None and cells.rows.dim() in (2, 3):
-            own_rows = place[families[0].numbers[:, cells.rows.flatten()]]
-            return Elements(own_rows, tuple(cells.rows.shape), cells.box)
+            cell_rows = place[families[0].numbers[:, cells.rows.flatten()]]
+            return Elements(cell_rows, tuple(cells.rows.shape), cells.box)
     text = begun.value in tape.maker
     fed = _fed([find_fed(tape, rows, f) for f in families], begun)
-    family, own = families[0], None
+    family, element_rows = families[0], None
     if fed is None and not is_picture and not text and len(families) == 1:
         cells = _cells_of(tape, rows, family, source)
-        own = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
-    if fed is None and own is None:
+        element_rows = family.numbers[:, cells.rows] if cells is not None and cells.rows.dim() == 1 else None
+    if fed is None and element_rows is None:
         fed = _fed([measure_fed(tape, rows, f) for f in families], begun)
     if fed is not None:
         fed = torch.where(fed > 0, place[fed], -1)
         return _laid_out(fed, begun) if is_picture else _in_order(fed, merged=not text)
-    if own is None and not text and len(families) == 1 and lies_like(tape, rows, family, begun):
-        own = family.numbers
-    if own is None:
+    if element_rows is None and not text and len(families) == 1 and lies_like(tape, rows, family, begun):
+        element_rows = family.numbers
+    if element_rows is None:
         return None
     if is_picture:
-        return Elements(place[own], family.grid)
-    return Elements(place[own[:, frame_of(begun.numbers.shape[1], own.shape[1])]], None)
+        return Elements(place[element_rows], family.grid)
+    return Elements(place[element_rows[:, frame_of(begun.numbers.shape[1], element_rows.shape[1])]], None)
 
 
-def _fed(known: Sequence[Tensor | None], begun: Family) -> Tensor | None:
-    """``[B, M]`` the row that each element of an input feeds, 0 for none; None if one feeds several, or none does.
+def _fed(maps: Sequence[Tensor | None], begun: Family) -> Tensor | None:
+    """Return ``[B, M]``, the row that each element of an input feeds, 0 for none; None if an element feeds several
+    rows, or if no element feeds any.
 
     Args:
-        known: for each family, ``[R]`` its row that each row of the input feeds.
-        begun: rows of the elements.
+        maps: for each family, ``[R]``, the row of the family that each row of the input feeds; None if unknown.
+        begun: the rows of the elements.
     """
     fed = torch.zeros_like(begun.numbers)
-    for one in known:
-        if one is None or bool(((fed > 0) & (one[begun.numbers] > 0)).any()):
+    for into in maps:
+        if into is None or bool(((fed > 0) & (into[begun.numbers] > 0)).any()):
             return None
-        fed = fed + one[begun.numbers]
+        fed = fed + into[begun.numbers]
     return fed if bool((fed > 0).any()) else None
 
 
 def _laid_out(fed: Tensor, begun: Family) -> Elements | None:
-    """The cells of the pictures of each sample, from the row ``[B, pixels]`` that each pixel feeds."""
-    each = fed.shape[1] // math.prod(begun.grid)
-    pixels = fed.unflatten(1, (*((each,) if each > 1 else ()), *begun.grid))
+    """Return the cells of the pictures of each sample, from ``[B, pixels]``, the row that each pixel feeds."""
+    count = fed.shape[1] // math.prod(begun.grid)
+    pixels = fed.unflatten(1, (*((count,) if count > 1 else ()), *begun.grid))
     pixels = pixels.flatten(1, -3) if pixels.dim() > 4 else pixels  # tiles of several pictures
-    found = [box_cells(one, merged=each > 1, holes=True) for one in pixels]
-    cells = [one for one in found if one is not None and one.shape == (found[0] if found[0] is not None else one).shape]
-    if len(cells) < len(found):
+    grids = [box_cells(sample, merged=count > 1, holes=True) for sample in pixels]
+    cells = [g for g in grids if g is not None and g.shape == (grids[0] if grids[0] is not None else g).shape]
+    if len(cells) < len(grids):
         return None
     grid = tuple(cells[0].shape) if cells[0].dim() in (2, 3) else None
-    lie = {_grouped(one) for one in pixels}
-    axes = lie.pop() if len(lie) == 1 and grid is not None else None
+    layouts = {_grouped(sample) for sample in pixels}
+    axes = layouts.pop() if len(layouts) == 1 and grid is not None else None
     box = None if axes is None or grid is None else _box(axes[-2:], grid[-2:])
-    return Elements(torch.stack([one.flatten() for one in cells]), grid, box)
+    return Elements(torch.stack([g.flatten() for g in cells]), grid, box)
 
 
 def _in_order(fed: Tensor, merged: bool) -> Elements | None:
-    """The rows ``[B, M]`` that tokens or vectors feed. Of vectors several may have been ``merged`` into one row, of
-    tokens none."""
-    alone = [one[one >= 0] for one in fed]
-    there = all(one.numel() > 0 for one in alone)
-    return Elements(fed, None) if there and (merged or all(len(one.unique()) == len(one) for one in alone)) else None
+    """Return the elements, from ``[B, M]``, the row that each token or vector feeds. If ``merged``, as for vectors,
+    several may feed the same row."""
+    rows = [sample[sample >= 0] for sample in fed]
+    present = all(sample.numel() > 0 for sample in rows)
+    return Elements(fed, None) if present and (merged or all(len(s.unique()) == len(s) for s in rows)) else None
 
 
 def find_places(tape: Tape, rows: Rows, stream: Stream, source: str) -> Places | None:
-    """Return where the cells of a picture lie among the rows of a stream; None if they have no place, or another one
-    in each sample.
+    """Return the rows of a stream that represent the cells of a picture; None if they are unknown, or differ between
+    samples.
 
     Args:
         tape: a recorded pass.
-        rows: of the pass.
+        rows: the rows of the pass.
         stream: one of its streams.
-        source: name of the picture.
+        source: name of the input.
     """
-    found = find_elements(tape, rows, stream.rows, source, is_picture=True)
-    if found is None or bool((found.rows < 0).any()) or not bool((found.rows == found.rows[:1]).all()):
+    cells = find_elements(tape, rows, stream.rows, source, is_picture=True)
+    if cells is None or bool((cells.rows < 0).any()) or not bool((cells.rows == cells.rows[:1]).all()):
         return None
-    return Places(found.rows[0], found.grid, stream.rows.shape[1], found.box)
+    return Places(cells.rows[0], cells.grid, stream.rows.shape[1], cells.box)
 
 
 def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | None:
-    """Which of a family's M rows stands for each cell of a picture, the same in all samples; None if that is
-    unknown."""
+    """Return the cells of a picture, with the index of their rows among the M rows of a family, which must be the same
+    in all samples; None if unknown."""
     if family.numbers.dim() < 2 or family.numbers.shape[1] != math.prod(family.grid):  # packed patches
         return None
     if family.value == rows.begun[source]:
@@ -222,12 +226,12 @@ def _cells_of(tape: Tape, rows: Rows, family: Family, source: str) -> Cells | No
     cells = _cells_of(tape, rows, before, source)
     if cells is None:
         return None
-    found = _convolved(tape, call, rows.of(operand), family, before, cells) if resizes(call) else None
-    return _merged(find_step(tape, rows, operand, family.value), family, before, cells) if found is None else found
+    after = _convolved(tape, call, rows.of(operand), family, before, cells) if resizes(call) else None
+    return _merged(find_step(tape, rows, operand, family.value), family, before, cells) if after is None else after
 
 
 def _family_of(rows: Rows, label: Tensor) -> Family | None:
-    """The one family of all rows of a label."""
+    """Return the family to which all rows of a label belong; None if they belong to several."""
     numbers = rows.family[rows.distinct(label)].unique()
     return rows.families[int(numbers)] if len(numbers) == 1 else None
 
@@ -235,49 +239,51 @@ def _family_of(rows: Rows, label: Tensor) -> Family | None:
 def _convolved(
     tape: Tape, call: Call, label: Tensor, family: Family, before: Family, cells: Cells
 ) -> Cells | None:
-    """The cells of what a convolution or a pool makes of cells that lie along its axes."""
+    """Return the cells of the output of a convolution or a pool; None if the cells of its operand do not lie along its
+    axes."""
     axes = cells.rows.dim()
     if label.dim() != axes + 2 or len(family.grid) != axes:
         return None
-    own, made = before.numbers[0][cells.rows], torch.arange(family.numbers.shape[1]).view(family.grid)
+    before_rows, new = before.numbers[0][cells.rows], torch.arange(family.numbers.shape[1]).view(family.grid)
     for order in permutations(range(axes)):
-        lines = _lines_in_order(label[0, 0], own.permute(order))
+        lines = _lines_in_order(label[0, 0], before_rows.permute(order))
         if lines is not None:
             break
     else:
         return None
     back = sorted(range(axes), key=order.__getitem__)
     if cells.axes is None:
-        return Cells(made.permute(back), None)
+        return Cells(new.permute(back), None)
     windows = [_windows(tape, call, axis, len(line), family.grid[axis]) for axis, line in enumerate(lines)]
-    lie = [_along(lines[axis]).compose(windows[axis]) for axis in back]
-    return Cells(made.permute(back), tuple(a.compose(b) for a, b in zip(cells.axes, lie, strict=True)))
+    layout = [_along(lines[axis]).compose(windows[axis]) for axis in back]
+    return Cells(new.permute(back), tuple(a.compose(b) for a, b in zip(cells.axes, layout, strict=True)))
 
 
 def _windows(tape: Tape, call: Call, axis: int, size: int, count: int) -> Axis:
-    """Where what a convolution or a pool makes lies along an axis of its operand: about the middles of its windows."""
+    """Return the positions of the outputs of a convolution or a pool along an axis of its operand. Each output is
+    centred on its window."""
 
-    def number(name: str, otherwise: int) -> int:
-        known = call.argument(name)
-        values = [known] if isinstance(known, int) else list(known or ())
-        return int(values[min(axis, len(values) - 1)]) if values else otherwise
+    def number(name: str, default: int) -> int:
+        argument = call.argument(name)
+        values = [argument] if isinstance(argument, int) else list(argument or ())
+        return int(values[min(axis, len(values) - 1)]) if values else default
 
     weight = call.operand("weight")
     kernel = number("kernel_size", 0) if weight is None else tape.shapes[weight][axis + 2]
-    if not kernel:  # an adaptive pool: equal shares
+    if not kernel:  # an adaptive pool: windows of equal size
         return Axis(0.0, size / count)
     stride = number("stride", kernel)
     middle = (number("dilation", 1) * (kernel - 1) + 1) / 2 - number("padding", 0)
-    if call.argument("transposed", False):  # each element feeds a window of what is made
+    if call.argument("transposed", False):  # each element feeds a window of the output
         return Axis(0.5 - middle / stride, 1 / stride)
     return Axis(middle - stride / 2, float(stride))
 
 
 def _along(lines: Tensor) -> Axis:
-    """Where the lines of an operand lie along an axis of cells.
+    """Return the positions of the lines of an operand along an axis of cells.
 
     Args:
-        lines: ``[N]`` the coordinate of the cells in each line, −1 for none.
+        lines: ``[N]``, the coordinate of the cells in each line, −1 for none.
     """
     (at,) = (lines >= 0).nonzero(as_tuple=True)
     cells, places = lines[at].double() + 0.5, at.double() + 0.5
@@ -287,33 +293,38 @@ def _along(lines: Tensor) -> Axis:
     return Axis(float(cells.mean() - step * places.mean()), step)
 
 
-def _lines_in_order(seen: Tensor, own: Tensor) -> list[Tensor] | None:
-    """Return for each axis ``[N]``, which line of a grid each line of an operand holds, −1 for none; None if the rows
-    that an operation sees do not lie along its axes as those of the grid do. 0 is no row."""
-    place = torch.full((max(int(own.max()), int(seen.max())) + 1,), -1)
-    place[own.flatten()] = torch.arange(own.numel())
-    there = seen > 0
-    if bool((place[seen[there]] < 0).any()):
+def _lines_in_order(operand: Tensor, grid: Tensor) -> list[Tensor] | None:
+    """Return, for each axis, ``[N]``: which line of a grid each line of an operand contains, −1 for none. Return None
+    if the rows of the operand do not lie along its axes as those of the grid do.
+
+    Args:
+        operand, grid: row numbers; 0 is no row.
+    """
+    place = torch.full((max(int(grid.max()), int(operand.max())) + 1,), -1)
+    place[grid.flatten()] = torch.arange(grid.numel())
+    is_row = operand > 0
+    if bool((place[operand[is_row]] < 0).any()):
         return None
-    found = []
-    for axis, coordinate in enumerate(torch.unravel_index(place[seen].clamp(min=0), tuple(own.shape))):
+    result = []
+    for axis, coordinate in enumerate(torch.unravel_index(place[operand].clamp(min=0), tuple(grid.shape))):
         size = coordinate.shape[axis]
-        low = coordinate.masked_fill(~there, own.shape[axis]).movedim(axis, 0).reshape(size, -1).amin(1)
-        high = coordinate.masked_fill(~there, -1).movedim(axis, 0).reshape(size, -1).amax(1)
+        low = coordinate.masked_fill(~is_row, grid.shape[axis]).movedim(axis, 0).reshape(size, -1).amin(1)
+        high = coordinate.masked_fill(~is_row, -1).movedim(axis, 0).reshape(size, -1).amax(1)
         lines = high >= 0
         if not torch.equal(low[lines], high[lines]) or bool((high[lines].diff() < 0).any()):
             return None
-        found.append(high)
-    return found
+        result.append(high)
+    return result
 
 
 def _merged(into: Tensor | None, family: Family, before: Family, cells: Cells) -> Cells | None:
-    """The cells of rows that are made of several others each, if these are one box of cells.
+    """Return the cells of rows that merge several rows each; None if the merged cells do not form boxes.
 
     Args:
-        into: ``[R]`` the row that each row feeds; None if one feeds several.
-        family, before: the rows and those that they are made of.
-        cells: which of those before stands for each cell.
+        into: ``[R]``, the row that each row feeds; None if a row feeds several.
+        family: the merged rows.
+        before: the rows that feed them.
+        cells: the cells of the rows before.
     """
     if into is None:
         return None
@@ -323,32 +334,32 @@ def _merged(into: Tensor | None, family: Family, before: Family, cells: Cells) -
     if not bool((fed == fed[:1]).all()):
         return None
     if cells.rows.dim() == 1:
-        found = box_cells(fed[:1])
-        return None if found is None else Cells(found[0], None)
-    found, lie = box_cells(fed[0]), _grouped(fed[0])
-    if found is None:
+        grid = box_cells(fed[:1])
+        return None if grid is None else Cells(grid[0], None)
+    grid, layout = box_cells(fed[0]), _grouped(fed[0])
+    if grid is None:
         return None
-    if cells.axes is None or lie is None:
-        return Cells(found, None)
-    return Cells(found, tuple(a.compose(b) for a, b in zip(cells.axes, lie, strict=True)))
+    if cells.axes is None or layout is None:
+        return Cells(grid, None)
+    return Cells(grid, tuple(a.compose(b) for a, b in zip(cells.axes, layout, strict=True)))
 
 
 def _grouped(fed: Tensor) -> tuple[Axis, ...] | None:
-    """Where the cells of a lattice lie along each axis, all being as long as the longest: a part of the first or of the
-    last may lie beyond; None if others are shorter.
+    """Return the positions of the cells of a lattice along each axis. All cells get the size of the largest, so the
+    first or the last may extend beyond the picture. Return None if another cell is smaller.
 
     Args:
         fed: ``[..., H, W]``, the row that each pixel feeds, −1 for none.
     """
-    found = []
+    axes = []
     for axis in range(fed.dim()):
         lines = fed.movedim(axis, 0).flatten(1)
         begins = torch.ones(len(lines), dtype=torch.bool)
         begins[1:] = (lines[1:] != lines[:-1]).any(1)
         (starts,) = begins.nonzero(as_tuple=True)
         ends = torch.cat((starts[1:], torch.tensor([len(lines)])))
-        there = (lines[starts] >= 0).any(1)
-        starts, ends = starts[there], ends[there]
+        has_row = (lines[starts] >= 0).any(1)
+        starts, ends = starts[has_row], ends[has_row]
         if not len(starts):
             return None
         sizes = ends - starts
@@ -356,18 +367,18 @@ def _grouped(fed: Tensor) -> tuple[Axis, ...] | None:
         if bool((sizes[1:-1] != step).any()):
             return None
         cut = len(sizes) > 1 and int(sizes[0]) < step
-        found.append(Axis(float(ends[0]) - step if cut else float(starts[0]), float(step)))
-    return tuple(found)
+        axes.append(Axis(float(ends[0]) - step if cut else float(starts[0]), float(step)))
+    return tuple(axes)
 
 
 def box_cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor | None:
-    """Return ``[..., rows, columns]``, the row of each cell, if the pixels of each row are one box of a lattice; else
-    None.
+    """Return ``[..., rows, columns]``, the row of each cell; None if the pixels that feed a row do not form one box of
+    a lattice.
 
     Args:
-        fed: ``[..., H, W]``, the row that each pixel feeds, −1 for none.
-        merged: of a picture cut into many (axis 0) several may be one row.
-        holes: of such some may feed none.
+        fed: ``[..., H, W]``, the row that each pixel feeds, −1 for none. With three axes, axis 0 may be tiles.
+        merged: several tiles may feed the same row.
+        holes: some tiles may feed no row.
     """
     cells, holes = fed, holes and fed.dim() == 3
     empty = (fed < 0).flatten(1).all(1) if holes else torch.zeros(len(fed), dtype=torch.bool)
@@ -375,16 +386,16 @@ def box_cells(fed: Tensor, merged: bool = False, holes: bool = False) -> Tensor 
         lines = cells.movedim(axis, 0)
         begins = torch.ones(len(lines), dtype=torch.bool)
         begins[1:] = (lines[1:] != lines[:-1]).flatten(1).any(1)
-        if axis == 0 and bool(empty.any()):  # tiles that were filled up keep their number
+        if axis == 0 and bool(empty.any()):  # padding tiles keep their index
             begins |= empty
-            if not bool(begins.all()):  # steps of a video, several in a cell
+            if not bool(begins.all()):  # a video whose cells span several time steps
                 return None
         cells = lines[begins].movedim(0, axis)
-    for axis in range(int(bool(empty.any())), fed.dim()):  # margins that feed nothing
+    for axis in range(int(bool(empty.any())), fed.dim()):  # drop margins that feed no row
         lines = cells.movedim(axis, 0)
         cells = lines[(lines >= 0).flatten(1).any(1)].movedim(0, axis)
     pictures = cells if merged and cells.dim() == 3 and cells[0].numel() == 1 else cells[None]
     holes = holes and bool((cells >= 0).any())
-    counted = [one[one >= 0] if holes else one for one in pictures]
-    once = cells.numel() > 0 and all(len(one.unique()) == one.numel() for one in counted)
+    counted = [p[p >= 0] if holes else p for p in pictures]
+    once = cells.numel() > 0 and all(len(p.unique()) == p.numel() for p in counted)
     return cells if once and (holes or bool((cells >= 0).all())) else None

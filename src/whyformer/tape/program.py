@@ -1,11 +1,11 @@
-"""Say what the calls of a tape compute.
+"""Interpret the calls of a tape as a program of units: layers, norms, activations, softmaxes, products, sums, views.
 
     program = read_program(tape, roots=[tape.number(pixels)], outputs=[tape.number(logits)])
     print(program)
 
-A program is structure only: numbers of values and calls, never tensors. It serves every pass with the same signature,
-and is read once for each. Reading looks at calls, shapes and constants; never at classes, module names, or recorded
-values.
+A program holds numbers of values and calls, never tensors. It is derived from calls, shapes and constants only, never
+from classes, module names or recorded values, and is cached by the signature of the tape: all passes with the same
+signature share it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Program:
     """The units between roots and outputs, in the order of execution.
 
     Attributes:
-        units: those that lie on a path from a root to an output.
-        roots: numbers of the values whose relevance is asked for.
-        outputs: numbers of the values that are explained; mostly one.
-        carry: of each value, whether it depends on a root through floating-point values.
-        weight: of each value, whether it is made of parameters, buffers and constants alone.
-        dominator: of each value that carries, the nearest one through which all paths from the roots pass; −1 for
-            none.
-        shapes: of each value.
-        plans: what walks under composites visit; filled by :mod:`whyformer.tape.walking`.
+        units: the units on paths from roots to outputs.
+        roots: numbers of the values that are to be attributed relevance.
+        outputs: numbers of the values to explain, usually one.
+        carry: for each value, whether it *carries*: depends on a root through floating-point values.
+        weight: for each value, whether it is computed from parameters, buffers and constants only.
+        dominator: for each value that carries, its immediate dominator: the nearest value through which all paths from
+            the roots to it pass; −1 if there is none.
+        shapes: shape of each value.
+        plans: cache of :func:`whyformer.tape.walking.plan`.
     """
 
     units: list[Unit]
@@ -53,7 +53,7 @@ class Program:
 
     @cached_property
     def makers(self) -> dict[int, Unit]:
-        """For each value the unit that makes it."""
+        """For each value, the unit that computes it."""
         return {r: u for u in self.units for r in u.exits}
 
     @property
@@ -62,18 +62,18 @@ class Program:
         return self.outputs[0]
 
     def lines(self, modules: Mapping[int, str] | None = None) -> list[str]:
-        """Return a line for each unit: number of the exit, kind, call, shape, entries, and the module that made it.
+        """Return a line for each unit: number of its exit, kind, call, shape, entries, and module.
 
         Args:
-            modules: call number -> path of the module that made it.
+            modules: maps the number of a call to the path of the module that made it.
         """
-        found = []
+        lines = []
         for u in self.units:
             entries, shape = ", ".join(map(str, u.entries)), "×".join(map(str, self.shapes[u.exit])) or "number"
             module = (modules or {}).get(u.calls[-1], "")
             line = f"{u.exit:5}  {u.kind:14} {u.name:22} {shape:16} <- {entries:14} {module}"
-            found.append(line.rstrip())
-        return found
+            lines.append(line.rstrip())
+        return lines
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -87,8 +87,8 @@ def read_program(tape: Tape, roots: Iterable[int], outputs: int | Iterable[int])
 
     Args:
         tape: a recorded pass.
-        roots: numbers of the values whose relevance is asked for.
-        outputs: number of the value that is explained, or several of them.
+        roots: numbers of the values that are to be attributed relevance.
+        outputs: number of the value to explain, or numbers of several.
     """
     ends = (outputs,) if isinstance(outputs, int) else tuple(sorted(outputs))
     key = tape.signature, tuple(sorted(roots)), ends
@@ -103,7 +103,7 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     live = [
         c for c in tape.calls if any(carry[o] for o in c.operands) and any(r in needed and carry[r] for r in c.results)
     ]
-    _refuse_unseen(live, carry)
+    _refuse_hidden_operands(live, carry)
     above = dominators(tape, carry)
     units = find_regions(tape, carry, weight, live, above, frozenset((*roots, *outputs)))
     covered = {n for u in units for n in u.calls}
@@ -115,11 +115,11 @@ def _read(tape: Tape, roots: tuple[int, ...], outputs: tuple[int, ...]) -> Progr
     return Program(units, roots, outputs, carry, weight, above, tape.shapes)
 
 
-def _refuse_unseen(calls: Iterable[Call], carry: list[bool]) -> None:
-    """Raise if a declared operation reads a value that carries relevance without being given it."""
+def _refuse_hidden_operands(calls: Iterable[Call], carry: list[bool]) -> None:
+    """Raise ModelError if a declared operation depends on a value that carries and is not one of its arguments."""
     for call in calls:
         if any(carry[n] for n in call.beside):
             raise ModelError(
-                f"'{call.name}' is declared to be like an operation, but what it gives depends on a tensor that it was "
-                "not given: hand it over as an argument, or leave the operation undeclared"
+                f"'{call.name}' is registered with a rule, but its result depends on a tensor that is not one of its "
+                "arguments: pass the tensor as an argument, or do not register the operation"
             )

@@ -1,8 +1,8 @@
-"""Which part of a picture a model reads.
+"""Find the part of a picture that a model reads.
 
     find_read_box(tape, tape.number(pixels), outputs)   # (left, top, right, bottom), or None for all of it
 
-A convolution whose stride is its kernel reads whole patches only: pixels behind the last one reach nothing.
+A convolution whose stride equals its kernel size reads only whole patches, and ignores the pixels after the last one.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _BOXES: Recent[tuple[Box | None]] = Recent(16)
 
 
 def find_read_box(tape: Tape, number: int, outputs: Iterable[int]) -> Box | None:
-    """Return the box around the pixels that a model reads; None if that is the whole picture, or unknown.
+    """Return the bounding box of the pixels that a model reads; None if it is the whole picture, or unknown.
 
-    A random flow goes back to the pixels from all that the model has made of them when it first attends (or from its
-    outputs): pixels at which nothing arrives are not read.
+    Random flows are propagated to the pixels from the values that the first attention reads, or from the outputs if
+    there is no attention. Pixels without a flow are not read.
 
     Args:
         tape: a recorded pass.
-        number: of the picture, ``[..., H, W]``.
+        number: number of the picture, ``[..., H, W]``.
         outputs: numbers of the values that the model returned.
     """
     ends = tuple(outputs)
     key = tape.signature, number, ends
-    known = _BOXES.get(key)
-    if known is None:
+    cached = _BOXES.get(key)
+    if cached is None:
         with bare():
-            known = _BOXES.put(key, (_measured(tape, number, ends),))
+            cached = _BOXES.put(key, (_measured(tape, number, ends),))
         tape.release()
-    return known[0]
+    return cached[0]
 
 
 def _measured(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
     if not tape.floating(number) or len(tape.shapes[number]) < 3:
         return None
-    made = _made_before_attention(tape, number, outputs)
-    if not made:
+    ends = _before_attention(tape, number, outputs)
+    if not ends:
         return None
-    program = read_program(tape, [number], made)
-    (flows,) = walk_back(program, tape, [(GRADIENT, {n: drawn(tape, n) for n in made})], wanted=[number])
+    program = read_program(tape, [number], ends)
+    (flows,) = walk_back(program, tape, [(GRADIENT, {n: drawn(tape, n) for n in ends})], wanted=[number])
     if number not in flows:
         return None
     read = (flows[number] != 0).flatten(0, -3).any(0)
@@ -61,25 +61,27 @@ def _measured(tape: Tape, number: int, outputs: tuple[int, ...]) -> Box | None:
     lines = [read.any(1 - axis).nonzero().flatten().tolist() for axis in (0, 1)]
     if not all(lines):
         return None
-    (top, bottom), (left, right) = ((float(own[0]), float(own[-1] + 1)) for own in lines)
+    (top, bottom), (left, right) = ((float(indices[0]), float(indices[-1] + 1)) for indices in lines)
     return None if (left, top, right, bottom) == (0, 0, width, height) else (left, top, right, bottom)
 
 
-def _made_before_attention(tape: Tape, number: int, outputs: tuple[int, ...]) -> list[int]:
-    """The values made of a picture that the first attention, or what follows it, reads; without one, the outputs."""
+def _before_attention(tape: Tape, number: int, outputs: tuple[int, ...]) -> list[int]:
+    """Return the values computed from a picture before the first attention that are read by it or later; without an
+    attention, the outputs that depend on the picture."""
     calls = needed_calls(tape, outputs)
-    made = {number}
+    dependent = {number}
     for i, call in enumerate(calls):
-        carried = [n for n in call.operands if n in made]
+        carried = [n for n in call.operands if n in dependent]
         if _attends(call, len(carried)):
-            return sorted({n for later in calls[i:] for n in later.operands if n in made and n != number})
+            return sorted({n for later in calls[i:] for n in later.operands if n in dependent and n != number})
         if carried:
-            made.update(n for n in call.results if tape.floating(n))
-    return sorted(made.intersection(outputs))
+            dependent.update(n for n in call.results if tape.floating(n))
+    return sorted(dependent.intersection(outputs))
 
 
 def _attends(call: Call, carried: int) -> bool:
-    """Return True for a softmax, a kernel of attention, and a matrix product of two values that are made of pixels."""
+    """Return True for a softmax or an attention kernel that depends on the pixels, and for a matrix product of two
+    values that do. ``carried`` is the number of operands that depend on the pixels."""
     if KINDS.get(call.name) == "softmax" or "attention" in call.name:
         return carried > 0
     return KINDS.get(call.name) == "linear" and carried > 1

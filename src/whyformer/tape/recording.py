@@ -2,12 +2,12 @@
 
     tape, output = record(model, pixel_values=pixels)
 
-The model runs once, as it is, under ``torch.no_grad()``. Nothing is wrapped, patched or registered on it: a dispatch
-mode sees every ATen call below autograd. A call is data: a name, the numbers of the values that it reads and makes,
-and a function that repeats it. A value never changes once it has a number: a write in place makes a new value, and
-views of the same memory get new numbers through a call named ``overlay``.
+The unmodified model runs once under ``torch.no_grad()``, without hooks or wrappers: a ``TorchDispatchMode`` receives
+every ATen call below autograd. Each tensor of the pass is a *value* with a number. A call stores its name, the
+numbers of its input and output values, and a function that repeats it. Values are immutable: an in-place write
+creates a new value, and views of the same memory get new numbers through a call named ``overlay``.
 
-Private names of torch are used here and in ``calls.py``, ``memory.py`` and ``state.py`` only.
+Only this module, ``calls.py``, ``memory.py`` and ``state.py`` use private names of torch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ aten = torch.ops.aten
 __all__ = ["RAW", "Recorder", "record", "record_call"]
 
 
-# -- which values are held -------------------------------------------------------------------------------------------
-# views, and elementwise or rowwise functions: cheap to compute again
+# -- which values are stored -----------------------------------------------------------------------------------------
+# views and elementwise or rowwise functions: cheap to recompute
 _CHEAP = name_set(
     "view _unsafe_view _reshape_alias reshape transpose t permute expand clone unsqueeze squeeze select slice alias "
     "lift_fresh contiguous _to_copy split split_with_sizes chunk unbind cat stack index gather roll flip "
@@ -52,12 +52,12 @@ _CHEAP = name_set(
     "full full_like zeros_like ones_like"
 )
 _PRODUCTS = name_set("mm bmm addmm baddbmm matmul")
-_LONGEST = 8  # at most so many calls in a row are repeated to compute one value
+_LONGEST = 8  # maximum number of consecutive calls repeated to recompute a value
 
 
 # -- the recorder ----------------------------------------------------------------------------------------------------
 _DETACH = aten.detach.default
-# the C++ kernel of an operator that is defined by others; OpOverload.decompose may take one in Python instead
+# the C++ kernel of a composite operator; OpOverload.decompose may select a Python decomposition instead
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _FUSED_ATTENTION = name_set(
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
@@ -66,13 +66,13 @@ _FUSED_ATTENTION = name_set(
 )
 RAW = name_set("empty empty_like new_empty new_empty_strided empty_strided empty_permuted")
 _HALF = (torch.float16, torch.bfloat16)
-_LARGEST_BIAS = 1  # axes: what addmm adds with more of them is no bias but another branch
+_LARGEST_BIAS = 1  # axes; what addmm adds is a bias up to this number, and a branch with more
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Facts:
     name: str
-    full_name: str  # with its namespace but that of torch, without an underscore for in place
+    full_name: str  # with the namespace unless it is aten, without the trailing underscore of in-place operators
     mutable: bool
     composite: bool
     random: bool
@@ -82,20 +82,20 @@ _FACTS: dict[Any, _Facts] = {}
 
 
 def _facts(operator: Any) -> _Facts:
-    known = _FACTS.get(operator)
-    if known is None:
+    facts = _FACTS.get(operator)
+    if facts is None:
         schema = operator._schema
         composite = is_composite(operator)
         random = torch.Tag.nondeterministic_seeded in operator.tags
         name = schema.name.split("::")[1]
         name, full = name.rstrip("_") or name, schema.name.rstrip("_").removeprefix("aten::")
-        known = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
-    return known
+        facts = _FACTS[operator] = _Facts(name, full, schema.is_mutable, composite, random)
+    return facts
 
 
 class _Forget:
-    """Drop the number of a tensor that died. Holds the table, not the tape: a tape in its own callbacks would be a
-    cycle."""
+    """Weak-reference callback that drops the number of a dead tensor. It references the tables, not the tape, to
+    avoid a reference cycle."""
 
     __slots__ = ("key", "numbers", "stale")
 
@@ -111,13 +111,13 @@ class Recorder(TorchDispatchMode):
     """Record every ATen call while active.
 
     Args:
-        change: number of a value -> function that replaces the value as it is made. For interventions: the rest of the
-            pass runs on what the function returns.
-        hold: numbers of the values to hold; None holds those that are costly to compute again.
-        declared: operation -> what it is like, see :class:`whyformer.tape.declared.DeclaredCalls`.
-        wide: what the model makes in half precision is made in float32, also under an autocast of its own.
+        change: maps the number of a value to a function that replaces the value as soon as it is computed
+            (intervention). The rest of the pass uses the replacement.
+        hold: numbers of the values to store; None stores those that are expensive to recompute.
+        declared: maps an operation to a similar one, see :class:`whyformer.tape.declared.DeclaredCalls`.
+        wide: run calls that request half precision, such as casts, in float32, also under an autocast in the model.
 
-    While ``paused``, calls run without being recorded.
+    While ``paused`` is True, calls run without being recorded.
     """
 
     supports_higher_order_operators = True
@@ -134,11 +134,11 @@ class Recorder(TorchDispatchMode):
         self.change, self.hold, self.wide = dict(change or {}), hold, wide
         self.paused = False
         self._refs: dict[int, weakref.ref[Tensor]] = {}
-        self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of the tensors that lie in it
-        self._unsorted: list[int] = []  # ids not yet in _memory: only a write in place asks for it
+        self._memory: dict[int, dict[int, None]] = {}  # storage -> ids of its tensors
+        self._unsorted: list[int] = []  # ids not yet in _memory, which only in-place writes need
         self._stale: dict[int, list[tuple[int, Geometry]]] = {}  # views whose memory was written through another tensor
-        self._restore: dict[int, tuple[Tensor, Tensor]] = {}  # given value -> (tensor, what it held before a write)
-        self._depth: list[int] = []  # of each value, how many calls are repeated to compute it
+        self._restore: dict[int, tuple[Tensor, Tensor]] = {}  # leaf value -> (tensor, its content before a write)
+        self._depth: list[int] = []  # for each value, the number of calls repeated to recompute it
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -146,10 +146,10 @@ class Recorder(TorchDispatchMode):
 
     # -- numbers of tensors
     def given(self, tensor: Tensor, *, is_input: bool = False) -> int:
-        """Number a tensor that no call made."""
-        known = self.tape._numbers.get(id(tensor))
-        if known is not None:
-            return known
+        """Number a leaf: a tensor that no recorded call computed."""
+        number = self.tape._numbers.get(id(tensor))
+        if number is not None:
+            return number
         n = self._new(tensor, True)
         self.tape.given.add(n)
         self.tape._signature = hash((self.tape._signature, n, tuple(self.tape.shapes[n]), is_input))
@@ -160,7 +160,7 @@ class Recorder(TorchDispatchMode):
         return n
 
     def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor as it is now; one that was never seen is given."""
+        """Return the number of the current content of a tensor. A tensor without a number is a leaf."""
         n = self.tape._numbers.get(id(tensor))
         if n is None:
             return self.given(tensor)
@@ -173,7 +173,7 @@ class Recorder(TorchDispatchMode):
         return n
 
     def _name(self, tensor: Tensor, n: int) -> None:
-        """Let ``n`` be the number of a tensor from now on."""
+        """Assign number ``n`` to a tensor."""
         key, tape = id(tensor), self.tape
         if key not in tape._numbers:
             self._refs[key] = weakref.ref(tensor, _Forget(tape._numbers, self._stale, key))
@@ -185,24 +185,24 @@ class Recorder(TorchDispatchMode):
     def _alive(self, key: int) -> Tensor | None:
         tensor = self._refs[key]() if key in self.tape._numbers else None
         if tensor is not None:
-            # the wrapper may have died while torch held the tensor
+            # the Python wrapper may have been deallocated while C++ code still owned the tensor
             tensor._fix_weakref()  # type: ignore[attr-defined]
         return tensor
 
     def _sharing(self, tensor: Tensor) -> list[Tensor]:
-        """Living tensors in the memory of a tensor."""
+        """Return the live tensors that share the memory of a tensor."""
         for key in self._unsorted:
             if (other := self._alive(key)) is not None:
                 self._memory.setdefault(memory(other), {})[key] = None
         self._unsorted.clear()
         place = memory(tensor)
-        found = [self._alive(key) for key in self._memory.get(place, ())]
-        # an id may have passed to another tensor
-        return [t for t in found if t is not None and memory(t) == place]
+        tensors = [self._alive(key) for key in self._memory.get(place, ())]
+        # the id of a dead tensor may now belong to a tensor in other memory
+        return [t for t in tensors if t is not None and memory(t) == place]
 
     def _refreshed(self, view: Tensor, old: int) -> int:
-        """Number a view anew whose memory was written through another tensor. This is done when it is read, so that
-        the tape does not depend on which unused views are alive."""
+        """Assign a new number to a view whose memory was written through another tensor. This happens when the view is
+        next read, so that the tape does not depend on which unused views are alive."""
         writes = self._stale[id(view)]
         n = self._new(view, True)
         function = overlay(geometry(view), [g for _, g in writes], elements(view))
@@ -213,7 +213,7 @@ class Recorder(TorchDispatchMode):
 
     # -- calls
     def slots_of(self, argument: Any, operands: list[int]) -> Any:
-        """Put slots in the place of the tensors of an argument and append their numbers to ``operands``."""
+        """Replace the tensors in an argument by slots and append their numbers to ``operands``."""
         if isinstance(argument, Tensor):
             operands.append(self.number(argument))
             return slot(len(operands) - 1)
@@ -236,7 +236,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(t.__torch_dispatch__ is not Tensor.__torch_dispatch__ for t in types):
-            return NotImplemented  # a subclass says what it is made of; its inner calls arrive here
+            return NotImplemented  # let the tensor subclass unwrap itself; its inner calls are recorded
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
@@ -244,14 +244,14 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
         if self.wide and kwargs.get("dtype") in _HALF:
-            given = args[0].dtype if args and isinstance(args[0], Tensor) else None
-            kwargs = {**kwargs, "dtype": torch.float64 if given == torch.float64 else torch.float32}
+            source = args[0].dtype if args and isinstance(args[0], Tensor) else None
+            kwargs = {**kwargs, "dtype": torch.float64 if source == torch.float64 else torch.float32}
         facts = _facts(func)
-        if facts.composite:  # operators that are made of others arrive whole in inference mode
+        if facts.composite:  # in inference mode, composite operators are dispatched without being decomposed
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if func is _DETACH:
-            # no call: torch detaches what a factory returns if somebody holds it, so the tape would depend on that
+            # not recorded: torch detaches the result of a factory only if another reference to it exists
             out = func(*args)
             self._name(out, self.number(args[0]))
             return out
@@ -264,19 +264,19 @@ class Recorder(TorchDispatchMode):
         declared = self.declared.of_operator(facts.full_name)
         if declared is not None:
             return self.declared.close(declared, func, slots, named, operands, out)
-        first, made = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
+        first, results = len(self.tape.calls), [out] if isinstance(out, Tensor) else list(tensors_in(out))
         if facts.name in _FUSED_ATTENTION and not _dropout(func, args, kwargs):
-            open_attention(self.step, self.tape, _named(func, slots, named), operands, made)
+            open_attention(self.step, self.tape, _named(func, slots, named), operands, results)
         elif facts.name in ("addmm", "baddbmm") and len(self.tape.shapes[operands[0]]) > _LARGEST_BIAS:
-            open_sum(self.step, self.tape, _named(func, slots, named), operands, made[0])
+            open_sum(self.step, self.tape, _named(func, slots, named), operands, results[0])
         elif facts.name == "prod" and len(slots) > 1 and self.tape.shapes[operands[0]][slots[1]] == 2:
-            open_product(self.step, self.tape, _named(func, slots, named), operands, made[0])
+            open_product(self.step, self.tape, _named(func, slots, named), operands, results[0])
         elif facts.name in OPENED:
-            OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, made[0])
+            OPENED[facts.name](self.step, self.tape, _named(func, slots, named), operands, results[0])
         else:
             if self.change:
                 out = self._changed(out)
-                made = [out] if isinstance(out, Tensor) else list(tensors_in(out))
+                results = [out] if isinstance(out, Tensor) else list(tensors_in(out))
             random = facts.random and facts.name not in _FUSED_ATTENTION
             operator = func if facts.name != "as_strided" else restride(args[0])
             self.note(
@@ -285,62 +285,62 @@ class Recorder(TorchDispatchMode):
                 slots,
                 named,
                 operands,
-                self.number_results(facts.name, operands, made, random),
+                self.number_results(facts.name, operands, results, random),
                 random=random,
             )
             return out
         return self.altered(first, out)
 
-    def number_results(self, name: str, operands: list[int], made: list[Tensor], random: bool) -> list[int]:
-        """Number the results of a call and hold those that are costly."""
+    def number_results(self, name: str, operands: list[int], results: list[Tensor], random: bool) -> list[int]:
+        """Number the results of a call and store those that are expensive to recompute."""
         tape, first = self.tape, len(self.tape)
         depth = 1 + max((self._depth[o] for o in operands), default=0)
-        changed = bool(self.change) and any(first + i in self.change for i in range(len(made)))
+        changed = bool(self.change) and any(first + i in self.change for i in range(len(results)))
         if changed or random or not operands or name in RAW:
             held = True
         elif self.hold is not None:
-            held = any(first + i in self.hold for i in range(len(made)))  # a call is repeated whole
+            held = any(first + i in self.hold for i in range(len(results)))  # one call recomputes all of its results
         elif depth > _LONGEST:
             held = True
-        elif name in _PRODUCTS:  # unless it is larger than its operands, as the map of an attention is
-            held = sum(t.numel() for t in made) <= sum(math.prod(tape.shapes[o]) for o in operands)
+        elif name in _PRODUCTS:  # stored unless larger than the operands, as attention scores are
+            held = sum(t.numel() for t in results) <= sum(math.prod(tape.shapes[o]) for o in operands)
         else:
             held = name not in _CHEAP
-        return [self._new(t, held, depth) for t in made]
+        return [self._new(t, held, depth) for t in results]
 
     def _changed(self, out: Any) -> Any:
-        """Replace results by what an intervention makes of them."""
-        first, made = len(self.tape), list(tensors_in(out))
-        if not any(first + i in self.change for i in range(len(made))):
+        """Apply the interventions to the results of a call."""
+        first, results = len(self.tape), list(tensors_in(out))
+        if not any(first + i in self.change for i in range(len(results))):
             return out
-        change = (self.change.get(first + i) for i in range(len(made)))
-        new = [t if f is None else _in_layout_of(t, f(t)) for t, f in zip(made, change, strict=True)]
+        change = (self.change.get(first + i) for i in range(len(results)))
+        new = [t if f is None else _in_layout_of(t, f(t)) for t, f in zip(results, change, strict=True)]
         return new[0] if isinstance(out, Tensor) else type(out)(new)
 
-    # -- calls that stand for others
+    # -- fused calls recorded as several calls
     def step(
-        self, name: str, function: Any, operands: Sequence[int], made: Any, *constants: Any, dtype: Any = None
+        self, name: str, function: Any, operands: Sequence[int], result: Any, *constants: Any, dtype: Any = None
     ) -> int:
-        """Record a call that was not made on its own, as a part of one that was. ``made`` is the tensor that exists,
-        or the shape of one that nobody computed yet."""
+        """Record one step of a fused call as a separate call; return the number of its result. ``result`` is the
+        result tensor, or its shape if it has not been computed."""
         tape = self.tape
-        if isinstance(made, Tensor):
-            n = self._new(made, True)
+        if isinstance(result, Tensor):
+            n = self._new(result, True)
         else:
             dtype = dtype or tape.dtypes[operands[0]]
-            n = tape._add(torch.Size(made), dtype, None)
+            n = tape._add(torch.Size(result), dtype, None)
             self._depth.append(1 + max((self._depth[o] for o in operands), default=0))
         self.note(name, function, (*map(slot, range(len(operands))), *constants), {}, operands, (n,))
         return n
 
     def altered(self, first: int, out: Any) -> Any:
-        """Replace what one call returned that was recorded as the calls from ``first`` on, if an intervention changes
-        the result of one of these."""
+        """Apply the interventions to a fused call that was recorded as the calls from ``first`` on; return its
+        output ``out``, replaced if it changed."""
         tape, new = self.tape, dict[int, Tensor]()
         for call in tape.calls[first:] if self.change else ():
             if any(o in new for o in call.operands):
-                made = call([new[o] if o in new else tape[o] for o in call.operands])
-                new.update(zip(call.results, made, strict=True))
+                results = call([new[o] if o in new else tape[o] for o in call.operands])
+                new.update(zip(call.results, results, strict=True))
             new.update({r: self.change[r](new.get(r, tape[r])) for r in call.results if r in self.change})
         for n, tensor in new.items():
             tape.hold(n, tensor)
@@ -359,7 +359,7 @@ class Recorder(TorchDispatchMode):
         tensors = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
         writes = tuple(_written(func, slots, named))
         groups = [self._sharing(tensors[i]) for i in writes]
-        for t in {id(t): t for group in groups for t in group}.values():  # what was recorded stays as it was
+        for t in {id(t): t for group in groups for t in group}.values():  # recorded values must not change
             n = tape._numbers[id(t)]
             held = tape._held[n]
             if held is not None and any(held is other for group in groups for other in group):
@@ -384,12 +384,11 @@ class Recorder(TorchDispatchMode):
         return out
 
     def restore(self) -> None:
-        """Undo what the pass wrote into tensors that it was given: inputs, buffers, caches. The tape keeps what they
-        became."""
+        """Undo the writes of the pass into its leaves (inputs, buffers, caches). The tape keeps their new values."""
         tape = self.tape
         for n, (tensor, before) in self._restore.items():
             tape.written.add(n)
-            for t in self._sharing(tensor):  # values that still lie in that memory
+            for t in self._sharing(tensor):  # values that still use that memory
                 m = tape._numbers[id(t)]
                 if tape._held[m] is t:
                     tape._held[m] = t.clone()
@@ -399,24 +398,24 @@ class Recorder(TorchDispatchMode):
 
 
 def _in_layout_of(old: Tensor, new: Tensor) -> Tensor:
-    """Return a tensor with the strides of the one that it replaces: which calls follow depends on them."""
+    """Return ``new`` with the strides of ``old``, on which later calls may depend."""
     if new.shape != old.shape or new.stride() == old.stride():
         return new
     return torch.empty_like(old).copy_(new)
 
 
 def _written(func: Any, slots: Any, named: Mapping[str, Any]) -> Iterator[int]:
-    """Positions among the operands of the arguments that an operator writes into."""
+    """Yield the positions, among the operands, of the arguments that an operator writes into."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = slots[i] if i < len(slots) else named.get(argument.name)
-            for slot in given if isinstance(given, list) else [given]:
+            value = slots[i] if i < len(slots) else named.get(argument.name)
+            for slot in value if isinstance(value, list) else [value]:
                 if isinstance(slot, Slot):
                     yield slot.index
 
 
 def _named(func: Any, slots: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name."""
+    """Return the arguments of a call by name."""
     return {a.name: s for a, s in zip(func._schema.arguments, slots, strict=False)} | dict(named)
 
 
@@ -425,12 +424,12 @@ def _dropout(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def record(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Tape, Any]:
-    """Run ``model(*args, **kwargs)`` once and record its ATen calls: :func:`record_call` without options."""
+    """Run ``model(*args, **kwargs)`` once and record its ATen calls, see :func:`record_call`."""
     return record_call(model, args, kwargs)
 
 
-def _own(value: Any) -> Any:
-    """A copy of a cache of keys and values, to which a pass would append; other values themselves."""
+def _copy_cache(value: Any) -> Any:
+    """Return a copy of a key–value cache, which the pass would extend in place; return other values unchanged."""
     return copy.deepcopy(value) if type(value).__name__.endswith("Cache") else value
 
 
@@ -447,20 +446,21 @@ def record_call(
 ) -> tuple[Tape, Any]:
     """Run a model once and record its ATen calls.
 
-    The model, its buffers, its inputs and torch's switches are left as they were, after an exception too.
+    The model, its buffers, its inputs and the global settings of torch are restored, also after an exception.
 
     Args:
-        model: what is called with ``args`` and ``kwargs``.
-        change: number of a value -> function that replaces it as it is made, see :class:`Recorder`.
-        hold: numbers of the values to hold, see :class:`Recorder`.
-        names: note which module makes each call.
-        declared: operation -> what it is like, see :class:`~whyformer.tape.declared.DeclaredCalls`.
+        model: the callable to record.
+        args, kwargs: its arguments.
+        change: maps the number of a value to a function that replaces it, see :class:`Recorder`.
+        hold: numbers of the values to store, see :class:`Recorder`.
+        names: record which module made each call.
+        declared: maps an operation to a similar one, see :class:`~whyformer.tape.declared.DeclaredCalls`.
         wide: see :class:`Recorder`.
 
     Returns:
-        The tape and what the model returned.
+        The tape, and the output of the model.
     """
-    args, kwargs = tuple(map(_own, args)), {name: _own(value) for name, value in (kwargs or {}).items()}
+    args, kwargs = tuple(map(_copy_cache, args)), {name: _copy_cache(value) for name, value in (kwargs or {}).items()}
     recorder = Recorder(change, hold, declared, wide)
     for tensor in every_tensor((args, kwargs)):
         recorder.given(tensor, is_input=True)
@@ -470,7 +470,7 @@ def record_call(
             with recorder, recorder.declared.watching(), named:
                 output = model(*args, **kwargs)
             for tensor in every_tensor(output):
-                recorder.number(tensor)  # its memory may have been written last through another view
+                recorder.number(tensor)  # the last write to its memory may have been through another view
         finally:
             recorder.restore()
     return recorder.tape, output

@@ -1,9 +1,9 @@
-"""Find the units that are written in several calls: norms, softmaxes, activations and layers.
+"""Find the units that consist of several calls: norms, softmaxes, activations and layers.
 
-A region is a part of the tape between a value, its entry, and another one that it dominates, its exit. What a norm or
-a softmax computes is decided by repeating its calls on random rows with random weights in float64, never by recorded
-values: half precision, batches of one, rows of zeros and a fresh model whose weights are 1 are read alike. An
-activation is known by its calls, which are elementwise; a layer by its product with weights and the bias behind it.
+A region is the part of the tape between an entry and an exit that the entry dominates. Norms and softmaxes are
+recognized by repeating the calls of a region on random rows with random weights in float64, never by recorded values,
+so that half precision, batches of size 1, rows of zeros and freshly initialized weights make no difference.
+Activations are recognized by their calls, which are elementwise; layers by a product with weights and a bias.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _ENDS = (ELEMENTWISE - COPIES - {"dropout"}) | name_set("hypot masked_fill index
 _SPREADING = REDUCTIONS | name_set("_softmax _safe_softmax _log_softmax cumsum")
 _STATISTICS = (CURVED | REDUCTIONS | {"hypot"}) - {"mean", "sum"}
 _SIZELESS = ELEMENTWISE | COPIES | COMPARISONS | _SPREADING | name_set("unsqueeze masked_fill zeros_like ones_like")
-"""Calls without constants that depend on the sizes of axes along which they do not reduce."""
+"""Calls whose arguments do not depend on the sizes of the axes along which they do not reduce."""
 
 
 def find_regions(
     tape: Tape, carry: list[bool], weight: list[bool], live: list[Call], above: dict[int, int], ends: frozenset[int]
 ) -> list[Unit]:
-    """Return the largest units of several calls.
+    """Return the largest units that consist of several calls.
 
     Args:
         tape: a recorded pass.
-        carry: of each value, whether it depends on a root.
-        weight: of each value, whether it is made of weights and constants alone.
+        carry: for each value, whether it depends on a root.
+        weight: for each value, whether it is computed from weights and constants only.
         live: the calls between the roots and the output.
-        above: of each value that carries, its nearest dominator.
-        ends: values that no region may have inside.
+        above: immediate dominator of each value that carries.
+        ends: values that must not lie inside a region.
     """
     regions = _Regions(tape, carry, weight, above, ends)
     for call in live:
@@ -76,7 +76,7 @@ def find_regions(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Segment:
-    """The calls between a value and its nearest dominator, in order."""
+    """The calls between a value and its immediate dominator, in order."""
 
     entry: int
     calls: tuple[Call, ...]
@@ -91,68 +91,68 @@ class _Regions:
     ends: frozenset[int]
     readers: dict[int, list[Call]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
-    answers: dict[Any, Any] = field(default_factory=dict)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def origins(self) -> tuple[list[bool], list[bool]]:
-        """Of each value, whether it depends on values that carry, and whether it depends on no value that was given."""
+        """:attr:`follows` and :attr:`fixed`."""
         follows, fixed = list(self.carry), [False] * len(self.carry)
         for call in self.tape.calls:
-            # only the operand's shape is read
+            # calls that read only the shape of their operand
             shaped = call.name.startswith("new_") or call.name.endswith("_like") or call.name == "causal_mask"
-            behind = not shaped and any(follows[o] for o in call.operands)
+            dependent = not shaped and any(follows[o] for o in call.operands)
             constant = not call.random and (shaped or all(fixed[o] for o in call.operands))
             for r in call.results:
-                follows[r], fixed[r] = follows[r] or behind, constant
+                follows[r], fixed[r] = follows[r] or dependent, constant
         return follows, fixed
 
     @property
     def follows(self) -> list[bool]:
-        """Of each value, whether it depends on values that carry, such as a mask that is made of them."""
+        """For each value, whether it depends on values that carry; this includes masks computed from them."""
         return self.origins[0]
 
     @property
     def fixed(self) -> list[bool]:
-        """Of each value, whether it is made of constants of calls alone, such as a causal mask."""
+        """For each value, whether it depends on no leaf, as a causal mask that is computed from constants."""
         return self.origins[1]
 
     def draws(self, short: frozenset[int] = frozenset()) -> Draws:
-        """Random values from outside a region; ``short`` are axes of which few elements are drawn."""
+        """Return random values for the operands from outside a region; ``short``: axes to draw few elements of."""
         return Draws(self.tape, self.fixed, self.repeats, short)
 
-    # -- parts between a value and its dominators
+    # -- segments between a value and its dominators
     def segment(self, end: int) -> _Segment | None:
-        """The calls between a value and its nearest dominator; None if one of them cannot be part of a region, or if a
-        value inside is read elsewhere."""
-        entry, seen, todo = self.above[end], dict[int, Call](), [end]
+        """Return the calls between a value and its immediate dominator; None if one of them cannot be part of a region,
+        or if a value inside is also read outside."""
+        entry, makers, todo = self.above[end], dict[int, Call](), [end]
         while todo:
             v = todo.pop()
-            if v == entry or v in seen or not self.carry[v]:
+            if v == entry or v in makers or not self.carry[v]:
                 continue
             call = self.tape.maker.get(v)
-            if call is None or len(seen) > _MOST_CALLS or call.number in self.taken or self.bars(call):
+            if call is None or len(makers) > _MOST_CALLS or call.number in self.taken or self.is_excluded(call):
                 return None
-            seen[v] = call
+            makers[v] = call
             todo += call.operands
-        calls = {c.number: c for c in seen.values()}
+        calls = {c.number: c for c in makers.values()}
         results = (r for c in calls.values() for r in c.results)
         if any(self.carry[r] and r != end and not self.closed(r, calls) for r in results):
             return None
         return _Segment(entry, tuple(calls[n] for n in sorted(calls)))
 
     def closed(self, v: int, calls: Any) -> bool:
-        """Return True if value ``v`` is read by these calls only."""
+        """Return True if only these calls read value ``v``."""
         return v not in self.ends and all(c.number in calls for c in self.readers.get(v, ()))
 
-    def bars(self, call: Call) -> bool:
-        """Return True if a call is no part of a norm, a softmax or an activation."""
+    def is_excluded(self, call: Call) -> bool:
+        """Return True if a call cannot be part of a norm, a softmax or an activation."""
         if call.random or KINDS.get(call.name) == "norm" or "batch_norm" in call.name or call.name == "embedding":
             return True
         if call.name in ("index", "masked_select") and any(self.tape.dtypes[o] == torch.bool for o in call.operands):
-            return True  # how many elements it selects depends on what a mask holds
+            return True  # the number of selected elements depends on the mask
         if KINDS.get(call.name) != "linear":
             return call.name not in _REPEATABLE
-        if all(self.carry[o] for o in call.operands):  # a product of a row with itself, but not of rows with rows
+        if all(self.carry[o] for o in call.operands):  # allows the product of a row with itself, not of rows with rows
             return 2 * count(self.tape, call.results[0]) > count(self.tape, call.operands[0])
         return not all(self.carry[o] or self.fixed[o] for o in call.operands) or call.name not in MIXING | {"bmm"}
 
@@ -171,7 +171,7 @@ class _Regions:
                 return
 
     def repeats(self, n: int) -> list[Call]:
-        """The views that make value ``n`` of a smaller one, first to last; none if no element is repeated."""
+        """Return the views that expand a smaller value to value ``n``, in order; empty if no element is repeated."""
         views, size, v = list[Call](), count(self.tape, n), n
         while (call := self.tape.maker.get(v)) and len(call.operands) == 1 and KINDS.get(call.name) == "view":
             views.append(call)
@@ -182,12 +182,12 @@ class _Regions:
 
     # -- norms, softmaxes, activations
     def functions(self, live: Sequence[Call]) -> Iterator[Unit]:
-        """Yield norms, softmaxes and activations, the last first."""
+        """Yield norms, softmaxes and activations, in reverse order of execution."""
         for call in reversed(live):
             ends = call.name in _ENDS or self.is_shifted_softmax(call)
             if not ends or call.number in self.taken or not self.carry[call.results[0]]:
                 continue
-            # what joins parts ends a region only where several of them carry: not a cache that is empty yet
+            # cat and stack end a region only if several parts carry, unlike a concatenation with an empty cache
             if call.name not in ("cat", "stack") or sum(self.carry[o] for o in call.operands) > 1:
                 unit = self.function(call.results[0])
                 if unit is not None:
@@ -195,63 +195,63 @@ class _Regions:
                     yield unit
 
     def is_shifted_softmax(self, call: Call) -> bool:
-        """Return True for softmax(x − max x): what is subtracted for the sake of large numbers is no branch."""
-        made = self.tape.maker.get(call.operands[0]) if call.name in SOFTMAXES else None
-        if made is None or made.name != "sub" or len(made.operands) != 2:
+        """Return True for softmax(x − max x), where the maximum only prevents overflow and is no branch."""
+        shift = self.tape.maker.get(call.operands[0]) if call.name in SOFTMAXES else None
+        if shift is None or shift.name != "sub" or len(shift.operands) != 2:
             return False
-        largest = self.tape.maker.get(made.operands[1])
-        return largest is not None and largest.name in ("max", "amax") and largest.operands[0] == made.operands[0]
+        largest = self.tape.maker.get(shift.operands[1])
+        return largest is not None and largest.name in ("max", "amax") and largest.operands[0] == shift.operands[0]
 
     def function(self, end: int) -> Unit | None:
-        """The largest norm, softmax or activation that ends at a value."""
-        tape, best, known = self.tape, None, 0
-        bends_last = self.turns(tape.maker[end])
+        """Return the largest norm, softmax or activation that ends at a value."""
+        tape, best, count_before = self.tape, None, 0
+        can_end = self.can_end_activation(tape.maker[end])
         for segment, calls in self.chain(end):
             if tape.shapes[segment.entry] != tape.shapes[end] or not tape.dtypes[segment.entry].is_floating_point:
                 continue
-            fresh = calls[: len(calls) - known]
-            known = len(calls)
-            if all(KINDS.get(c.name) == "view" and not self.turns(c) for c in fresh):
+            fresh = calls[: len(calls) - count_before]
+            count_before = len(calls)
+            if all(KINDS.get(c.name) == "view" and not self.can_end_activation(c) for c in fresh):
                 continue
-            kind, axes = self.meaning(segment.entry, end, calls) or ("", ())
-            may_bend = not kind and bends_last and (best is None or best.kind == "activation")
-            if may_bend and self.activates(segment.entry, end, fresh, calls):
+            kind, axes = self.norm_or_softmax(segment.entry, end, calls) or ("", ())
+            may_activate = not kind and can_end and (best is None or best.kind == "activation")
+            if may_activate and self.is_activation(segment.entry, end, fresh, calls):
                 kind, axes = "activation", (-1,)
             if kind:
                 held = self.statistics(segment.entry, calls) if kind == "norm" else frozenset[int]()
                 numbers = tuple(c.number for c in calls)
                 best = Unit(kind, kind, (segment.entry,), (end,), numbers, statistics=held, axes=axes)
                 if tape.maker[end].name in SOFTMAXES:
-                    break  # masks and scales before it are units of their own
+                    break  # masks and scales before the softmax are separate units
         return best
 
-    def bends(self, call: Call) -> bool:
-        """Return True if a call is elementwise and not linear. A mask bends what it is made of."""
+    def is_nonlinear(self, call: Call) -> bool:
+        """Return True if a call is elementwise and nonlinear, which includes masking by a mask computed from x."""
         if call.name in _MASKED:
             return any(not self.carry[o] and self.follows[o] for o in call.operands)
         return call.name in CURVED
 
-    def joins(self, call: Call) -> bool:
-        """Return True if an elementwise call has several operands that carry."""
+    def is_binary(self, call: Call) -> bool:
+        """Return True if a call is elementwise and has several operands that carry."""
         return call.name in ELEMENTWISE and sum(self.carry[o] for o in call.operands) > 1
 
-    def turns(self, call: Call) -> bool:
+    def can_end_activation(self, call: Call) -> bool:
         """Return True if an activation may end with this call."""
-        return self.bends(call) or self.joins(call) or call.name in ("cat", "stack")
+        return self.is_nonlinear(call) or self.is_binary(call) or call.name in ("cat", "stack")
 
-    def activates(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
-        """Return True if the calls are a function of one number that no single call computes, and the first of them
-        belong to it.
+    def is_activation(self, entry: int, end: int, fresh: Sequence[Call], calls: Sequence[Call]) -> bool:
+        """Return True if the calls compute an elementwise function for which all of them, including the first, are
+        needed.
 
         Args:
-            entry, end: what the calls lead from and to.
-            fresh: those of the calls that stand before a smaller region.
-            calls: all of them.
+            entry, end: first and last value.
+            fresh: the calls that were added before a smaller region.
+            calls: all calls from ``entry`` to ``end``.
         """
-        bends = [c for c in calls if self.bends(c)]
-        if not bends or not any(self.bends(c) or self.joins(c) for c in fresh) or self.reduced(entry):
+        nonlinear = [c for c in calls if self.is_nonlinear(c)]
+        if not nonlinear or not any(self.is_nonlinear(c) or self.is_binary(c) for c in fresh) or self.reduced(entry):
             return False
-        if len(bends) == 1 and bends[0].name not in _MASKED and not any(map(self.joins, calls)):
+        if len(nonlinear) == 1 and nonlinear[0].name not in _MASKED and not any(map(self.is_binary, calls)):
             return False
         if all(c.name in ELEMENTWISE or c.name == "masked_fill" for c in calls):
             return True
@@ -260,7 +260,7 @@ class _Regions:
         return self.cached(_Trial(self, entry, end, tuple(calls)), _is_elementwise)
 
     def reduced(self, v: int) -> bool:
-        """Return True if a value is a mean, a sum or a norm, perhaps scaled: its roots are statistics."""
+        """Return True if a value is a mean, a sum or a norm, possibly scaled, so that its roots are statistics."""
         while v in self.tape.maker:
             call = self.tape.maker[v]
             carried = [o for o in call.operands if self.carry[o]]
@@ -272,37 +272,37 @@ class _Regions:
         return False
 
     def statistics(self, entry: int, calls: Sequence[Call]) -> frozenset[int]:
-        """The values inside a norm that are a number for each row and no linear function of the row."""
-        size, found = count(self.tape, entry), set[int]()
+        """Return the values inside a norm that are one number for each row and nonlinear in the row."""
+        size, statistics = count(self.tape, entry), set[int]()
         for c in calls:
             results = c.results[:1] if c.name in ("std_mean", "var_mean") else c.results
             if c.name in _STATISTICS:
-                found.update(r for r in results if count(self.tape, r) < size)
-        return frozenset(found)
+                statistics.update(r for r in results if count(self.tape, r) < size)
+        return frozenset(statistics)
 
-    def meaning(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
-        """(kind, axes) of a norm or a softmax that the calls compute. Calls of one pattern are repeated once."""
+    def norm_or_softmax(self, entry: int, end: int, calls: Sequence[Call]) -> tuple[str, tuple[int, ...]] | None:
+        """Return (kind, axes) of the norm or softmax that the calls compute; None if they compute neither."""
         names = {c.name for c in calls}
         if len(calls) < 2 or not names & (_ROOTS | EXPONENTIALS):
             return None
         if not any(c.name in _SPREADING or KINDS.get(c.name) in ("linear", "mean") for c in calls):
             return None
-        return self.cached(_Trial(self, entry, end, tuple(calls)), _meaning)
+        return self.cached(_Trial(self, entry, end, tuple(calls)), _norm_or_softmax)
 
     def cached(self, trial: _Trial, question: Callable[[_Trial], Any]) -> Any:
-        """Answer a question about calls once for each pattern; None where it depends on given whole numbers."""
+        """Return ``question(trial)``, cached by the pattern of the calls; None if that depends on integers."""
         shapes, dtypes = self.tape.shapes, self.tape.dtypes
         for o in trial.outside:
-            known = self.fixed[o] or dtypes[o].is_floating_point or dtypes[o] == torch.bool or shapes[o].numel() == 1
-            if not known and not all(c.name in ELEMENTWISE for c in trial.calls if o in c.operands):
+            drawn = self.fixed[o] or dtypes[o].is_floating_point or dtypes[o] == torch.bool or shapes[o].numel() == 1
+            if not drawn and not all(c.name in ELEMENTWISE for c in trial.calls if o in c.operands):
                 return None
         key = question, trial.pattern()
-        self.answers[key] = self.answers[key] if key in self.answers else question(trial)
-        return self.answers[key]
+        self.cache[key] = self.cache[key] if key in self.cache else question(trial)
+        return self.cache[key]
 
     # -- layers
     def layers(self, live: Sequence[Call]) -> Iterator[Unit]:
-        """Yield products with weights with the bias that is added behind them."""
+        """Yield the layers that consist of a product with weights and the addition of a bias."""
         for call in live:
             if call.number not in self.taken and (axis := self.unit_axis(call)) is not None:
                 calls = self.biased(call, axis)
@@ -312,8 +312,8 @@ class _Regions:
                     yield Unit("layer", "layer", (entry,), calls[-1].results[:1], tuple(c.number for c in calls))
 
     def unit_axis(self, call: Call) -> int | None:
-        """The axis of the output units in the result of a product of one carried value with weights, from the last;
-        None if the call is none."""
+        """Return the (negative) axis of the output features in the result of a product of a value with weights; None if
+        the call is not such a product."""
         shapes = self.tape.shapes
         carried = [i for i, o in enumerate(call.operands) if self.carry[o]]
         others = [o for o in call.operands if not self.carry[o] and self.tape.floating(o)]
@@ -326,13 +326,13 @@ class _Regions:
             return -1 if carried[0] == 0 or len(shapes[x]) < 2 else -2
         if call.name == "convolution":
             return 1 - len(shapes[call.results[0]])
-        if call.name == "mul":  # outer product: an axis of the weights that x does not have
+        if call.name == "mul":  # outer product: an axis of the weights that has size 1 in x
             axes = (a for a in range(-len(shapes[w]), 0) if axis_size(shapes[w], a) > 1 == axis_size(shapes[x], a))
             return next(axes, None)
         return None
 
     def biased(self, product: Call, axis: int) -> list[Call]:
-        """A product of x and weights, what rearranges or sums it, and the bias, as far as they go."""
+        """Return the product of x and weights, the calls that rearrange or sum it, and the addition of the bias."""
         tape, calls, whole = self.tape, [product], 1 if product.name != "mul" else 0
         while True:
             r = calls[-1].results[0]
@@ -352,27 +352,27 @@ class _Regions:
         return calls[:whole]
 
     def is_bias(self, n: int, calls: Sequence[Call], axis: int) -> bool:
-        """Return True if value ``n``, added to the last result, holds one number for each output unit of a product.
+        """Return True if value ``n``, which is added to the last result, has one number for each output feature.
 
         Args:
             n: number of the value.
-            calls: the product and what rearranges its result.
-            axis: axis of the output units in the result of the product, from the last.
+            calls: the product, and the calls that rearrange its result.
+            axis: the (negative) axis of the output features in the result of the product.
         """
         weights = (chosen_by(self.tape, o) for o in calls[0].operands if not self.carry[o])
         if calls[0].name == "_grouped_mm" or chosen_by(self.tape, n) in [ids for ids in weights if ids]:
-            return True  # each row's expert has its own
+            return True  # weights and biases of experts, selected by the same indices
         shapes = self.tape.shapes
-        before, after, own = (shapes[i] for i in (calls[0].results[0], calls[-1].results[0], n))
+        before, after, bias = (shapes[i] for i in (calls[0].results[0], calls[-1].results[0], n))
         rearranged = any(c.name not in ("view", "_unsafe_view", "_to_copy", "mul", "div") for c in calls[1:])
         if axis != -1 or rearranged or before[-1:] != after[-1:]:
             return self.fits(n, calls, axis)
-        if own[-1:] != after[-1:]:
+        if bias[-1:] != after[-1:]:
             return False
-        return own.numel() == own[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
+        return bias.numel() == bias[-1] or (bool(self.repeats(n)) and self.fits(n, calls, axis))
 
     def fits(self, n: int, calls: Sequence[Call], axis: int) -> bool:
-        """Return True if a value is the same wherever the number of the output unit is."""
+        """Return True if value ``n`` depends only on the output feature."""
         tape = self.tape
         shape = tape.shapes[calls[0].results[0]]
         numbers = torch.arange(1.0, shape[axis] + 1, dtype=torch.float64)
@@ -390,7 +390,7 @@ class _Regions:
 
 # -- calls on random rows --------------------------------------------------------------------------------------------
 class _Trial:
-    """The calls from an entry to an end as a function of random rows."""
+    """The calls from an entry to an end as a function, with random operands from outside."""
 
     def __init__(self, regions: _Regions, entry: int, end: int, calls: tuple[Call, ...]) -> None:
         self.regions, self.tape, self.entry, self.end = regions, regions.tape, entry, end
@@ -400,21 +400,21 @@ class _Trial:
         self.draws = regions.draws(self.short_axes())
 
     def with_masks(self, calls: Sequence[Call]) -> tuple[Call, ...]:
-        """The calls, and those that compute masks of values inside."""
+        """Return the calls together with those that compute masks from values inside."""
         inner = {self.entry, *(r for c in calls for r in c.results)}
-        found, todo = {c.number: c for c in calls}, [o for c in calls for o in c.operands]
+        extended, todo = {c.number: c for c in calls}, [o for c in calls for o in c.operands]
         while todo:
             n = todo.pop()
             call = self.tape.maker.get(n)
             masks = self.regions.follows[n] and not self.regions.carry[n]
             if n not in inner and call is not None and masks and call.name in _REPEATABLE:
                 inner.update(call.results)
-                found[call.number] = call
+                extended[call.number] = call
                 todo += call.operands
-        return tuple(found[n] for n in sorted(found))
+        return tuple(extended[n] for n in sorted(extended))
 
     def short_axes(self) -> frozenset[int]:
-        """Axes of which few elements are enough, from the last: no call reduces along them or names their size."""
+        """Return the (negative) axes along which no call reduces or depends on the size: few elements suffice."""
         dims, reduced = len(self.tape.shapes[self.entry]), set[int]()
         views = [[c.name for c in self.regions.repeats(o)] for o in self.outside]
         if not all(c.name in _SIZELESS for c in self.calls) or any(v not in ([], ["expand"]) for v in views):
@@ -428,7 +428,7 @@ class _Trial:
         return frozenset(range(-dims, 0)) - reduced
 
     def pattern(self) -> Any:
-        """Equal for calls that compute the same of equal shapes."""
+        """Return a hashable key that is equal for calls that compute the same function on equal shapes."""
         places = {self.entry: 0}
         for c in self.calls:
             for r in c.results:
@@ -442,7 +442,7 @@ class _Trial:
         return shapes[self.entry], tuple(rows)
 
     def rows(self) -> Tensor:
-        """A random value for the entry, of another size wherever one looks along an axis."""
+        """Return a random value for the entry whose magnitude varies along each axis."""
         shape = self.draws.shape(self.entry)
         x = self.draws.normal(shape) * self.draws.uniform((), 0.5)
         for i, size in enumerate(shape):
@@ -450,23 +450,23 @@ class _Trial:
         return x
 
     def __call__(self, x: Tensor) -> Tensor:
-        now = {self.entry: x}
+        values = {self.entry: x}
         for c in self.calls:
-            operands = [now[o] if o in now else self.draws[o] for o in c.operands]
-            now.update(zip(c.results, repeat(c, self.tape, operands), strict=True))
-        return now[self.end]
+            operands = [values[o] if o in values else self.draws[o] for o in c.operands]
+            values.update(zip(c.results, repeat(c, self.tape, operands), strict=True))
+        return values[self.end]
 
 
 def _is_elementwise(trial: _Trial) -> bool:
-    """f(x or z) = f(x) or f(z), where "or" chooses between two values element by element."""
+    """Return True if f(where(m, x, z)) = where(m, f(x), f(z)) for a random mask m."""
     x, z = trial.rows(), trial.rows()
     first = trial.draws.uniform(x.shape, 0) < 0.5
     fx, fz, mixed = trial(x), trial(z), trial(torch.where(first, x, z))
     return fx.shape == x.shape and torch.equal(torch.where(first, fx, fz), mixed)
 
 
-def _meaning(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
-    """(kind, axes) of the norm or softmax that is computed."""
+def _norm_or_softmax(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
+    """Return (kind, axes) of the norm or softmax that a trial computes; None if it computes neither."""
     x, names = trial.rows(), {c.name for c in trial.calls}
     y = trial(x)
     axes = _mixed_axes(trial, x, y) if y.shape == x.shape else ()
@@ -487,10 +487,10 @@ def _meaning(trial: _Trial) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _mixed_axes(trial: _Trial, x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """The axes along which one element of x changes others of y, from the last."""
+    """Return the (negative) axes along which a change of one element of x changes other elements of y."""
     y = y.nan_to_num(0, 0, 0)
     sizes, moved = y.abs().flatten(), x.clone().flatten()
-    # not the largest: a row of which all but one element is masked has the softmax 1, whatever x is
+    # not the largest: if a mask leaves one element of a row, its softmax is 1 for every x
     moved[sizes.masked_fill(sizes > 0.9 * sizes.max(), 0).argmax()] += 0.5
     change = (trial(moved.view(x.shape)).nan_to_num(0, 0, 0) - y).abs()
     places = (change > 1e-9 * change.max()).nonzero()

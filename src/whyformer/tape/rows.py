@@ -1,14 +1,14 @@
-"""Which row of which input each element of a value belongs to.
+"""The row of an input to which each element of a value belongs.
 
     rows = find_rows(tape, [Source("input_ids", tape.number(ids))])    # labelling.py
-    rows.labels[n]     # of value n: row numbers in its shape
+    rows.labels[n]     # the row number of each element of value n
 
 A row is a token, a patch or a pixel. Every row has a number, and the calls of the tape are applied to these numbers
-instead of to the values: a view rearranges them, an elementwise call keeps them, a product over features keeps them, a
-product over rows drops them. A map of attention then has two labels, the rows of its queries and those of its keys.
-Where the samples, heads, queries and keys of a value lie is read off the labels and never guessed from its shape.
+instead of the values: views rearrange them, elementwise calls and products over features keep them, products over rows
+drop them. An attention map then has two labels: the rows of its queries and the rows of its keys. The axes of samples,
+heads, queries and keys of a value are derived from the labels and never guessed from its shape.
 
-A value whose rows are unknown has no label. Labels are stride 0 along axes of features and lie on the CPU.
+A value whose rows are unknown has no label. Labels have stride 0 along axes of features and are on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Label = tuple[Tensor, ...]
-"""Row numbers in the shape of a value: one tensor, or two for a map (rows of queries and of keys, in any order)."""
+"""Row numbers in the shape of a value: one tensor, or two for a map (rows of queries and of keys, in either order)."""
 
 
 # -- labels ----------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def constant_along(label: Tensor, axis: int) -> bool:
 
 
 def thin(label: Tensor, axes: Iterable[int] = ()) -> Tensor:
-    """Row numbers with size 1 along axes of stride 0, and along ``axes``."""
+    """Return row numbers with size 1 along axes of stride 0, and along ``axes``."""
     for axis in range(label.dim()):
         if label.shape[axis] > 1 and (label.stride(axis) == 0 or axis in axes):
             label = label.narrow(axis, 0, 1)
@@ -64,7 +64,7 @@ def slim(label: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    """Return True if two labels of one shape are the same."""
+    """Return True if two labels of the same shape are equal."""
     if (a.data_ptr(), a.stride()) == (b.data_ptr(), b.stride()):
         return True
     for axis in range(a.dim()):
@@ -74,7 +74,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 
 
 def first_places(numbers: Tensor, count: int) -> Tensor:
-    """Return ``[count]``, where each of the numbers 0 .. count − 1 stands first."""
+    """Return ``[count]``, the position of the first occurrence of each of the numbers 0 to count − 1."""
     places = torch.arange(len(numbers))
     return torch.full((count,), len(numbers)).scatter_reduce_(0, numbers, places, "amin")
 
@@ -83,18 +83,20 @@ def zero(shape: Sequence[int]) -> Tensor:
     return torch.zeros((), dtype=torch.long).expand(shape)
 
 
-# -- what is found ---------------------------------------------------------------------------------------------------
+# -- sources, families, rows -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Source:
     """An input whose rows are followed.
 
     Attributes:
-        name: of the input.
+        name: name of the input.
         value: its number on the tape.
-        features: the axis of a row's features; None if each element is a row, such as token ids.
-        samples: sample of each entry along the first axis, where rows of all samples are packed or a map holds heads;
-            along the first two, where each sample has several texts that count as samples; None if each entry is one.
-        is_map: it is no input, but the map ``[B, H, N, N]`` or ``[B·H, N, N]`` of an attention among N learned vectors.
+        features: the axis of the features of a row; None if each element is a row, as for token ids.
+        samples: the sample of each entry along the first axis, if it holds packed rows or heads of several samples; the
+            sample of each entry along the first two axes, if several texts of a sample count as samples; None if the
+            first axis is the batch axis.
+        is_map: True if the source is not an input but the map ``[B, H, N, N]`` or ``[B·H, N, N]`` of an attention among
+            N learned vectors.
     """
 
     name: str
@@ -106,16 +108,16 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Rows that begin in one call.
+    """Rows that begin in the same value.
 
     Attributes:
-        source: name of the input that they are made of; "" for rows of constants such as a class token. A second
-            look-up of the same ids in another order (a decoder's, shifted by one) has the name with a prime.
+        source: name of the input from which they are computed; "" for constants such as a class token. If the same ids
+            are looked up a second time in another order (shifted by one, for a decoder), the name gets a prime.
         value: number of the value in which they begin.
-        numbers: ``[B, M]`` the rows of each sample; ``[M]`` if the samples have different counts.
-        grid: the shape of the grid that the M rows of a sample form.
-        elements: of rows that are looked up by ids: ``[B, M]`` which element of the input each one stands for, −1 for
-            an id that the model put there, such as a start token.
+        numbers: ``[B, M]``, the rows of each sample; ``[M]`` if the samples have different numbers of rows.
+        grid: shape of the grid that the M rows of a sample form.
+        elements: for rows that are looked up by ids, ``[B, M]``, the element of the input that each row represents; −1
+            for ids that the model inserted, such as a start token. None for other rows.
     """
 
     source: str
@@ -127,17 +129,18 @@ class Family:
 
 @dataclass(eq=False)
 class Rows:
-    """The rows of a pass, numbered from 1. Number 0 is no row: what a model fills in.
+    """The rows of a pass, numbered from 1. Number 0 is no row, such as padding that the model adds.
 
     Attributes:
-        labels: value -> row number of each element.
-        sample: ``[R]`` sample of each row.
-        families: all families, in the order of execution; the first stands for row 0.
-        family: ``[R]`` position of each row's family.
-        beside: family -> another one whose rows stand beside its own in some value.
-        blended: values whose elements are made of several rows of one family, of which the label names one.
-        indices: integer and boolean values that decided which rows lie where.
-        repeats: source -> values in which the same ids are looked up once more, in other tables.
+        labels: maps a value to the row number of each of its elements.
+        sample: ``[R]``, sample of each row.
+        families: all families, in the order of execution; the first is a placeholder for row 0.
+        family: ``[R]``, index of the family of each row.
+        beside: maps a family to another one whose rows are joined to its own in some value.
+        blended: values whose elements depend on several rows of a family, of which the label holds one.
+        indices: integer and boolean values on which the positions of rows depend.
+        repeats: maps an input to the values in which the same ids are looked up again, in other tables.
+        cache: results derived from these rows.
     """
 
     labels: dict[int, Label] = field(default_factory=dict)
@@ -148,26 +151,26 @@ class Rows:
     blended: set[int] = field(default_factory=set)
     indices: dict[int, Tensor] = field(default_factory=dict)
     repeats: dict[str, list[int]] = field(default_factory=dict)
-    cache: dict[Any, Any] = field(default_factory=dict, repr=False)  # what was read off these rows
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.sample)
 
     @property
     def begun(self) -> dict[str, int]:
-        """Input -> the value in which its rows begin: itself, or what is looked up by its ids."""
-        found: dict[str, int] = {}
+        """Maps an input to the value in which its rows begin: the input itself, or the embeddings of its ids."""
+        values: dict[str, int] = {}
         for family in self.families[1:]:
             if family.source:
-                found.setdefault(family.source, family.value)
-        return found
+                values.setdefault(family.source, family.value)
+        return values
 
     def component(self, row: int) -> int:
-        """Return a number that all rows share that stand side by side in some value."""
+        """Return :meth:`linked` for the family of a row."""
         return self.linked(int(self.family[row]))
 
     def linked(self, family: int) -> int:
-        """Return the same number for families whose rows stand side by side in some value."""
+        """Return a number that is equal for families whose rows are joined in some value."""
         while family in self.beside:
             family = self.beside[family]
         return family
@@ -177,11 +180,11 @@ class Rows:
         key = label.data_ptr(), label.shape, label.stride()
         if key not in self.cache:
             numbers = thin(label).unique()
-            self.cache[key] = numbers[numbers > 0], label  # the label is kept, so that no other takes its address
+            self.cache[key] = numbers[numbers > 0], label  # keeps the label alive, so that its address stays unique
         return self.cache[key][0]
 
     def of(self, value: int) -> Tensor:
-        """Return the row number of each element of a value that is no map.
+        """Return the row number of each element of a value that is not a map.
 
         Raises:
             ModelError: the rows of the value are unknown.
@@ -192,7 +195,7 @@ class Rows:
         return label[0]
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
-        """Return ``[R]``, the sum of a flow of that value over the features of each row."""
+        """Return ``[R]``, the sums of a flow at a value over the features of each row."""
         label = slim(self.of(value))
         axes = [a for a, n in enumerate(label.shape) if n == 1 != flow.shape[a]]
         flow = flow.sum(axes, keepdim=True) if axes else flow
@@ -202,8 +205,8 @@ class Rows:
         """Return ``[B, N, ...]``, the features of some rows; zeros for rows that the value does not hold.
 
         Args:
-            value: number of a value that is no map.
-            tensor: of its shape, such as a flow.
+            value: number of a value that is not a map.
+            tensor: a tensor of its shape, such as a flow.
             numbers: ``[B, N]`` row numbers.
 
         Raises:
@@ -213,28 +216,30 @@ class Rows:
         if torch.equal(place.flatten(), torch.arange(len(flat))):
             return flat.unflatten(0, place.shape)
         places = place.to(flat.device)
-        found = flat[places.clamp(max=len(flat) - 1)]
-        return found.masked_fill((places == len(flat)).view(*places.shape, *(1,) * (flat.dim() - 1)), 0)
+        features = flat[places.clamp(max=len(flat) - 1)]
+        return features.masked_fill((places == len(flat)).view(*places.shape, *(1,) * (flat.dim() - 1)), 0)
 
     def with_features(self, value: int, tensor: Tensor, numbers: Tensor, features: Tensor) -> Tensor:
-        """Return ``tensor`` with these features of some rows, laid out as :meth:`features` returns them; the others
-        stay."""
+        """Return a copy of ``tensor`` in which the features of some rows are replaced by ``features``, in the layout of
+        :meth:`features`."""
         flat, place, axes = self._places(value, tensor, numbers)
         flat, places = flat.clone(), place.to(flat.device)
-        there = places < len(flat)
-        flat[places[there]] = features.to(flat)[there]
+        present = places < len(flat)
+        flat[places[present]] = features.to(flat)[present]
         back = sorted(range(len(axes)), key=axes.__getitem__)
         return flat.reshape([tensor.shape[a] for a in axes]).permute(back).contiguous()
 
     def _places(self, value: int, tensor: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """(``[M, ...]`` a tensor by row, the place of each row number among these or M, its axes in this order)."""
-        flat, standing, axes = self._flat(value, tensor)
-        place = torch.full((len(self),), len(flat)).scatter_(0, standing, torch.arange(len(flat)))
+        """Return (``[M, ...]``, a tensor by row; the position of each of ``numbers`` among these rows, M if absent; the
+        axes of the tensor in this order)."""
+        flat, present, axes = self._flat(value, tensor)
+        place = torch.full((len(self),), len(flat)).scatter_(0, present, torch.arange(len(flat)))
         place[0] = len(flat)
         return flat, place[numbers], axes
 
     def _flat(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """(``[M, ...]`` a tensor by row, ``[M]`` the numbers of these rows, its axes in this order)."""
+        """Return (``[M, ...]``, a tensor by row; ``[M]``, the numbers of these rows; the axes of the tensor in this
+        order)."""
         label = slim(self.of(value))
         rows = [a for a, n in enumerate(label.shape) if n > 1]
         rest = [a for a in range(label.dim()) if a not in rows]
@@ -245,7 +250,8 @@ class Rows:
 
 @dataclass(eq=False)
 class RowSamples:
-    """The samples of each value by its rows, wherever they lie: see :class:`whyformer.tape.samples.Samples`."""
+    """The samples of the elements of each value, derived from their rows; implements
+    :class:`whyformer.tape.samples.Samples`."""
 
     rows: Rows
     _of: dict[int, Tensor] = field(default_factory=dict, repr=False)
@@ -260,32 +266,32 @@ class RowSamples:
         return self._of[value]
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
-        """Return ``[B]``, the sum of a flow of that value over each sample."""
+        """Return ``[B]``, the sums of a flow at a value over each sample."""
         samples = self.of(value)
         axes = [a for a, n in enumerate(samples.shape) if n == 1 != flow.shape[a]]
         flow = flow.sum(axes, keepdim=True) if axes else flow
-        found = flow.new_zeros(int(self.rows.sample.max()) + 1)
-        return found.index_add_(0, samples.flatten().to(flow.device), flow.flatten())
+        sums = flow.new_zeros(int(self.rows.sample.max()) + 1)
+        return sums.index_add_(0, samples.flatten().to(flow.device), flow.flatten())
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
-        """Return one number for each sample in a shape that broadcasts against a flow of that value."""
+        """Return one number for each sample, in a shape that broadcasts to that of a flow at a value."""
         return numbers[self.of(value).to(numbers.device)]
 
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest element of each sample of that value, in its shape."""
+        """Return the smallest and the largest element of each sample of a value, in its shape."""
         samples = self.of(value).to(tensor.device)
         each, count = samples.expand(tensor.shape).flatten(), int(self.rows.sample.max()) + 1
         low, high = (
-            tensor.new_zeros(count).scatter_reduce_(0, each, tensor.flatten(), way, include_self=False)[samples]
-            for way in ("amin", "amax")
+            tensor.new_zeros(count).scatter_reduce_(0, each, tensor.flatten(), reduction, include_self=False)[samples]
+            for reduction in ("amin", "amax")
         )
         return low.expand_as(tensor), high.expand_as(tensor)
 
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
-        """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
+        """Return True if a constant of that shape, added to a value, is known to be the same for all of its rows."""
         label = self.rows.labels.get(value, ())
         if len(shape) < 2 or shape[-2] == 1:
-            own = label[0].shape if label else ()
-            return len(shape) < 3 or len(own) < 3 or own[-2] != 1  # else it is a row itself, as a class token
+            size = label[0].shape if label else ()
+            return len(shape) < 3 or len(size) < 3 or size[-2] != 1  # else it is a row, such as a class token
         changing = (n > 1 and not constant_along(label[0], a - len(shape)) for a, n in enumerate(shape))
         return len(label) == 1 and not any(changing)

@@ -1,4 +1,4 @@
-"""Sums over the samples of a batch, for rules that share relevance within each sample."""
+"""Sums over the samples of a batch, for rules that normalise relevance within each sample."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class Samples(Protocol):
     """Which elements of a value belong to which sample."""
 
     def sums(self, value: int, flow: Tensor) -> Tensor:
-        """Return ``[B]``, the sum of a flow of that value over each sample."""
+        """Return ``[B]``, the sums of a flow at a value over each sample."""
 
     def spread(self, value: int, numbers: Tensor, flow: Tensor) -> Tensor:
-        """Return one number for each sample in a shape that broadcasts against a flow of that value."""
+        """Return one number for each sample, in a shape that broadcasts to that of a flow at a value."""
 
     def ranges(self, value: int, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the smallest and the largest element of each sample of that value, in its shape."""
+        """Return the smallest and the largest element of each sample of a value, in its shape."""
 
     def is_shared(self, value: int, shape: Sequence[int]) -> bool:
-        """Return True if a constant of that shape, added to that value, is known to be the same for all its rows."""
+        """Return True if a constant of that shape, added to a value, is known to be the same for all of its rows."""
 
 
 @dataclass(frozen=True)
 class LeadingAxis:
-    """Samples along the first axis of every value; where it is longer, ``[B · rest, ...]``."""
+    """Samples along the first axis of every value, whose size is B or a multiple of it, ``[B · rest, ...]``."""
 
     batch: int
 

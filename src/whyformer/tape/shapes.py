@@ -19,19 +19,19 @@ def count(tape: Tape, n: int) -> int:
 
 
 def axis_size(shape: torch.Size, axis: int) -> int:
-    """Return the size of an axis that is counted from the last; 1 if there is none."""
+    """Return the size of a negative axis; 1 if the shape has fewer axes."""
     return shape[axis] if -axis <= len(shape) else 1
 
 
 def reduced_axes(call: Call, tape: Tape) -> tuple[int, ...]:
-    """Return the axes along which a call reduces, counted from the last; none if it names none."""
-    dims, given = len(tape.shapes[call.operands[0]]), call.argument("dim")
-    axes = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    """Return the (negative) axes along which a call reduces; () if it names none."""
+    dims, dim = len(tape.shapes[call.operands[0]]), call.argument("dim")
+    axes = dim if isinstance(dim, (list, tuple)) else [] if dim is None else [dim]
     return tuple(sorted(a - dims if a >= 0 else a for a in axes))
 
 
 def chosen_by(tape: Tape, n: int) -> tuple[int, ...]:
-    """Return the indices that chose a value from a table; none if it was not chosen."""
+    """Return the numbers of the indices that selected a value from a table, possibly before views; () if none did."""
     call = tape.maker.get(n)
     while call is not None and len(call.operands) == 1 and KINDS.get(call.name) == "view":
         call = tape.maker.get(call.operands[0])

@@ -23,30 +23,32 @@ def find_sources(
 ) -> list[Source]:
     """Return sources for the inputs of a model.
 
+    In integer inputs, each element is a row; so is each number of a table ``[B, F]`` or a sound ``[B, T]``, but not of
+    packed patches ``[P, D]``. Other inputs have features along the axis over which the first layer or convolution that
+    reads them sums, possibly after views (:func:`~whyformer.tape.axes.find_features`). If this axis is unknown, it is
+    the third from the last for inputs with at least four axes, as in ``[B, C, H, W]`` and ``[B, T, C, H, W]``, else the
+    last.
+
     Args:
         tape: a recorded pass.
         inputs: the tensors that were passed to the model, by name.
-        several: names of inputs ``[B, C, N]`` that hold several texts of each sample.
-        packed: name -> how many entries along the first axis belong to each sample, such as pictures or patches.
-        turned: names of inputs ``[B, D, N]`` whose features are known to lie along axis 1.
-
-    Each element of integers is a row, and each number of a table ``[B, F]`` or a sound ``[B, T]``, not of packed
-    patches ``[P, D]``. The features of other inputs lie along the axis that the first layer or convolution that reads
-    them sums over, which may be behind views (:func:`~whyformer.tape.axes.find_features`); if that is unknown, along
-    the third from the last of four axes or more, as in ``[B, C, H, W]`` and ``[B, T, C, H, W]``, else along the last.
+        several: names of inputs ``[B, C, N]`` that hold several texts for each sample.
+        packed: maps the name of an input to the number of entries along its first axis that belong to each sample, such
+            as pictures or patches.
+        turned: names of inputs ``[B, D, N]`` whose features lie along axis 1.
     """
-    found = []
+    sources = []
     for name, tensor in inputs.items():
         n = tape.number(tensor)
-        known = 1 if name in turned else _features(tape, n)
+        measured = 1 if name in turned else _features(tape, n)
         vectors = tensor.dim() > 2 or name in (packed or ())
         default = -3 if tensor.dim() > 3 else -1 if vectors else None
-        features = None if not tape.floating(n) else default if known is None else known
+        features = None if not tape.floating(n) else default if measured is None else measured
         samples = tuple(range(tensor.shape[:2].numel())) if name in several else None
         if packed and name in packed:
             samples = tuple(i // packed[name] for i in range(len(tensor)))
-        found.append(Source(name, n, features, samples))
-    return found
+        sources.append(Source(name, n, features, samples))
+    return sources
 
 
 _FEATURES: Recent[tuple[int | None]] = Recent(64)

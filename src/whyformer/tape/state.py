@@ -1,4 +1,4 @@
-"""The state of torch around a pass and its repetitions."""
+"""The global state of torch while a pass is recorded or repeated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["SWITCHES", "bare", "in_transform", "without_autocast"]
 
 
 class Switches:
-    """Torch's process-wide switches around recordings. The first of several recordings at once sets them, the last
-    restores them."""
+    """Context manager that sets process-wide settings of torch for recordings. If several recordings run at once, the
+    first sets them and the last restores them."""
 
     def __init__(self) -> None:
         self.lock, self.count = threading.Lock(), 0
@@ -23,8 +23,8 @@ class Switches:
         with self.lock:
             if self.count == 0:
                 self.fast = torch.backends.mha.get_fastpath_enabled()
-                torch.backends.mha.set_fastpath_enabled(False)  # fused encoder layers show no attention
-                # without it a compiled model is marked as never to be compiled again
+                torch.backends.mha.set_fastpath_enabled(False)  # fused encoder layers hide the attention
+                # otherwise torch marks a compiled model as never to be compiled again
                 self.stance = torch.compiler.set_stance("force_eager")
             self.count += 1
 
@@ -42,13 +42,13 @@ SWITCHES = Switches()
 
 @contextlib.contextmanager
 def bare() -> Iterator[None]:
-    """The state in which recorded calls are repeated: below autograd and autocast."""
+    """Context manager in which recorded calls are repeated: without autograd, inference mode and autocast."""
     with torch.inference_mode(False), torch.no_grad(), without_autocast():
         yield
 
 
 def without_autocast() -> contextlib.AbstractContextManager[None]:
-    """Turn autocast off, for every kind of device."""
+    """Context manager that turns autocast off for all devices."""
     return torch._C._DisableAutocast()
 
 

@@ -1,4 +1,9 @@
-"""Streams of tokens, their blocks, and which rows an output reads."""
+"""Find the streams of a pass, their blocks, and the rows that the output reads.
+
+A *stream* is a set of rows that attend together: the tokens of an encoder or a decoder, a text, a picture. Its *spine*
+consists of the values through which all paths from its rows to its last value pass; a *block* lies between two of them.
+A *state* is a value that holds each row of the stream once, such as a hidden state.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +42,12 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What lies between two values of a spine, with the attentions in it.
+    """A block of a stream, between two values of its spine.
 
     Attributes:
-        entry, exit: numbers of the values that enter and leave it. The exit of the last block is the last sum, before a
-            final norm; where norms follow the sums, it is the norm's. The entry is −1 where learned vectors enter.
-        attentions: those of its rows, in the order of execution.
+        entry, exit: numbers of its input and output. The exit of the last block is the last sum, before a final norm;
+            if norms follow the sums, it is the output of that norm. The entry is −1 if it is learned vectors.
+        attentions: the attentions of its rows, in the order of execution.
     """
 
     entry: int
@@ -56,15 +61,15 @@ class Stream:
 
     Attributes:
         rows: ``[B, N]`` row numbers.
-        names: the inputs that its rows are made of; none if they are learned.
+        names: the inputs from which its rows are computed; empty if they are learned.
         spine: numbers of the values through which all paths from its rows to its last value pass.
-        blocks: in the order of execution.
-        is_mixed: True if its rows are mixtures of rows that attended before, as where a layer merges patches.
-        is_learned: True if its rows begin as learned vectors that look at other rows, such as queries of objects.
-        is_read: True if the output depends on its last value otherwise than through another stream's attention.
-        all_blocks: its blocks, and those in which rows are mixed without attention; the former alone if paths lead past
-            the latter.
-        others: number of the blocks in which rows are mixed without attention.
+        blocks: the blocks with attention, in the order of execution.
+        is_mixed: True if its rows are mixtures of rows that attended before, as after a layer that merges patches.
+        is_learned: True if its rows begin as learned vectors that attend to other rows, such as object queries.
+        is_read: True if the output depends on its last value other than through the attention of another stream.
+        all_blocks: ``blocks`` together with the blocks that mix rows without attention; only ``blocks`` if the spine
+            bypasses the latter.
+        others: number of the blocks that mix rows without attention.
     """
 
     rows: Tensor
@@ -79,7 +84,7 @@ class Stream:
 
     @property
     def last(self) -> int:
-        """Number of its last state."""
+        """Number of its last state, the exit of its last block."""
         return self.blocks[-1].exit
 
     @property
@@ -104,24 +109,24 @@ def is_passed(program: Program, value: int) -> bool:
 
 
 def path_to(above: Mapping[int, int], n: int) -> list[int]:
-    """Return the values through which all paths to a value pass, in the order of execution; ``above`` gives the nearest
-    one for each value."""
-    found = []
+    """Return the dominators of a value, through which all paths to it pass, in the order of execution, including
+    itself. ``above`` maps a value to its immediate dominator."""
+    path = []
     while n >= 0:
-        found.append(n)
+        path.append(n)
         n = above[n]
-    return found[::-1]
+    return path[::-1]
 
 
 def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source: str) -> int | None:
-    """Return what enters the first block: the last value before the first attention, or before the first sum of a value
-    and what is made of it, through which all paths from the rows of an input to the outputs pass, and in which each of
-    these rows stands once, alone or beside others. Without such, the last before the first sum of two branches.
+    """Return the input of the first block: the last value before the first attention or the first residual sum, through
+    which all paths from the rows of an input to the outputs pass, and which contains each of these rows once, possibly
+    beside other rows. Without attentions and residual sums, the last such value before the first sum of two branches.
 
     Args:
-        program: from where the rows of the input begin to the outputs.
-        rows: of the pass.
-        attentions: of the pass.
+        program: the program from the values in which the rows of the input begin to the outputs.
+        rows: the rows of the pass.
+        attentions: the attentions of the pass.
         source: name of the input.
 
     Returns:
@@ -132,15 +137,16 @@ def entry(program: Program, rows: Rows, attentions: Sequence[Attention], source:
     numbers = next((f.numbers for f in rows.families if f.source == source), None)
     if numbers is None:
         return None
-    own, above = Members(numbers, rows), program.dominator
+    members, above = Members(numbers, rows), program.dominator
     chain = path_to(above, _common(above, [n for n in program.outputs if n in above]))
-    return next((n for n in reversed(chain) if n < first and own.stand_once(n)), None)
+    return next((n for n in reversed(chain) if n < first and members.stand_once(n)), None)
 
 
 def find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence[Attention]) -> list[Stream]:
-    """Return the streams whose rows attend, in the order in which they first do.
+    """Return the streams, in the order of their first attention.
 
-    A stream's part of the tape are the values that hold rows of it: it ends where rows of another attend to it.
+    The part of the tape that belongs to a stream consists of the values that hold only its rows. It ends where rows of
+    another stream attend to them. A model without attention has the streams of its states.
     """
     key = "streams", program.roots, program.output, tuple(a.map for a in attentions)
     if key not in rows.cache:
@@ -156,10 +162,11 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
         if a.queries is not None:
             groups[id(a.queries)].append(a)
     groups = _joined(groups)
-    pools = [own[0] for own in groups.values() if len(own) == 1 and own[0].is_learned and not _enters(own[0], groups)]
+    single = (group[0] for group in groups.values() if len(group) == 1)
+    pools = [attention for attention in single if attention.is_learned and not _enters(attention, groups)]
     depth = {p.product: a.depth for a in attentions if a not in pools for p in a.pieces}
-    streams = [_stream(program, tape, rows, own, depth) for own in groups.values() if own[0] not in pools]
-    if not any(s.blocks for s in streams):  # they attend in a layout that is not followed
+    streams = [_stream(program, tape, rows, group, depth) for group in groups.values() if group[0] not in pools]
+    if not any(s.blocks for s in streams):  # the attention uses a layout that is not supported
         streams = _streams_without_attention(program, tape, rows) or streams
         return [replace(s, others=0) for s in streams]
     read = _read(program, tape, {s.blocks[-1].exit for s in streams if s.blocks}, depth.keys())
@@ -167,32 +174,32 @@ def _find_streams(program: Program, tape: Tape, rows: Rows, attentions: Sequence
 
 
 def _joined(groups: Mapping[int, list[Attention]]) -> dict[int, list[Attention]]:
-    """Return attentions by the identity of their queries, those of some rows of a stream with the stream's, if its rows
-    attend before and after: in a Q-Former that reads words, its queries alone look at a picture."""
-    found = {key: list(own) for key, own in groups.items()}
-    for key, own in groups.items():
-        queries = own[0].queries
-        for whole, others in groups.items():
-            rows = others[0].queries
+    """Return the groups of attentions with those whose queries are some rows of another group's moved there, if that
+    group attends before and after: in a Q-Former that reads words, only its queries attend to the picture."""
+    joined = {key: list(group) for key, group in groups.items()}
+    for key, group in groups.items():
+        queries = group[0].queries
+        for other, attentions in groups.items():
+            rows = attentions[0].queries
             assert queries is not None
             assert rows is not None
-            around = others[0].map < own[0].map and own[-1].map < others[-1].map
-            if around and queries.shape[1] < rows.shape[1] and bool(torch.isin(queries, rows).all()):
-                found[whole] = sorted([*found[whole], *found.pop(key)], key=lambda a: a.map)
+            between = attentions[0].map < group[0].map and group[-1].map < attentions[-1].map
+            if between and queries.shape[1] < rows.shape[1] and bool(torch.isin(queries, rows).all()):
+                joined[other] = sorted([*joined[other], *joined.pop(key)], key=lambda a: a.map)
                 break
-    return found
+    return joined
 
 
 def _enters(attention: Attention, groups: Mapping[int, list[Attention]]) -> bool:
-    """Return True if the rows of an attention are rows of another stream later, as in a projector of pictures."""
-    others = [own[0].queries for own in groups.values() if own[0] is not attention]
+    """Return True if the queries of an attention are rows of another group, as those of a projector of pictures."""
+    others = [group[0].queries for group in groups.values() if group[0] is not attention]
     assert attention.queries is not None
     return any(rows is not None and bool(torch.isin(attention.queries, rows).all()) for rows in others)
 
 
 def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list[Stream]:
-    """Describe the streams of a model in which no rows attend: a block begins before each branch that mixes rows."""
-    found, line = list[Stream](), spine(program) if program.output in program.dominator else []
+    """Return the streams of a model without attention. A block begins before each branch that mixes rows."""
+    streams, line = list[Stream](), spine(program) if program.output in program.dominator else []
     for numbers in _row_sets(rows, line):
         members = Members(numbers, rows)
         chain = [n for n in line if members.is_state(n)]
@@ -205,54 +212,58 @@ def _streams_without_attention(program: Program, tape: Tape, rows: Rows) -> list
             blocks = tuple(Block(n, end, ()) for n, end in zip(starts, [*starts[1:], last], strict=True))
             names = dict.fromkeys(rows.families[f].source for f in rows.family[numbers].unique().tolist())
             through = tuple(n for n in chain if n <= last)
-            found.append(
+            streams.append(
                 Stream(numbers, tuple(filter(None, names)), through, (), all_blocks=blocks, others=len(blocks))
             )
-    return [*found[:-1], *(replace(s, is_read=True) for s in found[-1:])]
+    return [*streams[:-1], *(replace(s, is_read=True) for s in streams[-1:])]
 
 
 def _row_sets(rows: Rows, values: Iterable[int]) -> list[Tensor]:
-    """Return the rows ``[B, N]`` that some values hold, as many of each sample, each set once."""
-    found: dict[bytes, Tensor] = {}
-    for label in (known[0] for n in values if (known := rows.labels.get(n))):
+    """Return the distinct sets of rows, ``[B, N]``, of some values. Values with different numbers of rows in different
+    samples are left out."""
+    row_sets: dict[bytes, Tensor] = {}
+    for label in (labels[0] for n in values if (labels := rows.labels.get(n))):
         numbers = rows.distinct(label)
         counts = rows.sample[numbers].bincount()
         if int(counts[0]) > 1 and bool((counts == counts[0]).all()):
             ordered = numbers[rows.sample[numbers].argsort(stable=True)]
-            found.setdefault(ordered.numpy().tobytes(), ordered.view(len(counts), -1))
-    return list(found.values())
+            row_sets.setdefault(ordered.numpy().tobytes(), ordered.view(len(counts), -1))
+    return list(row_sets.values())
 
 
 def find_first_maps(
     program: Program, tape: Tape, rows: Rows, streams: Iterable[Stream], calls: Iterable[Call]
 ) -> dict[int, tuple[int, ...]]:
-    """Return the maps of learned vectors that look at one another before they look at any input, so that these maps are
-    constants: the first one of each stream, and the sample of each of its entries along the first axis.
+    """Return the attention maps of learned vectors that attend to one another before they attend to any input, so that
+    these maps are constants.
 
     Args:
-        program: from where the rows of the inputs begin.
+        program: the program from the values in which the rows of the inputs begin.
         tape: the pass.
         rows: which row each element of a value belongs to.
-        streams: those of the program.
-        calls: those that the output depends on.
+        streams: the streams of the program.
+        calls: the calls on which the output depends.
+
+    Returns:
+        For the first such map of each stream, {its number: sample of each entry along its first axis}.
     """
-    found = dict[int, tuple[int, ...]]()
+    first_maps = dict[int, tuple[int, ...]]()
     softmaxes = [c for c in calls if c.name in SOFTMAXES and not program.carry[c.results[0]]]
     for stream in (s for s in streams if s.is_learned and s.blocks):
         (b, n), first = stream.rows.shape, tape.maker[stream.blocks[0].attentions[0].product].number
         maps = [p.map for block in stream.blocks for a in block.attentions if a.is_self for p in a.pieces]
         labels = {m: label[0] for m in reversed(maps) if (label := rows.labels.get(m))}
-        known = {tape.shapes[m]: rows.sample[label].flatten(1)[:, 0] for m, label in labels.items()}
+        samples = {tape.shapes[m]: rows.sample[label].flatten(1)[:, 0] for m, label in labels.items()}
         for c in (c for c in softmaxes if c.number < first):
             shape = tape.shapes[c.results[0]]
-            if shape[-2:] == (n, n) and ((len(shape) == 4 and shape[0] == b) or (len(shape) == 3 and shape in known)):
-                found[c.results[0]] = tuple(range(b) if len(shape) == 4 else known[shape].tolist())
+            if shape[-2:] == (n, n) and ((len(shape) == 4 and shape[0] == b) or (len(shape) == 3 and shape in samples)):
+                first_maps[c.results[0]] = tuple(range(b) if len(shape) == 4 else samples[shape].tolist())
                 break
-    return found
+    return first_maps
 
 
 def _read(program: Program, tape: Tape, states: set[int], products: Container[int]) -> set[int]:
-    """Return the states that the output depends on otherwise than through an attention or a later state."""
+    """Return the states on which the output depends other than through an attention or a later state."""
     needed = {program.output}
     for call in reversed(tape.calls):
         if any(r in needed and r not in states and r not in products for r in call.results):
@@ -266,61 +277,61 @@ def find_blocks(program: Program, tape: Tape, rows: Rows, attentions: Sequence[A
     return sorted(blocks, key=lambda b: b.attentions[0].map)
 
 
-def _stream(program: Program, tape: Tape, rows: Rows, own: list[Attention], depth: dict[int, int]) -> Stream:
-    """Describe the stream of some attentions; ``depth`` is that of each product of an attention."""
-    queries = own[0].queries
+def _stream(program: Program, tape: Tape, rows: Rows, attentions: list[Attention], depth: dict[int, int]) -> Stream:
+    """Return the stream of some attentions; ``depth`` maps the product A·V of each attention to its depth."""
+    queries = attentions[0].queries
     assert queries is not None
     members = Members(queries, rows)
     carry = members.carry(program, tape)
     above = dominators(tape, carry)
     read = _ends(program, tape, carry, depth)
     ends = _to_states(members, above, read)
-    if ends and max(a.map for a in own) > max(path[-1] for path in ends):  # it reads rows of several states
+    if ends and max(a.map for a in attentions) > max(path[-1] for path in ends):  # it reads several states
         ends = _to_states(members, above, _states_before(program, members, carry, read))
     chain = path_to(above, _common(above, _last_read(program, ends)))
     place = {n: i for i, n in enumerate(chain)}
-    starts = [(_last_before(a, above, place), a) for a in own]
+    starts = [(_last_before(a, above, place), a) for a in attentions]
     blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
-    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # something leads past the sums between
+    if any(sum(a.is_self for a in b.attentions) > 1 for b in blocks):  # a path bypasses the sums between attentions
         states = [n for n in chain if members.is_whole(n)]
         trunk = Trunk(program.makers, members, states[0], states[-1])
-        chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in own]
+        chain, starts = trunk.values, [(trunk.last_before(a.map), a) for a in attentions]
         blocks = _blocks(program, chain, starts, [n for n in chain if members.is_whole(n)])
     families, start = [rows.families[f] for f in rows.family[queries].unique().tolist()], depths(tape, depth.keys())
     mixed, sources = any(start[f.value] for f in families if f.source), dict.fromkeys(f.source for f in families)
-    learned = own[0].is_learned or not any(sources)
+    learned = attentions[0].is_learned or not any(sources)
     names = () if learned else filter(None, sources)
     spine = chain[: chain.index(blocks[-1].exit) + 1] if blocks else chain
-    if learned and not any(own[0] in b.attentions for b in blocks[:1]):
-        blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (own[0],)))
+    if learned and not any(attentions[0] in b.attentions for b in blocks[:1]):
+        blocks.insert(0, Block(-1, blocks[0].entry if blocks else chain[-1], (attentions[0],)))
     mixing = _find_mixing(program, tape, members, spine)
     every = _with_mixing(blocks, mixing, spine)
     return Stream(queries, tuple(names), tuple(spine), tuple(blocks), mixed, learned, False, every, len(mixing))
 
 
 def _to_states(members: Members, above: Mapping[int, int], values: Iterable[int]) -> list[list[int]]:
-    """Return the paths to some values, each up to the last state on it."""
+    """Return the dominators of some values, for each up to the last state among them."""
     paths = [path_to(above, n) for n in values]
     return [path[: 1 + max(i for i, n in enumerate(path) if i == 0 or members.is_state(n))] for path in paths]
 
 
 def _states_before(program: Program, members: Members, carry: Sequence[bool], values: Sequence[int]) -> list[int]:
-    """Return the first states that are met on all ways back from some values."""
-    todo, seen, found = list(values), set[int](), list[int]()
+    """Return the first states on all paths back from some values."""
+    todo, visited, states = list(values), set[int](), list[int]()
     while todo:
         n = todo.pop()
-        if n in seen or not carry[n]:
+        if n in visited or not carry[n]:
             continue
-        seen.add(n)
+        visited.add(n)
         if members.is_state(n):
-            found.append(n)
+            states.append(n)
         else:
             todo += program.makers[n].entries if n in program.makers else ()
-    return sorted(found)
+    return sorted(states)
 
 
 def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
-    """Return the ends of paths but for those of states, or norms of states, on the way to what is read last."""
+    """Return the ends of paths, without states (or norms of states) that lie on the path to a later end."""
     added = _sums(program)
     inner = {n for path in paths for n in path[:-1]}
     before = {n for path in paths for n in path[: max((i for i, n in enumerate(path) if n in added), default=0)]}
@@ -329,16 +340,18 @@ def _last_read(program: Program, paths: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _find_mixing(program: Program, tape: Tape, members: Members, spine: Sequence[int]) -> list[int]:
+    """Return the entries of the blocks that mix rows without attention."""
     added, whole = _sums(program), [n for n in spine if members.is_whole(n)]
     start = sum(n < min(added.intersection(whole), default=-1) for n in whole)
     states = [*whole[:start][-1:], *(n for n in whole[start:] if n in added)]
-    if len(states) == 2:  # something leads past the sums between
+    if len(states) == 2:  # a path bypasses the sums between
         states = [n for n in Trunk(program.makers, members, *states).values if n in added or n == states[0]]
     return find_mixing(program, tape, members, states)
 
 
 def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence[int]) -> tuple[Block, ...]:
-    """Return the blocks of a stream with those that mix its rows without attention; ``mixing`` is what enters these."""
+    """Return the blocks of a stream together with those that mix its rows without attention, whose entries are
+    ``mixing``."""
     if not blocks or not mixing or not all(n in spine for n in mixing):
         return tuple(blocks)
     inside = {b.entry: b.attentions for b in blocks}
@@ -348,29 +361,29 @@ def _with_mixing(blocks: Sequence[Block], mixing: Sequence[int], spine: Sequence
 
 
 def _ends(program: Program, tape: Tape, carry: list[bool], depth: dict[int, int]) -> list[int]:
-    """Return the values of a stream that the rest of the tape reads: the output itself, what is read otherwise than by
-    the attention of another stream, or else what the last of these reads."""
-    returns = [False] * len(tape)  # a branch whose rows are unknown, such as a convolution over rows, and that is added
+    """Return the values of a stream that the rest of the tape reads: the output itself, and values read other than by
+    the attention of another stream; if there are none, the values that the last such attention reads."""
+    returns = [False] * len(tape)  # branches whose rows are unknown, such as convolutions, that lead back to the stream
     for call in reversed(tape.calls):
         if any(carry[r] or returns[r] for r in call.results):
             for o in call.operands:
                 returns[o] = returns[o] or not carry[o]
-    found: dict[int, list[int]] = defaultdict(list)
+    by_depth: dict[int, list[int]] = defaultdict(list)
     for u in program.units:
         out = [r for r in u.exits if not (carry[r] or returns[r])]
         if out:
-            found[max(depth.get(r, _NO_ATTENTION) for r in out)] += [e for e in u.entries if carry[e]]
+            by_depth[max(depth.get(r, _NO_ATTENTION) for r in out)] += [e for e in u.entries if carry[e]]
     if carry[program.output]:
-        found[_NO_ATTENTION].append(program.output)
-    found = {d: ends for d, ends in found.items() if ends}
-    return found[max(found)] if found else []
+        by_depth[_NO_ATTENTION].append(program.output)
+    by_depth = {d: ends for d, ends in by_depth.items() if ends}
+    return by_depth[max(by_depth)] if by_depth else []
 
 
 _NO_ATTENTION = 1 << 30
 
 
 def _common(above: dict[int, int], values: Iterable[int]) -> int:
-    """Return the last value through which all paths to some values pass."""
+    """Return the last common dominator of some values; −1 if there is none."""
     chains = [path_to(above, n) for n in values]
     last = -1
     for same in zip(*chains, strict=False):
@@ -383,40 +396,40 @@ def _common(above: dict[int, int], values: Iterable[int]) -> int:
 def _blocks(
     program: Program, chain: list[int], starts: Iterable[tuple[int, Attention]], states: list[int]
 ) -> list[Block]:
-    """Cut a spine before attentions. Attention to the own rows and then to others (or the reverse) without a sum of
-    another branch between is one block.
+    """Cut a spine into blocks, before attentions. Self-attention and cross-attention belong to one block unless the sum
+    of another branch lies between.
 
     Args:
-        program: of the pass.
+        program: the program of the pass.
         chain: the spine.
-        starts: of each attention, the position of the last value on the spine before it, or −1.
+        starts: for each attention, (position of the last value on the spine before it, or −1; the attention).
         states: the values of the spine that hold all rows.
     """
     place = {n: i for i, n in enumerate(chain)}
     added = _sums(program)
     sums = [place[n] for n in states if n in added]
-    found: list[tuple[int, list[Attention]]] = []
+    groups: list[tuple[int, list[Attention]]] = []
     before = -1
     for start, a in sorted(starts, key=lambda pair: pair[0]):
         if start < 0 and a.map not in program.roots:
             continue
         others = sum(before < i <= start for i in sums)
-        if found and (start == before or (others < 2 and all(a.is_self != b.is_self for b in found[-1][1]))):
-            found[-1][1].append(a)
+        if groups and (start == before or (others < 2 and all(a.is_self != b.is_self for b in groups[-1][1]))):
+            groups[-1][1].append(a)
         else:
-            found.append((start, [a]))
+            groups.append((start, [a]))
         before = start
-    if not found:
+    if not groups:
         return []
-    behind = [n for n in states if place[n] > found[0][0]]
-    last = _last_state(program, behind, [n for n in behind if place[n] > before] or chain[-1:])
-    exits = [*(chain[start] for start, _ in found[1:]), last]
-    entries = [chain[start] if start >= 0 else -1 for start, _ in found]
-    return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, found, strict=True)]
+    after = [n for n in states if place[n] > groups[0][0]]
+    last = _last_state(program, after, [n for n in after if place[n] > before] or chain[-1:])
+    exits = [*(chain[start] for start, _ in groups[1:]), last]
+    entries = [chain[start] if start >= 0 else -1 for start, _ in groups]
+    return [Block(n, end, tuple(inside)) for n, end, (_, inside) in zip(entries, exits, groups, strict=True)]
 
 
 def _last_before(attention: Attention, above: dict[int, int], place: dict[int, int]) -> int:
-    """Return the position on the spine of the last value through which all paths to a map pass, or −1."""
+    """Return the position on the spine of the last value that dominates a map, or −1."""
     n = attention.map
     while n >= 0 and n not in place:
         n = above.get(n, -1)
@@ -424,8 +437,8 @@ def _last_before(attention: Attention, above: dict[int, int], place: dict[int, i
 
 
 def _residuals(program: Program) -> set[int]:
-    """Return the sums of a value and what is made of it."""
-    found, views = set[int](), {u.exit: u.entries[0] for u in program.units if u.kind == "view" and len(u.entries) == 1}
+    """Return the residual sums: sums of a value and the output of a branch computed from it."""
+    sums, views = set[int](), {u.exit: u.entries[0] for u in program.units if u.kind == "view" and len(u.entries) == 1}
 
     def plain(n: int) -> int:
         while n in views:
@@ -436,47 +449,49 @@ def _residuals(program: Program) -> set[int]:
         if u.kind == "add" and len(set(u.entries)) == 2:
             a, b = (plain(e) for e in u.entries)
             if a in path_to(program.dominator, b)[:-1] or b in path_to(program.dominator, a)[:-1]:
-                found.add(u.exit)
-    return found
+                sums.add(u.exit)
+    return sums
 
 
 def _sums(program: Program) -> set[int]:
-    """Return the sums of two branches, also where a choice is made between a sum and one of its branches."""
-    found: set[int] = set()
+    """Return the sums of two branches, including ``torch.where`` over a sum and one of its branches."""
+    sums: set[int] = set()
     for u in program.units:
-        chosen = u.name == "where" and any(e in found for e in u.entries)
+        chosen = u.name == "where" and any(e in sums for e in u.entries)
         if len(set(u.entries)) > 1 and (u.kind == "add" or chosen):
-            found.add(u.exit)
-    return found
+            sums.add(u.exit)
+    return sums
 
 
 def _last_state(program: Program, inside: list[int], last: list[int]) -> int:
-    """Return the exit of the last block: the last sum of two branches, or the norm behind it if norms lie between sums.
+    """Return the exit of the last block: the last sum of two branches, or the norm after it if norms follow the sums.
 
     Args:
-        inside: the states of all blocks.
-        last: those behind the entry of the last block.
+        program: the program of the pass.
+        inside: the states in all blocks.
+        last: the states after the entry of the last block.
     """
     norms, added = {u.exit for u in program.units if u.kind == "norm"}, _sums(program)
     sums = [i for i, n in enumerate(last) if n in added]
     if not sums:
         return last[-1]
     end = last[sums[-1]]
-    behind = [n for n in last[sums[-1] :] if n in norms]
+    after = [n for n in last[sums[-1] :] if n in norms]
     before = inside[: inside.index(end)]
-    follow = any(n in norms for n in before) or (behind and sum(n in added for n in before) == 0)
-    return behind[0] if behind and follow else end
+    follow = any(n in norms for n in before) or (after and sum(n in added for n in before) == 0)
+    return after[0] if after and follow else end
 
 
 # -- readout ---------------------------------------------------------------------------------------------------------
 def readout(rows: Rows, queries: Tensor, state: int, gradient: Tensor) -> Tensor:
-    """Return ``[B, N]``, how much a target reads each row of a state: the norm of its gradient there, summing to 1.
+    """Return ``[B, N]``, how much a target depends on each row of a state: the norms of its gradient, scaled to the
+    sum 1.
 
     Args:
-        rows: of the pass.
+        rows: the rows of the pass.
         queries: ``[B, N]`` rows of a stream.
-        state: number of the stream's last state.
-        gradient: of the target, in the shape of that state.
+        state: number of the last state of the stream.
+        gradient: gradient of the target with respect to that state.
     """
     norms = rows.sums(state, gradient.abs().square()).sqrt()[queries.to(gradient.device)]
     total = norms.sum(1, keepdim=True)

@@ -1,13 +1,12 @@
-"""The attentions, streams and blocks of a pass, and which rows its output reads.
+"""Find the attentions of a pass.
 
     rows = find_rows(tape, find_sources(tape, inputs))
     program = read_program(tape, rows.begun.values(), output)
     attentions = find_attentions(program, tape, rows)
-    streams = find_streams(program, tape, rows, attentions)
 
-An attention is a softmax that weighs other values in a product. A stream is a set of rows that attend together: the
-tokens of an encoder, those of its decoder, a text, a picture. The spine of a stream are the values through which all
-paths to its last value pass; a block lies between two of them. No name of a class or module is read.
+An attention is a softmax whose result, the attention map, weights other values in a product. A *row* is a token, patch
+or pixel; every row has a number, and the label of a value holds, for each of its elements, the number of its row
+(:mod:`whyformer.tape.rows`). Names of classes and modules are not used.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from whyformer.errors import ModelError
 from whyformer.tape.calls import Call
 from whyformer.tape.program import Program
 from whyformer.tape.rows import Label, Rows, constant_along, first_places, slim
+from whyformer.tape.tables import name_set
 from whyformer.tape.units import Unit
 from whyformer.tape.values import Tape
 
@@ -34,13 +34,13 @@ __all__ = ["Attention", "Piece", "depths", "find_attentions", "occurrences", "po
 # -- attentions ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Piece:
-    """A map of attention that is one value: all of it, or some of its heads, samples or queries.
+    """An attention map in one value: the whole map, or that of some heads, samples or queries.
 
     Attributes:
-        map: number of the value that weighs others. All flows to the map arrive at it.
-        scores: number of the value that the softmax reads.
-        product: number of the value A·V.
-        query, key, value: numbers of the values of which the scores and A·V are products; None if that is unknown.
+        map: number of the attention map A. All flows to the map arrive at this value.
+        scores: number of the input of the softmax.
+        product: number of the product A·V.
+        query, key, value: numbers of the factors of the scores and of A·V; None if unknown.
     """
 
     map: int
@@ -53,14 +53,14 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Rows that attend to rows.
+    """An attention of Q query rows to K key rows.
 
     Attributes:
-        pieces: one, or several where heads, samples or queries are computed apart.
-        queries, keys: ``[B, Q]`` and ``[B, K]`` row numbers; None if they are unknown.
-        depth: the largest number of attentions on a path to its product, itself included.
-        is_learned: True if its queries are learned vectors, as where a head pools tokens.
-        heads: number of heads; 0 if it is unknown.
+        pieces: one, or several if heads, samples or queries are computed separately.
+        queries, keys: ``[B, Q]`` and ``[B, K]`` row numbers; None if unknown.
+        depth: the largest number of attentions on a path to its product, including itself.
+        is_learned: True if the queries are learned vectors, as in attention pooling.
+        heads: number of heads; 0 if unknown.
     """
 
     pieces: tuple[Piece, ...]
@@ -73,7 +73,7 @@ class Attention:
 
     @property
     def map(self) -> int:
-        """Number of the map, of the first piece if there are several."""
+        """Number of the map of the first piece."""
         return self.pieces[0].map
 
     @property
@@ -83,12 +83,12 @@ class Attention:
 
     @property
     def scores(self) -> int:
-        """Number of the value that the softmax reads, of the first piece if there are several."""
+        """Number of the input of the softmax of the first piece."""
         return self.pieces[0].scores
 
     @property
     def product(self) -> int:
-        """Number of the value A·V, of the first piece if there are several."""
+        """Number of the product A·V of the first piece."""
         return self.pieces[0].product
 
     @property
@@ -97,10 +97,14 @@ class Attention:
         return self.queries is not None and self.queries is self.keys
 
     def arrange(self, *parts: Tensor | None) -> Tensor:
-        """Return ``[B, H, Q, K]`` of tensors laid out like the maps of the pieces: a map, its scores, or a flow to it.
+        """Return tensors laid out like the maps of the pieces (maps, scores, or flows to maps) as ``[B, H, Q, K]``.
 
         Args:
-            parts: one for each piece; None for zeros. Rows that do not look at each other, as in windows, get zeros.
+            parts: one for each piece; None for zeros. Pairs of rows that do not attend to each other, as in windowed
+                attention, get zeros.
+
+        Raises:
+            ModelError: the rows of the attention are unknown.
         """
         if self.queries is None or self.keys is None:
             raise ModelError(f"which rows attend to which is unknown in the attention whose map is value {self.map}")
@@ -110,7 +114,7 @@ class Attention:
         flat = [None if t is None else t.permute(p.axes).reshape(len(p.row), -1) for t, p in pairs]
         if flat[0] is not None and len(flat) == 1 and places[0].plain:
             return flat[0].view(b, heads, q, k)
-        out = like.new_zeros(b * heads * q + 1, k + 1)  # the last of each is for what is no row
+        out = like.new_zeros(b * heads * q + 1, k + 1)  # the last row and column collect entries that are no rows
         for part, place in zip(flat, places, strict=True):
             row = place.row.to(out.device)
             if part is not None and place.key is None:
@@ -123,14 +127,14 @@ class Attention:
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Where the entries of a map lie in ``[B·H·Q, K]``.
+    """The positions of the entries of a map in ``[B·H·Q, K]``.
 
     Attributes:
-        axes: leading axes of the map (samples, heads), then those of queries, then those of keys.
-        row: ``[L·Q]``, position of each row.
-        key: ``[L, K]``, position of each key, or ``[L·Q, K]`` where the rows of one map look at others; None if the
-            keys stand in order.
-        plain: True if all rows stand in order too.
+        axes: axes of the map: L leading ones (samples, heads), then those of queries, then those of keys.
+        row: ``[L·Q]``, position of each row of the map.
+        key: ``[L, K]``, position of each key, or ``[L·Q, K]`` if a map holds several samples side by side; None if the
+            keys are in order.
+        plain: True if the rows are in order too.
     """
 
     axes: tuple[int, ...]
@@ -141,7 +145,7 @@ class _Places:
 
 @dataclass(frozen=True, eq=False)
 class _Labelled:
-    """A piece with the rows of its queries and keys in the shape of its map."""
+    """A piece with the row numbers of its queries and keys, both in the shape of its map."""
 
     piece: Piece
     queries: Tensor | None
@@ -152,7 +156,7 @@ class _Labelled:
 def find_attentions(program: Program, tape: Tape, rows: Rows) -> list[Attention]:
     """Return the attentions between roots and output, in the order of execution.
 
-    Softmaxes over something else than rows, such as a choice of experts, are none.
+    Softmaxes over other axes than rows, such as a choice of experts, are not attentions.
     """
     key = "attentions", program.roots, program.output
     if key not in rows.cache:
@@ -185,7 +189,7 @@ def _attention(group: list[_Labelled], depth: int, rows: Rows, streams: dict[tup
 
 
 def _is_full(count: int, places: Iterable[_Places]) -> bool:
-    """Return True if there is an entry for each query of each head."""
+    """Return True if each query of each head has an entry."""
     filled = torch.zeros(count + 1, dtype=torch.bool)
     for p in places:
         filled[p.row] = True
@@ -193,68 +197,71 @@ def _is_full(count: int, places: Iterable[_Places]) -> bool:
 
 
 def _gathered(labels: list[Tensor], rows: Rows, streams: dict[tuple[int, ...], Tensor]) -> Tensor | None:
-    """``[B, N]`` the rows of some labels, in the order in which they stand; None if samples have different counts."""
+    """Return ``[B, N]``, the distinct rows of some labels in the order of their first occurrence; None if the samples
+    have different numbers of rows."""
     numbers = torch.cat([slim(t).flatten() for t in labels])
-    found, inverse = numbers[numbers > 0].unique(return_inverse=True)
-    key = tuple(found.tolist())
+    distinct, inverse = numbers[numbers > 0].unique(return_inverse=True)
+    key = tuple(distinct.tolist())
     if key not in streams:
-        found = found[first_places(inverse, len(found)).argsort()]
-        samples = rows.sample[found]
+        distinct = distinct[first_places(inverse, len(distinct)).argsort()]
+        samples = rows.sample[distinct]
         counts = samples.bincount()
         if not bool((counts == counts[0]).all()):
             return None
-        streams[key] = found[samples.argsort(stable=True)].view(len(counts), -1)
+        streams[key] = distinct[samples.argsort(stable=True)].view(len(counts), -1)
     return streams[key]
 
 
-_FILLS = frozenset(("masked_fill", "masked_scatter", "where", "nan_to_num", "tril", "triu", "fill", "index_put"))
-"""Views that put something in the place of elements."""
+_FILLS = name_set("masked_fill masked_scatter where nan_to_num tril triu fill index_put index_copy")
+"""Calls of kind "view" that replace elements."""
 
 
 @dataclass(frozen=True)
 class _Map:
-    """A value that holds the map of a softmax: the softmax, and the first value before views that only rearrange it."""
+    """A value that holds an attention map: its softmax, and its origin, the value before calls that only rearrange
+    it."""
 
     softmax: Unit
     origin: int
 
 
 def _pieces(program: Program, tape: Tape, rows: Rows) -> Iterator[_Labelled]:
-    """Follow each softmax over rows through views, scales and masks to the product in which it weighs other values."""
+    """Yield a piece for each softmax over rows, followed through views, scales and masks to the product in which it
+    weights other values."""
     maps = {n: _Map(_softmax_of(tape.maker[n]), n) for n in program.roots if len(rows.labels.get(n, ())) == 2}
-    weighed: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before it is summed -> (the map, V)
+    weighted: dict[int, tuple[_Map, int | None]] = {}  # A ⊙ V before the sum over keys -> (the map A, V)
     makers = program.makers
-    seen: set[int] = set()
+    finished: set[int] = set()
     for u in program.units:
         if u.kind == "softmax":
             maps[u.exit] = _Map(u, u.exit)
-        held = next((e for e in u.entries if e in maps or e in weighed), None)
-        if held is None or u.kind == "softmax":
+        entry = next((e for e in u.entries if e in maps or e in weighted), None)
+        if entry is None or u.kind == "softmax":
             continue
-        value = next((e for e in u.entries if e not in maps and e not in weighed), None)
-        of, first = weighed[held] if held in weighed else (maps[held], value)
-        if value is None and of.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
-            value = next((o for o in tape.calls[u.calls[0]].operands if o != held), None)  # of constants
-        is_sum = u.name == "sum" and held in weighed
-        multiplies = u.kind == "product" or of.origin in program.roots
-        if is_sum or (multiplies and value is not None and held in maps):
-            found = (of, first) if is_sum else (maps[held], value)
-            labelled = _labelled(found[0], held, u, found[1], tape, rows, makers)
-            if labelled is not None and of.origin not in seen:
-                seen.add(of.origin)
+        other = next((e for e in u.entries if e not in maps and e not in weighted), None)
+        a, v = weighted[entry] if entry in weighted else (maps[entry], other)
+        if other is None and a.origin in program.roots and len(rows.labels.get(u.exit, ())) == 1:
+            other = next((o for o in tape.calls[u.calls[0]].operands if o != entry), None)  # V is a constant
+        is_sum = u.name == "sum" and entry in weighted
+        multiplies = u.kind == "product" or a.origin in program.roots
+        if is_sum or (multiplies and other is not None and entry in maps):
+            source, factor = (a, v) if is_sum else (maps[entry], other)
+            labelled = _labelled(source, entry, u, factor, tape, rows, makers)
+            if labelled is not None and a.origin not in finished:
+                finished.add(a.origin)
                 yield labelled
-        elif u.kind in ("gate", "activated gate") and value is not None:
-            weighed[u.exit] = of, value
-            if _is_map(rows, u.exit, of.origin):  # a gate of each head
-                maps[u.exit] = _Map(of.softmax, u.exit)
+        elif u.kind in ("gate", "activated gate") and other is not None:
+            weighted[u.exit] = a, other
+            if _is_map(rows, u.exit, a.origin):  # a gate for each head
+                maps[u.exit] = _Map(a.softmax, u.exit)
         elif u.kind in ("view", "scale", "shift", "add", "weighted sum", "layer", "norm", "quotient"):
-            same = u.kind == "view" and u.name not in _FILLS
-            same = same and tape.shapes[u.exit].numel() == tape.shapes[held].numel()
+            rearranges = u.kind == "view" and u.name not in _FILLS
+            rearranges = rearranges and tape.shapes[u.exit].numel() == tape.shapes[entry].numel()
             for r in u.exits:
-                if held in weighed and same:
-                    weighed[r] = of, first
-                elif held in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, of.origin)):
-                    maps[r] = _Map(of.softmax, of.origin if same and len(u.exits) == 1 else r)
+                if entry in weighted and rearranges:
+                    weighted[r] = a, v
+                elif entry in maps and (u.kind in ("view", "scale", "shift") or _is_map(rows, r, a.origin)):
+                    maps[r] = _Map(a.softmax, a.origin if rearranges and len(u.exits) == 1 else r)
 
 
 def _softmax_of(call: Call) -> Unit:
@@ -262,18 +269,26 @@ def _softmax_of(call: Call) -> Unit:
 
 
 def _is_map(rows: Rows, value: int, origin: int) -> bool:
-    """Return True if a value still has the rows of two sides: a sum of maps, or heads that are mixed."""
+    """Return True if a value still has query rows and key rows, as a sum of maps or a mixture of heads has."""
     return len(rows.labels.get(value, ())) == len(rows.labels.get(origin, ())) == 2
 
 
 def _labelled(
-    of: _Map, held: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
+    a: _Map, entry: int, unit: Unit, value: int | None, tape: Tape, rows: Rows, makers: dict[int, Unit]
 ) -> _Labelled | None:
-    """Describe a piece, or return None if its softmax is not one over rows."""
-    scores = of.softmax.entries[0]
-    piece = Piece(of.origin, scores, unit.exit, value=value)
-    label, shape, axis = rows.labels.get(of.softmax.exit, ()), tape.shapes[of.softmax.exit], of.softmax.axes[0]
-    at_map = rows.labels.get(of.origin, ())
+    """Return a piece with its rows; None if its softmax is not over rows.
+
+    Args:
+        a: the map.
+        entry: number of the entry of ``unit`` that holds the map.
+        unit: the unit that computes A·V.
+        value: number of V.
+        tape, rows, makers: of the pass.
+    """
+    scores = a.softmax.entries[0]
+    piece = Piece(a.origin, scores, unit.exit, value=value)
+    label, shape, axis = rows.labels.get(a.softmax.exit, ()), tape.shapes[a.softmax.exit], a.softmax.axes[0]
+    at_map = rows.labels.get(a.origin, ())
     if not label or len(at_map) != len(label):
         return _Labelled(piece, None, None)
     over = [i for i, t in enumerate(label) if _changes(t, axis)]
@@ -281,9 +296,9 @@ def _labelled(
         over = [len(label) - 1]
     if len(over) != 1:
         return None
-    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # diagonals of a map, one a row
+    if not all(constant_along(t, axis) for i, t in enumerate(label) if i not in over):  # stored as diagonals
         return _Labelled(piece, None, None)
-    if _repeats(label, over[0], axis):  # a row that is looked at twice has no one place in a map
+    if _repeats(label, over[0], axis):  # a key that occurs twice has no unique position in a map
         return _Labelled(piece, None, None)
     keys, factors = at_map[over[0]], _factors(scores, rows, makers)
     if len(factors) == 2:
@@ -292,12 +307,12 @@ def _labelled(
         return _Labelled(piece, at_map[1 - over[0]], keys)
     if shape[axis] == 1:
         return _Labelled(piece, keys, keys)
-    queries = _learned(of.origin, held, unit.exit, tape, rows) if axis == -1 else None
+    queries = _learned(a.origin, entry, unit.exit, tape, rows) if axis == -1 else None
     return _Labelled(piece, queries, None if queries is None else keys, True)
 
 
 def _changes(label: Tensor, axis: int) -> bool:
-    """Return True if row numbers change along an axis where they are rows."""
+    """Return True if row numbers change along an axis; 0, which is no row, is ignored."""
     if constant_along(label, axis):
         return False
     label = slim(label)
@@ -306,7 +321,8 @@ def _changes(label: Tensor, axis: int) -> bool:
 
 
 def _repeats(label: Label, keys: int, axis: int) -> bool:
-    """Return True if a row stands twice along the axis of a softmax. A sink stands there as the row that looks."""
+    """Return True if a row occurs twice along the axis of a softmax. An attention sink has the number of the query row
+    and is ignored."""
     numbers = slim(label[keys])
     if len(label) == 2:
         numbers = numbers.masked_fill(numbers == slim(label[1 - keys]), 0)
@@ -314,19 +330,19 @@ def _repeats(label: Label, keys: int, axis: int) -> bool:
     return bool(((numbers.diff(dim=axis) == 0) & (numbers.narrow(axis, 1, numbers.shape[axis] - 1) > 0)).any())
 
 
-def _learned(map_: int, held: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
-    """Return the rows of learned queries in the shape of a map: rows that begin in A·V, whose operand A is ``held``."""
-    made, (*lead, _) = rows.labels.get(product, ()), tape.shapes[map_]
-    keys, given = rows.labels.get(held, ()), rows.labels[map_]
-    if not made or not keys or made[0].shape[:-1] != keys[0].shape[:-1]:
+def _learned(map_: int, entry: int, product: int, tape: Tape, rows: Rows) -> Tensor | None:
+    """Return the rows of learned queries in the shape of a map. They begin in A·V, whose factor A is ``entry``."""
+    queries, (*lead, _) = rows.labels.get(product, ()), tape.shapes[map_]
+    keys, at_map = rows.labels.get(entry, ()), rows.labels[map_]
+    if not queries or not keys or queries[0].shape[:-1] != keys[0].shape[:-1]:
         return None
-    if keys[0].numel() != given[0].numel() or not torch.equal(keys[0].reshape(given[0].shape), given[0]):
-        return None  # rearranged on the way
-    return made[0].narrow(-1, 0, 1).reshape(*lead, 1).expand(given[0].shape)
+    if keys[0].numel() != at_map[0].numel() or not torch.equal(keys[0].reshape(at_map[0].shape), at_map[0]):
+        return None  # the map was rearranged before the product
+    return queries[0].narrow(-1, 0, 1).reshape(*lead, 1).expand(at_map[0].shape)
 
 
 def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...]:
-    """Return the values of which the scores of a softmax are the product, in the order of their labels."""
+    """Return the two factors of the scores of a softmax, in the order of their labels; () if unknown."""
     n = scores
     while n in makers:
         unit = makers[n]
@@ -339,42 +355,42 @@ def _factors(scores: int, rows: Rows, makers: dict[int, Unit]) -> tuple[int, ...
 
 
 def depths(tape: Tape, products: Container[int]) -> list[int]:
-    """For each value, the largest number of products of attention on a path to it, itself included."""
+    """Return, for each value, the largest number of the values ``products`` on a path to it, including itself."""
     depth = [0] * len(tape)
     for call in tape.calls:
-        here = max((depth[o] for o in call.operands), default=0) + any(r in products for r in call.results)
+        current = max((depth[o] for o in call.operands), default=0) + any(r in products for r in call.results)
         for r in call.results:
-            depth[r] = here
+            depth[r] = current
     return depth
 
 
-# -- how maps are laid out -------------------------------------------------------------------------------------------
+# -- layout of maps --------------------------------------------------------------------------------------------------
 def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Rows) -> tuple[int, tuple[_Places, ...]]:
-    """Number of heads, and where the entries of each map lie in ``[B, H, Q, K]``. Entries of the same query and keys
-    are different heads, in the order in which they stand."""
+    """Return the number of heads, and the positions of the entries of each map in ``[B, H, Q, K]``. Entries with the
+    same query and keys belong to different heads, in the order of their occurrence."""
     (b, q), k = queries.shape, keys.shape[1]
     place_of_query, place_of_key = positions(queries, len(rows)), positions(keys, len(rows))
     count = torch.zeros(b * (q + 1) * (k + 1), dtype=torch.long)
-    found = []
+    entries = []
     for p in group:
         assert p.queries is not None
         assert p.keys is not None
-        axes, asked, given = _flattened(p.queries, p.keys)
-        sample, column = rows.sample[asked], place_of_key[given]
-        who = (sample * (q + 1) + place_of_query[asked]).flatten()
-        pair = who * (k + 1) + column[:, :1].expand(asked.shape).flatten()
-        real = (place_of_query[asked] < q) & (column < k).any(1, keepdim=True)
+        axes, query_rows, key_rows = _flattened(p.queries, p.keys)
+        sample, column = rows.sample[query_rows], place_of_key[key_rows]
+        query = (sample * (q + 1) + place_of_query[query_rows]).flatten()
+        pair = query * (k + 1) + column[:, :1].expand(query_rows.shape).flatten()
+        real = (place_of_query[query_rows] < q) & (column < k).any(1, keepdim=True)
         head = torch.where(real.flatten(), occurrences(pair) + count[pair], 0)
         count += pair.bincount(minlength=len(count))
-        if column.shape[1] > k:  # samples side by side in one map
-            own = rows.sample[given][:, None] == sample[..., None]
-            column = torch.where(own, column[:, None], k).flatten(0, 1)
-        found.append((axes, who, head, column))
-    heads = max(int(head.max()) for *_, head, _ in found) + 1
+        if column.shape[1] > k:  # the keys of several samples side by side
+            same = rows.sample[key_rows][:, None] == sample[..., None]
+            column = torch.where(same, column[:, None], k).flatten(0, 1)
+        entries.append((axes, query, head, column))
+    heads = max(int(head.max()) for *_, head, _ in entries) + 1
     places = []
-    for axes, who, head, column in found:
-        row = (who // (q + 1) * heads + head) * q + who % (q + 1)
-        row = torch.where(who % (q + 1) == q, b * heads * q, row)
+    for axes, query, head, column in entries:
+        row = (query // (q + 1) * heads + head) * q + query % (q + 1)
+        row = torch.where(query % (q + 1) == q, b * heads * q, row)
         ordered = column.shape[1] == k and bool((column == torch.arange(k)).all())
         plain = ordered and len(row) == b * heads * q and bool((row == torch.arange(len(row))).all())
         places.append(_Places(axes, row, None if ordered else column, plain))
@@ -382,14 +398,14 @@ def _find_places(group: list[_Labelled], queries: Tensor, keys: Tensor, rows: Ro
 
 
 def _flattened(queries: Tensor, keys: Tensor) -> tuple[tuple[int, ...], Tensor, Tensor]:
-    """(axes of a map, rows ``[L, Q]`` of its queries, rows ``[L, K]`` of its keys)."""
+    """Return (axes of a map, see :class:`_Places`; ``[L, Q]`` rows of its queries; ``[L, K]`` rows of its keys)."""
     dims = range(queries.dim())
     moves = [(not constant_along(queries, a), not constant_along(keys, a)) for a in dims]
     rows, columns = ([a for a in dims if moves[a] == side] for side in ((True, False), (False, True)))
     lead = [a for a in dims if a not in (*rows, *columns)]
     axes, size = (*lead, *rows, *columns), math.prod(queries.shape[a] for a in lead)
-    asked, given = _narrowed(queries, columns), _narrowed(keys, rows)
-    return axes, asked.permute(axes).reshape(size, -1), given.permute(axes).reshape(size, -1)
+    query_rows, key_rows = _narrowed(queries, columns), _narrowed(keys, rows)
+    return axes, query_rows.permute(axes).reshape(size, -1), key_rows.permute(axes).reshape(size, -1)
 
 
 def _narrowed(label: Tensor, axes: Iterable[int]) -> Tensor:
@@ -399,13 +415,13 @@ def _narrowed(label: Tensor, axes: Iterable[int]) -> Tensor:
 
 
 def positions(rows: Tensor, count: int) -> Tensor:
-    """Return ``[R]``, the position of each row in ``[B, N]``; N for rows that are not there."""
+    """Return ``[R]``, the position of each of ``count`` rows in ``[B, N]``; N for absent rows."""
     n = rows.shape[1]
     return torch.full((count,), n).scatter_(0, rows.flatten(), torch.arange(n).expand(len(rows), -1).flatten())
 
 
 def occurrences(numbers: Tensor) -> Tensor:
-    """Return how often each number has stood before: 7 7 5 7 -> 0 1 0 2."""
+    """Return how often each number has occurred before: 7 7 5 7 -> 0 1 0 2."""
     order = numbers.argsort(stable=True)
     before = torch.arange(len(numbers)) - torch.searchsorted(numbers[order], numbers[order])
     return torch.empty_like(numbers).scatter_(0, order, before)

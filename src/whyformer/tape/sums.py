@@ -1,5 +1,4 @@
-"""Find sums of two values that are written as a reduction: both are stacked, and what holds them is summed or
-averaged."""
+"""Find sums of two values that are written as a reduction of their stack, by a sum or a mean."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ __all__ = ["find_sums"]
 
 
 def find_sums(tape: Tape, carry: Sequence[bool], live: Sequence[Call], ends: Container[int]) -> Iterator[Unit]:
-    """Yield a unit for each sum, of the kind "add" or, if one of both values is constant, "shift".
+    """Yield a unit for each sum, of kind "add", or "shift" if one of the two values is constant.
 
     Args:
         tape: a recorded pass.
-        carry: of each value, whether it depends on a root.
+        carry: for each value, whether it depends on a root.
         live: the calls between the roots and the output that belong to no other unit.
-        ends: values that no unit may have inside.
+        ends: values that must not lie inside a unit.
     """
     readers: dict[int, list[Call]] = defaultdict(list)
     for call in live:
@@ -43,14 +42,14 @@ def find_sums(tape: Tape, carry: Sequence[bool], live: Sequence[Call], ends: Con
 
 
 def _is_sum(calls: Sequence[Call], tape: Tape) -> bool:
-    """Return True if calls behind a stack of two values make their sum of it, or their mean."""
-    stacked, *behind = calls
+    """Return True if the calls are a stack of two values and its sum or mean over the stacked axis."""
+    stacked, *after = calls
     axis = stacked.argument("dim", 0)
     dims = len(tape.shapes[stacked.results[0]])
     axis = axis - dims if axis >= 0 else axis
-    if len(behind) == 1:
-        return behind[0].name in ("sum", "mean") and reduced_axes(behind[0], tape) == (axis,)
-    if len(behind) != 2 or behind[0].name != "cumsum" or behind[1].name != "select":
+    if len(after) == 1:
+        return after[0].name in ("sum", "mean") and reduced_axes(after[0], tape) == (axis,)
+    if len(after) != 2 or after[0].name != "cumsum" or after[1].name != "select":
         return False
-    of, last = behind[1].argument("dim", 0), behind[1].argument("index", 0)
-    return reduced_axes(behind[0], tape) == (axis,) and of in (axis, axis + dims) and last in (1, -1)
+    of, last = after[1].argument("dim", 0), after[1].argument("index", 0)
+    return reduced_axes(after[0], tape) == (axis,) and of in (axis, axis + dims) and last in (1, -1)

@@ -1,9 +1,9 @@
-"""What each ATen call computes: one row for each name.
+"""The kinds of ATen calls, by name.
 
-The kind of a call is what a composite has a rule for. Some kinds depend on which operands carry relevance and are
-decided in :mod:`whyformer.tape.units`: a ``linear`` call is a ``layer``, a ``weighted sum`` or a ``product``; an
-``add`` with one branch is a ``shift``; a ``mul`` with one branch is a ``scale``, with two a ``gate``. A name without a
-row has the kind ``other``: its adjoint is that of autograd, and a composite that propagates relevance refuses it.
+The kind selects the rule of a composite. Some kinds depend on which operands carry relevance and are refined in
+:mod:`whyformer.tape.units`: a ``linear`` call is a ``layer``, a ``weighted sum`` or a ``product``; an ``add`` with one
+branch is a ``shift``; a ``mul`` is a ``scale`` with one branch and a ``gate`` with two. Names that are not listed have
+the kind ``other``: their adjoint is that of autograd, and composites that propagate relevance refuse them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ KINDS: dict[str, str] = {}
 
 
 def name_set(text: str) -> frozenset[str]:
-    """Return the names that a text lists."""
+    """Return the names in a string, separated by spaces."""
     return frozenset(text.split())
 
 
@@ -20,7 +20,7 @@ def _rows(kind: str, names: str) -> None:
     KINDS.update(dict.fromkeys(names.split(), kind))
 
 
-# rearrange, copy, or fill in: each result element is one element of an operand, or a constant
+# rearrange, copy or fill: each element of the result is an element of an operand, or a constant
 _rows(
     "view",
     "view _unsafe_view _reshape_alias reshape transpose t permute expand expand_as clone unsqueeze squeeze select "
@@ -29,18 +29,18 @@ _rows(
     "pixel_shuffle pixel_unshuffle channel_shuffle unfold im2col as_strided diagonal repeat index_select overlay "
     "narrow copy fill slice_scatter select_scatter diagonal_scatter view_as masked_fill masked_scatter masked_select "
     "where index_put _unsafe_index take take_along_dim dropout native_dropout repeat_interleave tril triu scatter "
-    "nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj resolve_neg "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
+    "index_copy nan_to_num movedim real imag view_as_real view_as_complex _conj conj _neg_view resolve_conj "
+    "resolve_neg upsample_nearest1d upsample_nearest2d upsample_nearest3d _jagged_to_padded_dense_forward "
     "_padded_dense_to_jagged_forward",
 )
-# no relevance: piecewise constant, or of the shape of an operand only
+# no relevance: piecewise constant, or dependent only on the shape of an operand
 _rows(
     "silent",
     "zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full new_empty "
     "new_empty_strided sign sgn floor ceil round trunc fix argmax argmin floor_divide causal_mask zero heaviside "
     "isnan isinf",
 )
-# each result element is one of the elements of an operand, chosen by value
+# each element of the result is an element of an operand that is selected by its value
 _rows(
     "selection",
     "max min amax amin sort msort topk kthvalue maximum minimum fmax fmin median nanmedian mode cummax cummin aminmax "
@@ -70,7 +70,7 @@ _rows(
 _rows("clip", "clamp clamp_min clamp_max hardtanh threshold")
 _rows("norm", "native_layer_norm _fused_rms_norm native_group_norm")
 _rows("statistic", "rsqrt sqrt linalg_vector_norm norm std var reciprocal")
-_rows("moments", "std_mean var_mean")  # a deviation and a mean
+_rows("moments", "std_mean var_mean")  # compute a deviation and a mean
 _rows("sampling", "grid_sampler_2d grid_sampler_3d")
 _rows("solve", "linalg_solve_triangular linalg_solve")
 _rows("softmax", "_softmax _safe_softmax")
@@ -85,12 +85,12 @@ CURVED = name_set(
     "square sinh cosh tan atan logaddexp clamp clamp_min clamp_max maximum minimum where hardtanh hardsigmoid "
     "hardswish elu leaky_relu sin cos special_ndtr log_sigmoid_forward threshold celu selu"
 )
-"""Elementwise calls that are not."""
+"""Elementwise calls that are nonlinear."""
 
 ELEMENTWISE = STRAIGHT | CURVED
 
 REDUCTIONS = name_set("mean sum var std var_mean std_mean linalg_vector_norm norm amax max logsumexp")
-"""Calls that make one number of many along axes."""
+"""Calls that reduce axes to one number."""
 
 EXPONENTIALS = name_set("exp exp2 expm1 _softmax _safe_softmax _log_softmax pow logsumexp")
 
@@ -98,11 +98,11 @@ COMPARISONS = name_set(
     "gt lt ge le eq ne logical_not logical_and logical_or bitwise_not bitwise_and bitwise_or any all isnan isinf hypot "
     "full scalar_tensor"
 )
-"""Calls that make masks, and constants for these."""
+"""Calls that compute masks, and constants for them."""
 
 COPIES = name_set("_to_copy clone nan_to_num alias detach contiguous lift_fresh")
 
 MIXING = name_set("mm addmm baddbmm mv matmul linear convolution embedding")
-"""Linear calls that are no part of a norm, a softmax or an activation."""
+"""Linear calls that cannot be part of a norm, a softmax or an activation."""
 
 SOFTMAXES = name_set("_softmax _safe_softmax")

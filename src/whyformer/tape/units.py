@@ -1,4 +1,7 @@
-"""Units: calls with one meaning, and what single calls mean."""
+"""Units of a program, the kinds of single calls, and which values depend on the roots or on weights.
+
+A value *carries* (relevance) if it depends on a root through floating-point values.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ __all__ = ["CallReader", "Unit", "dominators", "needed_calls", "reach", "roots_o
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Calls with one meaning.
+    """One or several calls to which a composite applies one rule.
 
     Attributes:
-        kind: what a composite has a rule for, such as "layer" or "softmax".
-        name: the name of its call, or its kind if it consists of several.
-        entries: numbers of the values that carry relevance into it: of a gate the activated branch first, else in the
-            order of the operands.
-        exits: numbers of the values that carry it out of it. Only a split has more than one.
+        kind: the key of its rule in a composite, such as "layer" or "softmax".
+        name: the name of its call; the kind if it consists of several calls.
+        entries: numbers of its inputs that carry, in the order of the operands; for an activated gate, the activated
+            branch first.
+        exits: numbers of its outputs. Only a split has more than one.
         calls: numbers of its calls.
-        places: of a unit of one call, and of a sum, the position of each entry among the operands of the first call.
-        statistics: of a norm that is written out, the values inside it by which it divides.
-        axes: of a norm or a softmax, counted from the last.
+        places: for a unit of one call, and for a sum, the position of each entry among the operands of the first call.
+        statistics: for a norm that consists of several calls, the values inside it by which it divides.
+        axes: for a norm or a softmax, its axes (negative).
     """
 
     kind: str
@@ -40,24 +43,25 @@ class Unit:
 
     @property
     def exit(self) -> int:
-        """Number of its first exit."""
+        """Number of the first exit."""
         return self.exits[0]
 
 
 class CallReader:
-    """Units of single calls, in the order of execution, with what is known of the values before."""
+    """Turn single calls into units. Calls must be passed in the order of execution, because the kind of some depends on
+    how their operands were computed."""
 
     def __init__(
         self, tape: Tape, carry: list[bool], weight: list[bool], needed: set[int], regions: list[Unit]
     ) -> None:
         self.tape, self.carry, self.weight, self.needed = tape, carry, weight, needed
-        # values that an activation made, also behind constant factors and shifts (True) or views (False)
+        # outputs of activations, also scaled or shifted by constants (True) or rearranged by views (False)
         self.activated = {u.exit: True for u in regions if u.kind == "activation"}
-        self.reduced: set[int] = set()  # made by a sum or a mean, or by scaling one: their roots are statistics
-        self.scaling: set[int] = set()  # made by a root or an inverse of these, or by scaling or clipping one
+        self.reduced: set[int] = set()  # sums and means, also scaled: their roots are statistics
+        self.scaling: set[int] = set()  # statistics (roots or inverses of such values), also scaled or clipped
 
     def unit(self, call: Call) -> Unit:
-        """Return the unit of a call, one of whose operands carries."""
+        """Return the unit of a call of which at least one operand carries."""
         places = [i for i, o in enumerate(call.operands) if self.carry[o]]
         several = len(places) > 1
         kind, places = self.kind(call, places, several)
@@ -67,14 +71,14 @@ class CallReader:
         return Unit(kind, call.name, entries, exits, (call.number,), tuple(places), axes=_axes(call, self.tape))
 
     def kind(self, call: Call, places: list[int], several: bool) -> tuple[str, list[int]]:
-        """Return the kind of a call, and the positions of its entries in their order."""
+        """Return the kind of a call, and the positions of its entries among the operands, in the order of the unit."""
         name, first = call.name, call.operands[places[0]]
         kind = call.kind or KINDS.get(name, "other")
         if call.kind == HIDDEN_LAYER and several:
             kind = "product"
         elif kind == "linear":
             others = (o for i, o in enumerate(call.operands) if i not in places)
-            constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # whole numbers choose weights
+            constants = all(self.weight[o] or not self.tape.floating(o) for o in others)  # integers index weights
             kind = "product" if several else "layer" if constants else "weighted sum"
             kind = "scale" if kind == "layer" and _scales(call, self.tape) else kind
         elif kind == "add":
@@ -89,13 +93,14 @@ class CallReader:
             kind = "scale"
         elif name == "pow":
             kind = _power(call)
-        elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of the input itself
+        elif "batch_norm" in name and call.args[5:6] == (True,):  # an instance norm: statistics of its own input
             kind = "norm"
         is_statistic = name in REDUCTIONS or first in self.reduced or first in self.scaling
         return "power" if kind == "statistic" and not is_statistic else kind, places
 
     def note(self, call: Call, kind: str, exits: tuple[int, ...], passing: bool) -> None:
-        """Note what is known of the results of a call; ``passing`` if they are those of a branch behind constants."""
+        """Record whether the results of a call are activated, reduced or scaling. ``passing`` is True for a view,
+        shift or scale of a single branch, which preserves these properties."""
         first = next(o for o in call.operands if self.carry[o])
         if kind in ("activation", "rectifier"):
             self.activated.update(dict.fromkeys(exits, True))
@@ -107,13 +112,14 @@ class CallReader:
             self.scaling.update(exits)
 
     def product(self, call: Call, places: list[int]) -> tuple[str, list[int]]:
-        """Kind of an elementwise product or quotient of two branches, and the activated branch first."""
+        """Return the kind of an elementwise product or quotient of two branches, and its entries: the activated branch
+        of a gate, and the dividend of a quotient, first."""
         gated = [call.operands[i] in self.activated for i in places]
         sizes = [self.tape.shapes[call.operands[i]].numel() for i in places]
         scaling = [call.operands[i] in self.scaling for i in places]
         reduced = scaling[1] or self._is_reduced(call.operands[places[1]])
         divides = call.name == "div" and (sizes[1] < sizes[0] or reduced)
-        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # one number for many scales, it is no branch
+        if divides or (call.name == "mul" and scaling[0] != scaling[1]):  # a factor per row normalizes, it is no branch
             return "quotient", places if divides or scaling[1] else places[::-1]
         if gated[0] != gated[1]:
             branch = call.operands[places[gated.index(True)]]
@@ -122,7 +128,7 @@ class CallReader:
         return "gate", places
 
     def _is_reduced(self, value: int) -> bool:
-        """Return True if a value is one number made of many along an axis, which may be as long as one."""
+        """Return True if a value is the result of a reduction, even along an axis of size 1."""
         return value in self.tape.maker and self.tape.maker[value].name in REDUCTIONS
 
 
@@ -146,21 +152,21 @@ def _axes(call: Call, tape: Tape) -> tuple[int, ...]:
 
 
 def roots_of(tape: Tape, n: int) -> list[int]:
-    """Return where relevance of an input ends: the input itself if it is floating-point, or the vectors that were
-    looked up by its ids."""
+    """Return the values at which relevance of input ``n`` is read: the input itself if it is floating-point, else the
+    embeddings that were looked up by its ids."""
     if tape.floating(n):
         return [n]
-    reached, found = {n}, list[int]()
+    ids, embeddings = {n}, list[int]()
     for call in tape.calls:
-        if call.name == "embedding" and call.operands[1] in reached:
-            found += call.results
-        elif any(o in reached for o in call.operands):
-            reached.update(r for r in call.results if not tape.floating(r))
-    return found
+        if call.name == "embedding" and call.operands[1] in ids:
+            embeddings += call.results
+        elif any(o in ids for o in call.operands):
+            ids.update(r for r in call.results if not tape.floating(r))
+    return embeddings
 
 
 def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
-    """Return for each value whether it depends on a root through floating-point values."""
+    """Return, for each value, whether it depends on a root through floating-point values."""
     carry = [False] * len(tape)
     for r in roots:
         carry[r] = True
@@ -172,48 +178,49 @@ def reach(tape: Tape, roots: Iterable[int]) -> list[bool]:
 
 
 def needed_calls(tape: Tape, outputs: Iterable[int], ends: Container[int] = ()) -> list[Call]:
-    """Return the calls that some values depend on otherwise than through ``ends``, in the order of execution."""
-    needed, found = set(outputs), list[Call]()
+    """Return the calls needed to compute ``outputs`` from ``ends`` and leaves, in the order of execution."""
+    needed, calls = set(outputs), list[Call]()
     for call in reversed(tape.calls):
         if any(r in needed and r not in ends for r in call.results):
             needed.update(call.operands)
-            found.append(call)
-    return found[::-1]
+            calls.append(call)
+    return calls[::-1]
 
 
 def weights(tape: Tape) -> list[bool]:
-    """Return for each value whether it is made of values that were given and are no inputs: parameters, buffers,
-    constants. Hooks may move weights and ``functional_call`` may replace them, so their identity says nothing."""
+    """Return, for each value, whether it is computed only from leaves that are not inputs: parameters, buffers,
+    constants. The identity of the tensors is not used, since hooks may move weights and ``functional_call`` may replace
+    them."""
     weight = [False] * len(tape)
     for n in tape.given:
         weight[n] = n not in tape.inputs
-    constant = [False] * len(tape)  # made of nothing: beside weights they do no harm
-    decided = [False] * len(tape)  # whole numbers that the model computed of what it was given, such as its experts
+    constant = [False] * len(tape)  # computed without any operand, as by torch.arange
+    decided = [False] * len(tape)  # integers computed from activations, such as the choice of experts
     for call in tape.calls:
         for r in call.results:
             computed = (tape.floating(o) and not (weight[o] or constant[o]) for o in call.operands)
             decided[r] = not tape.floating(r) and (any(decided[o] for o in call.operands) or any(computed))
         chosen = call.name in ("index", "index_select") and any(decided[o] for o in call.operands)
-        made_of = call.operands[:1] if chosen else call.operands
-        if all(weight[o] or constant[o] for o in made_of):
-            kept = weight if any(weight[o] for o in made_of) else constant
+        sources = call.operands[:1] if chosen else call.operands
+        if all(weight[o] or constant[o] for o in sources):
+            flags = weight if any(weight[o] for o in sources) else constant
             for r in call.results:
-                kept[r] = True
+                flags[r] = True
     return weight
 
 
 def _scales(call: Call, tape: Tape) -> bool:
-    """Return True for a convolution without bias in which each channel is multiplied by one number."""
+    """Return True for a convolution without bias that multiplies each channel by a scalar."""
     if call.name != "convolution" or call.operand("bias") is not None:
         return False
-    given, weight = (tape.shapes[o] for o in call.operands[:2])
-    single = weight.numel() == weight[0] == call.argument("groups", 1) == given[1]
-    return single and tape.shapes[call.results[0]] == given
+    before, weight = (tape.shapes[o] for o in call.operands[:2])
+    single = weight.numel() == weight[0] == call.argument("groups", 1) == before[1]
+    return single and tape.shapes[call.results[0]] == before
 
 
 def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:
-    """Return for each value that carries the nearest one through which all paths from the roots to it pass; −1 for
-    none."""
+    """Return the immediate dominator of each value that carries: the nearest value through which all paths from the
+    roots to it pass; −1 if there is none."""
     above: dict[int, int] = {}
     depth = {-1: 0}
     for v in _in_order(tape, carry):
@@ -230,7 +237,7 @@ def dominators(tape: Tape, carry: list[bool]) -> dict[int, int]:
 
 
 def _in_order(tape: Tape, carry: list[bool]) -> Iterable[int]:
-    """Values that carry, each behind those that it is made of."""
+    """Yield the values that carry, in topological order."""
     yield from (n for n in range(len(carry)) if carry[n] and n not in tape.maker)
     for call in tape.calls:
         yield from (r for r in call.results if carry[r])

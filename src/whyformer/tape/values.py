@@ -1,4 +1,4 @@
-"""A tape: the calls and values of one forward pass."""
+"""The tape: calls and values of one forward pass."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ __all__ = ["Tape"]
 
 
 class Tape:
-    """The calls and values of one forward pass; ``tape[n]`` is value ``n``.
+    """The calls and values of one forward pass.
 
-    A value that is cheap to compute (a view, an elementwise or rowwise function of a value that is held) is not held.
-    It is computed again when it is read, and dropped by :meth:`release`.
+    ``tape[n]`` is the tensor of value ``n``. Values that are cheap to recompute (views, and elementwise or rowwise
+    functions of stored values) are not stored: they are recomputed when read, and freed by :meth:`release`.
 
     Attributes:
         calls: all calls, in the order of execution.
-        shapes, dtypes: of each value.
-        maker: number of a value -> the call that made it.
-        given: numbers of the values that no call made: inputs, weights, constants.
-        inputs: numbers of the tensors that were passed to the model.
-        modules: call number -> path of the innermost module that made it, if names were recorded.
-        outputs: module path -> numbers of the values that the module returned, one entry for each run of the module.
+        shapes, dtypes: shape and dtype of each value.
+        maker: maps the number of a value to the call that computed it.
+        given: numbers of the leaves, which no call computed: inputs, parameters, buffers, constants.
+        inputs: numbers of the tensors passed to the model.
+        modules: maps the number of a call to the path of the innermost module around it, if names were recorded.
+        outputs: maps a module path to the numbers of the values that the module returned, one tuple for each run.
+        written: numbers of the leaves that the pass overwrote and the recorder restored.
+        versions: version counter of each leaf when it was recorded.
     """
 
     def __init__(self) -> None:
@@ -39,10 +41,10 @@ class Tape:
         self.inputs: set[int] = set()
         self.modules: dict[int, str] = {}
         self.outputs: dict[str, list[tuple[int, ...]]] = {}
-        self.written: set[int] = set()  # given values that the pass overwrote and the recorder restored
+        self.written: set[int] = set()
         self.versions: dict[int, int] = {}
         self._held: list[Tensor | None] = []
-        self._again: dict[int, Tensor] = {}
+        self._recomputed: dict[int, Tensor] = {}
         self._numbers: dict[int, int] = {}
         self._signature = 0
 
@@ -52,36 +54,36 @@ class Tape:
     def __getitem__(self, n: int) -> Tensor:
         value = self._held[n]
         if value is None:
-            value = self._again.get(n)
+            value = self._recomputed.get(n)
         return self._compute(n) if value is None else value
 
     def _compute(self, n: int) -> Tensor:
-        """Repeat the calls that lead to a value that is not held."""
+        """Recompute a value that is not stored."""
         todo = [n]
         with bare():
             while todo:
                 call = self.maker[todo[-1]]
-                missing = [o for o in call.operands if self._held[o] is None and o not in self._again]
+                missing = [o for o in call.operands if self._held[o] is None and o not in self._recomputed]
                 if missing:
                     todo += missing
                     continue
                 todo.pop()
-                if call.results[0] not in self._again:
-                    made = call([self[o] for o in call.operands])
-                    self._again.update(zip(call.results, made, strict=True))
-        return self._again[n]
+                if call.results[0] not in self._recomputed:
+                    results = call([self[o] for o in call.operands])
+                    self._recomputed.update(zip(call.results, results, strict=True))
+        return self._recomputed[n]
 
     def release(self, calls: Iterable[Call] | None = None) -> None:
-        """Drop the values that were computed again: the results of some calls, or all of them."""
+        """Free recomputed values: the results of ``calls``, or all if None."""
         if calls is None:
-            self._again.clear()
-        elif self._again:
+            self._recomputed.clear()
+        elif self._recomputed:
             for call in calls:
                 for r in call.results:
-                    self._again.pop(r, None)
+                    self._recomputed.pop(r, None)
 
     def number(self, tensor: Tensor) -> int:
-        """Return the number of a tensor that took part in the pass.
+        """Return the number of a tensor of this pass.
 
         Raises:
             KeyError: the tensor is not a value of this pass.
@@ -93,11 +95,11 @@ class Tape:
         return id(tensor) in self._numbers
 
     def holds(self, n: int) -> bool:
-        """Return True if value ``n`` is in memory, and need not be computed again."""
+        """Return True if value ``n`` is stored, so that reading it does not recompute it."""
         return self._held[n] is not None
 
     def floating(self, n: int) -> bool:
-        """Return True if value ``n`` is real or complex, so that relevance can flow through it."""
+        """Return True if value ``n`` has a floating-point or complex dtype, so that relevance can flow through it."""
         return self.dtypes[n].is_floating_point or self.dtypes[n].is_complex
 
     def device(self, n: int) -> torch.device:
@@ -110,21 +112,21 @@ class Tape:
 
     @property
     def signature(self) -> int:
-        """A hash of all calls, their operands, constants and shapes, and of the shapes of given values: passes of one
-        signature have the same program."""
+        """Hash of all calls with their operands, constants and shapes, and of the shapes of the leaves. Passes with
+        equal signatures have the same program."""
         return self._signature
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the values that are held and were made by this pass."""
+        """Memory, in bytes, of the stored values that this pass computed."""
         held = (v.untyped_storage() for n, v in enumerate(self._held) if v is not None and n not in self.given)
         return sum({memory.data_ptr(): memory.nbytes() for memory in held}.values())
 
-    # the recorder's side
+    # used by the recorder
     def hold(self, n: int, tensor: Tensor) -> None:
-        """Let a tensor be value ``n``."""
+        """Store a tensor as value ``n``."""
         self._held[n] = tensor
-        self._again.pop(n, None)
+        self._recomputed.pop(n, None)
 
     def _add(self, shape: torch.Size, dtype: torch.dtype, held: Tensor | None) -> int:
         self.shapes.append(shape)

@@ -1,11 +1,11 @@
-"""Walk over a tape: backward with the rules of a composite, forward, or again with some values replaced.
+"""Walk over a tape: backward with the rules of a composite, forward, or replay it with some values replaced.
 
     flows = walk_back(program, tape, [(composite, {program.output: seed})], wanted=program.roots)
-    found = walk_forward(program, {entry: shares}, [program.output], rule)
+    shares = walk_forward(program, {entry: shares}, [program.output], rule)
     logits, = replay(tape, {n: zeros}, [program.output])
 
-A composite maps kinds of units to rules. A kind without a rule hands on its ordinary adjoint, so the empty composite
-is the gradient.
+A *flow* is what propagates backward: a multiplier (a gradient, under the empty composite) or a relevance, in a tensor
+of the shape of its value. A composite maps kinds of units to rules; a kind without a rule uses its ordinary adjoint.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Rule:
-    """What a unit hands to its entries.
+    """How a unit propagates flows from its exits to its entries.
 
     Attributes:
-        hold: entries that are constants, by position; "statistics" for what a norm divides by.
-        share: factor of each flow that is handed on.
-        back: (walk, step, {exit: flow}) -> (value, flow) pairs. None for the ordinary adjoint.
-        refuse: why no relevance may pass, as the end of a sentence. None if it may.
-        name: what an audit prints; None if ``back`` always raises.
+        hold: positions of entries that are treated as constants; "statistics" for the values by which a norm divides.
+        share: factor of each propagated flow.
+        back: ``back(walk, step, {exit: flow})`` returns (entry, flow) pairs. None for the ordinary adjoint.
+        refuse: why no relevance can pass, as the end of a sentence for an error. None if it can.
+        name: name for audits; None if ``back`` always raises.
     """
 
     hold: tuple[int | str, ...] = ()
@@ -71,7 +71,7 @@ class Rule:
 
     @property
     def title(self) -> str | None:
-        """What an audit prints, with the factor; None if no relevance may pass."""
+        """Name and factor, for audits; None if no relevance can pass."""
         if self.refuse is not None or self.name is None:
             return None
         return self.name if self.share == 1 else f"{self.name} × {self.share:g}"
@@ -82,8 +82,8 @@ class Composite:
     """Rules by kind of unit.
 
     Attributes:
-        name: how it is called in results and errors.
-        rules: kind -> rule.
+        name: name for results and errors.
+        rules: maps a kind to its rule.
         carrier: "multiplier" if relevance is value × flow, "relevance" if it is the flow itself.
     """
 
@@ -99,15 +99,17 @@ _ORDINARY = Rule()
 
 @dataclass(eq=False)
 class Step:
-    """A unit under a composite.
+    """A unit with its rule in one walk.
 
     Attributes:
         unit: the unit.
         rule: the composite's rule for it.
-        carry: for each entry, whether it depends on a root otherwise than through what the composite holds constant.
-        live: for each entry, whether something is handed to it: it carries, and a wanted value lies before it.
-        visited: True if something is handed on, or a wanted value is its exit.
-        wants: (call number, for each operand whether its flow is asked for) of each call.
+        carry: for each entry, whether it depends on a root after the composite has cut the entries that it holds
+            constant.
+        live: for each entry, whether a flow is propagated to it: the rule does not hold it constant, and it depends on
+            a wanted value.
+        visited: True if an entry is live, or an exit is wanted.
+        wants: for each call, (its number, for each operand whether its flow is needed).
     """
 
     unit: Unit
@@ -120,11 +122,11 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Walk:
-    """What rules may read.
+    """The context of a walk, which rules can read.
 
     Attributes:
         program: the units of the pass.
-        tape: the pass, whose values are ``tape[n]``.
+        tape: the recorded pass.
         samples: which elements of a value belong to which sample.
     """
 
@@ -134,17 +136,20 @@ class Walk:
 
 
 def one_branch(kind: str) -> str:
-    """Return the kind of a unit of two branches of which one is constant."""
+    """Return the kind that a unit of two branches has when one of them is constant."""
     return _ONE_BRANCH.get(kind, kind)
 
 
 def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[int]) -> list[Step]:
-    """Return what becomes of each unit on a walk to some values. With attention maps that are held constant, for one,
-    the product of map and values has one branch."""
+    """Return the steps of a walk to the wanted values, one for each unit.
+
+    Entries that a rule holds constant cut branches, which changes the kind of later units: if the composite
+    holds attention maps constant, the product of map and values has one branch and counts as a weighted sum.
+    """
     key = composite, wanted
-    known: list[Step] | None = program.plans.get(key)
-    if known is not None:
-        return known
+    cached: list[Step] | None = program.plans.get(key)
+    if cached is not None:
+        return cached
     carry, live = ([n in start for n in range(len(program.carry))] for start in (set(program.roots), wanted))
     steps: list[Step] = []
     for unit in program.units:
@@ -152,22 +157,22 @@ def plan(program: Program, tape: Tape, composite: Composite, wanted: frozenset[i
         kind = one_branch(unit.kind) if sum(branches) < 2 else unit.kind
         rule = composite.rules.get(kind, _ORDINARY)
         passed = [i not in rule.hold for i in range(len(unit.entries))]
-        to = tuple(p and live[e] for p, e in zip(passed, unit.entries, strict=True))
+        live_entries = tuple(p and live[e] for p, e in zip(passed, unit.entries, strict=True))
         for r in unit.exits:
             carry[r] = carry[r] or any(p and b for p, b in zip(passed, branches, strict=True))
-            live[r] = live[r] or any(to)
-        visited = any(to) or any(r in wanted for r in unit.exits)
-        wants = _wants(unit, tape, rule, to) if visited else []
-        steps.append(Step(unit, rule, branches, to, visited, wants))
+            live[r] = live[r] or any(live_entries)
+        visited = any(live_entries) or any(r in wanted for r in unit.exits)
+        wants = _wants(unit, tape, rule, live_entries) if visited else []
+        steps.append(Step(unit, rule, branches, live_entries, visited, wants))
     return program.plans.put(key, steps)
 
 
-def _wants(unit: Unit, tape: Tape, rule: Rule, to: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
+def _wants(unit: Unit, tape: Tape, rule: Rule, live_entries: tuple[bool, ...]) -> list[tuple[int, tuple[bool, ...]]]:
     if unit.places and len(unit.calls) == 1:
         number = unit.calls[0]
-        asked = {p for p, live in zip(unit.places, to, strict=True) if live}
-        return [(number, tuple(i in asked for i in range(len(tape.calls[number].operands))))]
-    inner = {e for e, live in zip(unit.entries, to, strict=True) if live}
+        needed = {p for p, live in zip(unit.places, live_entries, strict=True) if live}
+        return [(number, tuple(i in needed for i in range(len(tape.calls[number].operands))))]
+    inner = {e for e, live in zip(unit.entries, live_entries, strict=True) if live}
     held, wants = unit.statistics if "statistics" in rule.hold else frozenset[int](), []
     for number in unit.calls:
         call = tape.calls[number]
@@ -178,7 +183,7 @@ def _wants(unit: Unit, tape: Tape, rule: Rule, to: tuple[bool, ...]) -> list[tup
 
 
 def adjoint(walk: Walk, step: Step, flows: Flows) -> Parts:
-    """The ordinary adjoint of a unit: that of each of its calls, in reverse."""
+    """Propagate flows through a unit by the adjoint (vector–Jacobian product) of each of its calls, in reverse."""
     tape, out = walk.tape, list[tuple[int, Tensor]]()
     entries = set(step.unit.entries)
     flows = dict(flows)
@@ -214,19 +219,18 @@ def walk_back(
         program: the units of the pass.
         tape: the pass, or another one with the same signature.
         runs: (composite, {value: seed}) pairs. A seed has the shape of its value.
-        at: value -> function that is called with the flow of each run (None if nothing arrives) when all of it has
-            arrived there. The flow is let go of afterwards, so of many watched values one is in memory at a time.
+        at: maps a value to a function that is called with the complete flow of each run (None if nothing arrives). The
+            flow is freed afterwards, so only one such flow is in memory at a time.
         wanted: values whose flows are returned.
-        samples: which elements of a value belong to which sample, for rules that share within each; None if the
-            samples lie along the first axis of every value, as they do in the output.
-        handed_on: called after each unit with (number of the run, step, what arrived at its exits, what it hands to its
-            entries).
+        samples: which elements of a value belong to which sample, for rules that distribute relevance within samples.
+            None if the first axis of every value is the batch axis, as in the output.
+        handed_on: called after each unit with (index of the run, step, flows at its exits, flows to its entries).
 
     Returns:
         For each run, {wanted value: flow}; zeros where nothing arrives.
 
     Raises:
-        UnknownOperation: relevance arrives at a unit that the composite refuses.
+        UnknownOperation: relevance arrives at a unit for which the composite has no rule.
         ModelError: relevance arrives at a call that has no derivative.
     """
     at, wanted = dict(at or {}), frozenset(wanted)
@@ -244,26 +248,26 @@ def walk_back(
             _visit(walk, program.units[i], [steps[i] for steps in plans], flows, arrivals, handed_on)
         for n in sorted(arrivals.left, reverse=True):
             arrivals.at(n)
-    return arrivals.found
+    return arrivals.results
 
 
 class _Arrivals:
-    """What arrives at the wanted and the watched values, of each run."""
+    """Collect the flows of all runs at the wanted and the watched values."""
 
     def __init__(
         self, tape: Tape, flows: list[Flows], wanted: frozenset[int], watched: Mapping[int, Callable[..., None]]
     ) -> None:
         self.tape, self.flows, self.wanted, self.watched = tape, flows, wanted, watched
         self.left = {*wanted, *watched}
-        self.found: list[Flows] = [{} for _ in flows]
+        self.results: list[Flows] = [{} for _ in flows]
 
     def at(self, n: int) -> None:
-        """Note that all has arrived at a value."""
+        """Collect the flows at a value. They must be complete."""
         self.left.discard(n)
         arrived = [f.get(n) for f in self.flows]
         if n in self.wanted:
-            for kept, flow in zip(self.found, arrived, strict=True):
-                kept[n] = _zeros(self.tape, n) if flow is None else flow
+            for result, flow in zip(self.results, arrived, strict=True):
+                result[n] = _zeros(self.tape, n) if flow is None else flow
         if n in self.watched:
             self.watched[n](*arrived)
 
@@ -276,7 +280,7 @@ def _visit(
     arrivals: _Arrivals,
     handed_on: HandedOn | None,
 ) -> None:
-    """Hand on what has arrived at a unit's exits, under the composite of each run."""
+    """Propagate the flows of each run from the exits of a unit to its entries."""
     if any(step.visited for step in steps):
         for r in unit.exits:
             if r in arrivals.left:
@@ -284,24 +288,25 @@ def _visit(
     for run, (step, arriving) in enumerate(zip(steps, flows, strict=True)):
         got = {r: arriving.pop(r) for r in unit.exits if r in arriving}
         if step.visited and got and any(step.live):
-            parts = _hand_on(walk, step, got, arriving)
+            parts = _propagate(walk, step, got, arriving)
             if handed_on is not None:
                 handed_on(run, step, got, parts)
     walk.tape.release(walk.tape.calls[n] for n in unit.calls)
 
 
-def _hand_on(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
+def _propagate(walk: Walk, step: Step, got: Flows, flows: Flows) -> Parts:
+    """Add the flows to the entries of a unit to ``flows``; return them."""
     rule, parts = step.rule, Parts()
     try:
         if rule.refuse is not None:
             if not any(bool(flow.any()) for flow in got.values()):
                 return parts  # no relevance arrives
             raise UnknownOperation(f"relevance arrives at '{step.unit.name}', {rule.refuse}")
-        found = (rule.back or adjoint)(walk, step, got)
+        propagated = (rule.back or adjoint)(walk, step, got)
     except UnknownOperation as error:
         error.call = step.unit.calls[-1]
         raise
-    for value, flow in found:
+    for value, flow in propagated:
         flow = flow if rule.share == 1 else flow * rule.share
         flows[value] = flows[value] + flow if value in flows else flow
         parts.append((value, flow))
@@ -320,60 +325,59 @@ def walk_forward(
     rule: Callable[[Unit, dict[int, _T]], dict[int, _T]],
     dropped: Collection[str] = (),
 ) -> dict[int, _T]:
-    """Walk from some values to others and hand on what each has of the first.
+    """Propagate data, such as a decomposition of each value, forward from some values to others.
 
     Args:
         program: the units of the pass.
-        start: value -> what it has.
-        wanted: values whose part is returned.
-        rule: (unit, {entry: what it has}) -> {exit: what it has}. Called where an entry has something.
-        dropped: kinds of units that hand on nothing.
+        start: maps a value to its data.
+        wanted: values whose data is returned.
+        rule: ``rule(unit, {entry: data})`` returns ``{exit: data}``. It is called if at least one entry has data.
+        dropped: kinds of units that propagate nothing.
 
     Returns:
-        {wanted value: what it has}, without values that have nothing. What others have is let go of behind its last
-        reader.
+        {wanted value: data}, without the values that have none. Other data is freed after its last use.
     """
-    way, needed = list[Unit](), set(wanted)
+    path, needed = list[Unit](), set(wanted)
     for unit in reversed(program.units):
         if unit.kind not in dropped and any(r in needed and r not in start for r in unit.exits):
-            way.append(unit)
+            path.append(unit)
             needed.update(unit.entries)
-    way.reverse()
-    last = {e: i for i, unit in enumerate(way) for e in unit.entries}
-    have = dict(start)
+    path.reverse()
+    last = {e: i for i, unit in enumerate(path) for e in unit.entries}
+    data = dict(start)
     with bare():
-        for i, unit in enumerate(way):
-            given = {e: have[e] for e in unit.entries if e in have}
-            for e in given:
+        for i, unit in enumerate(path):
+            entries = {e: data[e] for e in unit.entries if e in data}
+            for e in entries:
                 if last[e] == i and e not in wanted:
-                    del have[e]
-            if given:
-                have |= rule(unit, given)
-    return {n: have[n] for n in wanted if n in have}
+                    del data[e]
+            if entries:
+                data |= rule(unit, entries)
+    return {n: data[n] for n in wanted if n in data}
 
 
-# -- the pass again --------------------------------------------------------------------------------------------------
+# -- replay ----------------------------------------------------------------------------------------------------------
 def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> list[Tensor]:
-    """Return values of the same pass with some values replaced. Only what depends on the changes is computed.
+    """Return values of the pass with some values replaced. Only calls that depend on the changes are repeated.
 
-    ``torch.vmap`` over this function makes a batch of interventions of one recording.
+    ``torch.vmap`` over this function computes a batch of interventions from one recording.
 
     Args:
         tape: a recorded pass.
-        changes: number of a value -> what takes its place.
+        changes: maps the number of a value to its replacement.
         wanted: numbers of the values to return.
 
     Raises:
-        ModelError: the model made a Python number or a shape of a value that depends on the changes, so that the pass
-            could take another way (see :func:`decisions`), or a call that depends on them draws random numbers.
+        ModelError: a Python number or a shape was computed from a value that depends on the changes, so that the model
+            might take another path (see :func:`decisions`), or a call that depends on them draws random numbers.
     """
     wanted = list(wanted)
     last = max((tape.maker[w].number for w in wanted if w in tape.maker), default=-1)
     taken = [call for call in decisions(tape, changes) if call.number <= last]
     if taken:
         raise ModelError(
-            f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass "
-            "cannot be repeated with it: run the model again with the change"
+            f"the model decides by a value that depends on the change ('{taken[0].name}'), so the recorded pass cannot "
+            "be replayed with it: run the model again with the change"
         )
     new: dict[int, Tensor] = dict(changes)
     with bare():
@@ -381,66 +385,67 @@ def replay(tape: Tape, changes: Mapping[int, Tensor], wanted: Iterable[int]) -> 
             if any(o in new for o in call.operands):
                 if call.random:
                     raise ModelError(f"'{call.name}' draws random numbers, so it cannot be repeated: call model.eval()")
-                made = call([new[o] if o in new else tape[o] for o in call.operands])
-                for r, t in zip(call.results, made, strict=True):
+                results = call([new[o] if o in new else tape[o] for o in call.operands])
+                for r, t in zip(call.results, results, strict=True):
                     new.setdefault(r, t)
-        found = [new[w] if w in new else tape[w] for w in wanted]
+        values = [new[w] if w in new else tape[w] for w in wanted]
     tape.release()
-    return found
+    return values
 
 
 def for_each(function: Callable[..., Tensor], *stacked: Tensor, at_once: int) -> Tensor:
-    """Return the stacked results of a function of the elements of some tensors along their first axis.
+    """Map a function over the first axis of one or several tensors, and stack the results.
 
     Args:
-        function: of one element of each tensor.
+        function: takes one element of each tensor, returns a tensor.
         stacked: the tensors.
-        at_once: elements that are computed together by ``torch.vmap``. What it cannot run is computed one by one.
+        at_once: number of elements that ``torch.vmap`` computes together. If it fails, they are computed one by one.
     """
-    made: Tensor | None = None
+    out: Tensor | None = None
     for first in range(0, len(stacked[0]), at_once):
         chunk = [t[first : first + at_once] for t in stacked]
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="There is a performance drop")
-                some = torch.vmap(function)(*chunk)
+                results = torch.vmap(function)(*chunk)
         except RuntimeError:
-            some = torch.stack([function(*one) for one in zip(*chunk, strict=True)])
-        if len(some) == len(stacked[0]):
-            return some
-        made = some.new_empty(len(stacked[0]), *some.shape[1:]) if made is None else made
-        made[first : first + at_once] = some
-    assert made is not None
-    return made
+            results = torch.stack([function(*elements) for elements in zip(*chunk, strict=True)])
+        if len(results) == len(stacked[0]):
+            return results
+        out = results.new_empty(len(stacked[0]), *results.shape[1:]) if out is None else out
+        out[first : first + at_once] = results
+    assert out is not None
+    return out
 
 
 def repeat_unit(tape: Tape, unit: Unit, changes: Mapping[int, Tensor]) -> list[Tensor]:
-    """Return the exits of a unit with some values that its calls read, or make, replaced."""
-    now = dict(changes)
+    """Return the exits of a unit, recomputed with some of the operands or results of its calls replaced."""
+    values = dict(changes)
     for number in unit.calls:
         call = tape.calls[number]
         if all(r in changes for r in call.results):
             continue
-        made = call([now[o] if o in now else tape[o] for o in call.operands])
-        for r, t in zip(call.results, made, strict=True):
-            now.setdefault(r, t)
-    return [now[r] for r in unit.exits]
+        results = call([values[o] if o in values else tape[o] for o in call.operands])
+        for r, t in zip(call.results, results, strict=True):
+            values.setdefault(r, t)
+    return [values[r] for r in unit.exits]
 
 
 _SHAPED = frozenset(("nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive", "bincount"))
 
 
 def decisions(tape: Tape, roots: Iterable[int]) -> list[Call]:
-    """Return the calls by which something that depends on the roots became a Python number or a shape. Replays repeat
-    the decisions of the recorded pass.
+    """Return the calls through which values that depend on the roots may have become Python numbers or shapes. A replay
+    keeps those of the recorded pass.
 
-    Reading numbers off a tensor, as ``tolist`` does, is no call: an integer that no later call uses may have been read.
+    Reading a tensor into Python, as ``tolist`` does, is not an ATen call, so every integer or boolean result that no
+    later call uses counts as read.
     """
-    depends, used, found = set(roots), set[int](), list[Call]()
+    depends, used, candidates = set(roots), set[int](), list[Call]()
     for call in tape.calls:
         used.update(call.operands)
         if any(o in depends for o in call.operands):
-            depends.update(call.results)  # integers and booleans too: they carry no gradient, but they decide
+            depends.update(call.results)  # includes integers and booleans, which decide although they carry nothing
             if call.name in _SHAPED or not any(tape.dtypes[r].is_floating_point for r in call.results):
-                found.append(call)
-    return [call for call in found if call.name in _SHAPED or used.isdisjoint(call.results)]
+                candidates.append(call)
+    return [call for call in candidates if call.name in _SHAPED or used.isdisjoint(call.results)]
