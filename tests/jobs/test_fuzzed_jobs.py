@@ -105,7 +105,7 @@ def test_an_entry_of_a_part_that_names_another_file_is_told(written):
     facts = {k: v for k, v in json.loads(files["manifest.json"]).items() if k != "sha256"}
     facts["parts"][0]["file"] = "../part-000000.parquet"
     Path(out, "manifest.json").write_text(json.dumps(facts))
-    with pytest.raises(LoadError, match=r"parts\.0\.file is of another kind"):
+    with pytest.raises(LoadError, match=r"parts\.0\.file is invalid"):
         whyformer.read(out)
 
 
