@@ -94,7 +94,7 @@ def test_a_manifest_with_another_word_is_told(written):
     out, files, whole = written
     for own, kept in files.items():
         Path(out, own).write_bytes(kept.replace(b'"positive"', b'"negative"') if own == "manifest.json" else kept)
-    with pytest.raises(LoadError, match=r"manifest\.json is damaged \(its checksum is another\)"):
+    with pytest.raises(LoadError, match=r"manifest\.json is damaged \(its content does not match its checksum\)"):
         whyformer.read(out)
     Path(out, "manifest.json").write_bytes(files["manifest.json"])
     assert everything(out) == whole

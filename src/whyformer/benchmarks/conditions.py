@@ -63,7 +63,7 @@ def measure(batch: PictureBatch, configurations: Sequence[Configuration]) -> Ite
     conditions = {name: {**batch.study.options, **CONDITIONS[name]} for name in batch.study.options["conditions"]}
     sizes = {options["per"] != "pixel" for options in conditions.values()}
     batches = {nearest: replace(batch, nearest=nearest) for nearest in sizes}
-    maps = {nearest: perturbation.maps_by_class(laid, configurations) for nearest, laid in batches.items()}
+    maps = {nearest: perturbation.maps_by_class(b, configurations) for nearest, b in batches.items()}
 
     def requests() -> Iterator[tuple[Any, int, Any, str]]:
         for name, options in conditions.items():
@@ -102,10 +102,10 @@ def summarize(study: Study, results: Results) -> Report:
     if len(labels) < 2 or not shared:
         return Report((), (), _stated(names, shared), ("Fewer than two methods have figures for the same pictures.",))
     tables, counts, orders = [], [], {}
-    for title, (read, more) in FIGURES.items():
+    for title, (read, higher_is_better) in FIGURES.items():
         # [condition, sample, method]
         figures = np.array([[[read(results[m][s], name) for m in labels] for s in shared] for name in names])
-        sign = 1 if more else -1
+        sign = 1 if higher_is_better else -1
         by_first = [labels[j] for j in np.argsort(-sign * figures[0].mean(0), kind="stable")]
         cells = {(m, n): Cell(bootstrap(figures[k, :, j])) for k, n in enumerate(names) for j, m in enumerate(labels)}
         ahead = [_ahead(sign * values) for values in figures]

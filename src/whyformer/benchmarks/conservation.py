@@ -20,8 +20,8 @@ def measure(batch: Batch, configurations: Sequence[Configuration]) -> Iterator[M
     for c in configurations:
         explanations = batch.explanations(c, batch.predicted) if c.kind == "method" else None
         for i, sample in enumerate(batch.samples):
-            drawn = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
-            result = _summed(explanations[i]) if explanations else {"sum": float(drawn), "source": "drawn"}
+            random_logit = generator_for(sample.id, batch.study.seed).choice(batch.logits[i])
+            result = _summed(explanations[i]) if explanations else {"sum": float(random_logit), "source": "drawn"}
             logit = {"logit": float(batch.logits[i].max())}
             yield sample.id, c, result if isinstance(result, Unusable) else {**result, **logit}
 

@@ -137,8 +137,8 @@ def _correct(study: Study, prompts: list[Planted]) -> list[Planted]:
         else:
             is_correct = int(row.argmax()) == answer
         if prompt.changed is not None:
-            asked, other = next(changed), next(changed)
-            is_correct = is_correct and asked != answer and other == answer
+            without_fact, without_twin = next(changed), next(changed)
+            is_correct = is_correct and without_fact != answer and without_twin == answer
         if is_correct:
             correct.append(prompt)
     return correct

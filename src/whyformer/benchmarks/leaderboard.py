@@ -155,7 +155,7 @@ def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
     cells: dict[tuple[str, str], Cell] = {}
     columns: list[str] = []
     for title in rows:
-        read, more = READ[title]
+        read, higher_is_better = READ[title]
         figures = {c.label: _figures(results[c.label], read) for c in study.configurations}
         means = {
             c.label: float(np.mean(list(figures[c.label].values())))
@@ -164,10 +164,10 @@ def _quality(study: Study, results: Results, rows: Sequence[str]) -> Table:
         }
         if not means:
             continue
-        best = (max if more else min)(means, key=lambda label: means[label])
+        best = (max if higher_is_better else min)(means, key=lambda label: means[label])
         columns += [title, f"{title[:-2]}: behind the best"]
         for label, by_sample in figures.items():
-            sign, others = (-1 if more else 1), figures[best]
+            sign, others = (-1 if higher_is_better else 1), figures[best]
             differences = [sign * (by_sample[s] - others[s]) for s in by_sample if s in others]
             cells[label, title] = Cell(bootstrap(list(by_sample.values())) if by_sample else None)
             cells[label, columns[-1]] = Cell(bootstrap(differences) if differences and label != best else None)
@@ -191,7 +191,7 @@ def _value(cell: Cell | None) -> float:
 
 def _pareto(results: Results, title: str) -> Curves:
     """Return quality against cost, with a line through the Pareto front."""
-    read, more = READ[title]
+    read, higher_is_better = READ[title]
     points: dict[str, tuple[float, float]] = {}
     for label, values in results.items():
         figures, costs = _figures(values, read), [v["cost"] for v in values.values() if "cost" in v]
@@ -200,7 +200,7 @@ def _pareto(results: Results, title: str) -> Curves:
     best = [
         (x, y)
         for x, y in sorted(points.values())
-        if not any(u <= x and (v > y if more else v < y) for u, v in points.values())
+        if not any(u <= x and (v > y if higher_is_better else v < y) for u, v in points.values())
     ]
     lines = {label: ([x], [y]) for label, (x, y) in points.items()}
     if best:

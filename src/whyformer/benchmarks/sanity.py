@@ -76,9 +76,9 @@ def _randomized(batch: Batch, c: Configuration, stage: str, original: Sequence[S
     return [g.permutation(m.reshape(-1)).reshape(m.shape) for g, m in zip(generators, maps, strict=True)]
 
 
-def _similarity(one: NDArray[np.float64], other: NDArray[np.float64]) -> Values:
-    figures = {"spearman": metrics.spearman(one, other), "absolute": metrics.spearman(one, other, absolute=True)}
-    return {**figures, "ssim": metrics.ssim(one, other)} if one.ndim == 2 else figures
+def _similarity(first: NDArray[np.float64], second: NDArray[np.float64]) -> Values:
+    figures = {"spearman": metrics.spearman(first, second), "absolute": metrics.spearman(first, second, absolute=True)}
+    return {**figures, "ssim": metrics.ssim(first, second)} if first.ndim == 2 else figures
 
 
 def _disturbed(batch: PictureBatch, c: Configuration) -> Iterator[tuple[Scores, ...]]:

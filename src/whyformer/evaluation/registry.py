@@ -66,7 +66,7 @@ class Metric:
                 "insertion, aopc, comprehensiveness or sufficiency, which measure the number"
             )
 
-    def complete(self, given: dict[str, Any]) -> dict[str, Any]:
+    def complete(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """Return settings with defaults filled in.
 
         ``substrate`` and ``replace`` are accepted as earlier names of ``baseline``.
@@ -75,20 +75,20 @@ class Metric:
             InputError: a setting is unknown, or a required one is missing.
         """
         known = {**self.settings, **dict.fromkeys(self.needs)}
-        earlier = [n for n in ("substrate", "replace") if n in given and self.baselines]
-        if len(earlier) + ("baseline" in given) > 1:
+        earlier = [n for n in ("substrate", "replace") if n in chosen and self.baselines]
+        if len(earlier) + ("baseline" in chosen) > 1:
             raise InputError(f"baseline and {earlier[0]}, its earlier name, are one setting: give baseline alone")
         for old in earlier:  # the value "mean" of "substrate" is now called "zero"
-            value = given[old]
-            given = {k: v for k, v in given.items() if k != old}
-            given["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
-        for name in given:
+            value = chosen[old]
+            chosen = {k: v for k, v in chosen.items() if k != old}
+            chosen["baseline"] = "zero" if (old, value) == ("substrate", "mean") else value
+        for name in chosen:
             if name not in known:
                 listing = f"Its settings: {', '.join(known) or 'none'}"
                 raise unknown(f"the metric {self.name} has no setting", name, known, listing)
-        if missing := [n for n in self.needs if given.get(n) is None]:
+        if missing := [n for n in self.needs if chosen.get(n) is None]:
             raise InputError(f"the metric {self.name} needs {', '.join(f'{m}=' for m in missing)}")
-        return {**self.settings, **given}
+        return {**self.settings, **chosen}
 
 
 METRICS: dict[str, Metric] = {}

@@ -35,7 +35,7 @@ class Evaluation:
         values: ``[B]`` value of each sample.
         curves: ``[B, F]`` curve that each value is computed from; None if the metric has no curve.
         settings: settings of the metric, defaults included.
-        forwards: number of samples passed through the model.
+        forwards: number of perturbed samples passed through the model.
     """
 
     metric: str

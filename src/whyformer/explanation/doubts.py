@@ -58,8 +58,8 @@ def not_conserved(diagnostics: Mapping[str, Any], sample: int) -> list[str]:
     if error <= _LOST:
         return []
     return [
-        f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from what it started "
-        "with, so compare the order of scores, not their sizes, or use a gradient method"
+        f"relevance is not conserved: its sum over a block's input differs by {_percent(error)} from its initial "
+        "value, so compare the order of scores, not their sizes, or use a gradient method"
     ]
 
 

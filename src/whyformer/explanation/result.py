@@ -232,12 +232,12 @@ class Explanation(Displayed):
 
     @property
     def multi_label(self) -> bool:
-        """Return True for a multi-label model, whose class probabilities are independent (sigmoid)."""
+        """True for a multi-label model, whose class probabilities are independent (sigmoid)."""
         return self.activation == "sigmoid"
 
     @property
     def numeric(self) -> bool:
-        """Return True for a regression model, whose output is a number rather than class logits."""
+        """True for a regression model, whose output is a number rather than class logits."""
         return self.activation == "identity"
 
     def probabilities(self) -> Tensor:

@@ -24,20 +24,20 @@ def ranks(values: ArrayLike) -> NDArray[np.float64]:
     return ((ends - sizes + 1 + ends) / 2)[group]
 
 
-def spearman(one: ArrayLike, other: ArrayLike, *, absolute: bool = False) -> float:
+def spearman(first: ArrayLike, second: ArrayLike, *, absolute: bool = False) -> float:
     """Return the rank correlation of two maps, or of their absolute values; NaN if either map is constant."""
-    a, b = (ranks(np.abs(m) if absolute else m) for m in (one, other))
+    a, b = (ranks(np.abs(m) if absolute else m) for m in (first, second))
     a, b = a - a.mean(), b - b.mean()
     scale = np.sqrt((a**2).sum() * (b**2).sum())
     return float((a * b).sum() / scale) if scale > 0 else float("nan")
 
 
-def ssim(one: ArrayLike, other: ArrayLike, *, window: int = 7) -> float:
+def ssim(first: ArrayLike, second: ArrayLike, *, window: int = 7) -> float:
     """Return the structural similarity of two min–max-scaled maps ``[H, W]`` (Wang et al. 2004); NaN for constant maps.
 
     The window is uniform, K = 0.01 and 0.03, variances are unbiased, and the mean is over all windows inside the map.
     """
-    a, b = (np.asarray(m, dtype=np.float64) for m in (one, other))
+    a, b = (np.asarray(m, dtype=np.float64) for m in (first, second))
     if a.shape != b.shape or a.ndim != 2:
         raise ValueError(f"SSIM needs two maps [H, W] of the same size, not {a.shape} and {b.shape}")
     window = min(window, *(s - (s + 1) % 2 for s in a.shape))
